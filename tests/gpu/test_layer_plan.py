@@ -49,6 +49,8 @@ def variant(name: str, **changes: object) -> Config:
 
 VARIANTS: Mapping[str, Config] = {
     **{name: variant(name) for name in BY_MODEL_TYPE if name not in ("hrm_text", *MIXTURES)},
+    "cohere2": variant("cohere2", **SLIDING),
+    "exaone4": variant("exaone4", **SLIDING),
     "gemma2": variant("gemma2", **SLIDING),
     "gemma3_text": variant("gemma3_text", **SLIDING, attention_bias=True),
     "olmo3": variant("olmo3", **SLIDING),
@@ -255,7 +257,7 @@ def test_16_bit_logits_are_near_those_of_a_32_bit_twin(name: str, own: Own, devi
     ids, model = some_ids(), decoder(name)
     expected = [dense_logits(model, each) for each in ids]
     for path, parameter in model.named_parameters():
-        if "norm" not in path or name not in ("gemma2", "gemma3_text"):
+        if "norm" not in path or name not in ("gemma", "gemma2", "gemma3_text"):
             parameter.data = parameter.data.bfloat16()
     given = all_logits(Steps(model, device, ids, own=own))
     for ours, twins in zip(given, expected, strict=True):

@@ -42,6 +42,21 @@ FAMILIES: Mapping[str, Mapping[str, object]] = {
         "logits_scaling": 2.0,
     },
     "gpt_neox": {**WIDE, "architectures": ["GPTNeoXForCausalLM"]},
+    "cohere2": {
+        **WIDE,
+        "architectures": ["Cohere2ForCausalLM"],
+        "sliding_window": 12,
+        "sliding_window_pattern": 2,
+        "logit_scale": 0.5,
+    },
+    "exaone4": {
+        **WIDE,
+        "architectures": ["Exaone4ForCausalLM"],
+        "sliding_window": 12,
+        "sliding_window_pattern": 2,
+    },
+    "gemma": {**WIDE, "architectures": ["GemmaForCausalLM"]},
+    "glm4": {**WIDE, "architectures": ["Glm4ForCausalLM"]},
     "starcoder2": {**WIDE, "architectures": ["Starcoder2ForCausalLM"], "sliding_window": 12},
     "hrm_text": {
         **WIDE,

@@ -159,6 +159,45 @@ CASES = {
         | {"head_dim": 32},
         DECODER | {"attention.key_length": 32, "attention.value_length": 32},
     ),
+    "gemma": Case(
+        "gemma",
+        SIZES
+        | {"model_type": "gemma", "rms_norm_eps": 1e-5, "rope_theta": 50000.0, "head_dim": 32}
+        | {"tie_word_embeddings": True},
+        DECODER | {"attention.key_length": 32, "attention.value_length": 32},
+    ),
+    "cohere2": Case(
+        "cohere2",
+        SIZES
+        | {"model_type": "cohere2", "layer_norm_eps": 1e-5, "rope_theta": 50000.0, "logit_scale": 2.0}
+        | {"sliding_window": 8, "num_hidden_layers": 5, "tie_word_embeddings": True},
+        NEOX
+        | {"attention.head_count_kv": 2, "rope.freq_base": 50000.0, "rope.dimension_count": 16, "block_count": 5}
+        | {"attention.sliding_window": 8, "logit_scale": 2.0},
+    ),
+    "exaone4": Case(
+        "exaone4",
+        SIZES
+        | {"model_type": "exaone4", "rms_norm_eps": 1e-5, "rope_theta": 50000.0, "tie_word_embeddings": False}
+        | {"sliding_window": 8, "num_hidden_layers": 5},
+        DECODER
+        | {"attention.sliding_window": 8, "block_count": 5}
+        | {"attention.sliding_window_pattern": [True, True, True, False, True]},
+    ),
+    "exaone4 without windows": Case(
+        "exaone4",
+        SIZES
+        | {"model_type": "exaone4", "rms_norm_eps": 1e-5, "rope_theta": 50000.0, "tie_word_embeddings": True}
+        | {"sliding_window": None, "layer_types": ["full_attention"] * 3},
+        DECODER,
+    ),
+    "glm4": Case(
+        "glm4",
+        SIZES
+        | {"model_type": "glm4", "rms_norm_eps": 1e-5, "rope_theta": 50000.0, "head_dim": 32}
+        | {"tie_word_embeddings": False},
+        DECODER | {"attention.key_length": 32, "attention.value_length": 32, "rope.dimension_count": 16},
+    ),
     "gemma2": Case(
         "gemma2",
         SIZES

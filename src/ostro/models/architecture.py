@@ -51,7 +51,7 @@ class ModelShape:
 
 @dataclass(frozen=True, slots=True)
 class Norm:
-    """RMS norm: scales each row to unit root mean square, then by a weight. A layer norm also centres it and adds a
+    """RMS norm: scales each row to unit root mean square, then by a weight. A layer norm also centres it, and may add a
     bias.
     """
 
@@ -61,10 +61,12 @@ class Norm:
     kind: Literal["rms", "layer"] = "rms"
     offset: float = 0.0
     """Added to the stored weight: some families store its difference from one."""
+    biased: bool = True
+    """Whether a layer norm adds a bias."""
 
     def tensors(self) -> Iterator[StoredTensor]:
         yield StoredTensor(f"{self.name}.weight", (self.size,), self.offset)
-        if self.kind == "layer":
+        if self.kind == "layer" and self.biased:
             yield StoredTensor(f"{self.name}.bias", (self.size,))
 
 
@@ -249,8 +251,9 @@ class Layer:
 
     @property
     def norms(self) -> tuple[Norm, ...]:
+        """Each once: the norm before attention may be the one before the MLP too."""
         norms = (self.attention_norm, self.attention_post_norm, self.mlp_norm, self.mlp_post_norm)
-        return tuple(norm for norm in norms if norm is not None)
+        return tuple(dict.fromkeys(norm for norm in norms if norm is not None))
 
     @property
     def dense(self) -> MLP:

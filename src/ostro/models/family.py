@@ -26,8 +26,10 @@ class Family:
     """The head's name, unless it is tied to the embedding."""
     others: tuple[str, ...] = ()
     """An encoder's further architectures: the bare one with a head that is only for training."""
-    wrapper: str | None = None
-    """A multimodal architecture whose language model, configured by its `text_config`, is what gets served."""
+    wrappers: tuple[str, ...] = ()
+    """Multimodal architectures whose language model, configured by their `text_config`, is what gets served. If several
+    families have one, `text_config` names the model type.
+    """
     tied: bool = False
     """Whether the head is tied to the embedding if config.json does not say."""
     gguf: GgufNames | None = None

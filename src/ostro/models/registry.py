@@ -16,14 +16,19 @@ from ostro.models.encoder import Encoder
 from ostro.models.family import Family
 
 _FILES = (
+    "cohere2",
+    "exaone4",
+    "gemma",
     "gemma2",
     "gemma3",
+    "glm4",
     "gpt2",
     "gpt_neox",
     "granite",
     "granitemoe",
     "hrm_text",
     "llama",
+    "ministral3",
     "mistral",
     "mixtral",
     "olmo2",

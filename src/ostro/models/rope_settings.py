@@ -27,7 +27,9 @@ class RopeSettings:
     def kind(self) -> str:
         if self.table.get("long_factor") is not None:
             return "longrope"  # Early files call it "su" or "yarn".
-        return self.table.text("rope_type", self.table.text("type", "default"))
+        kind = self.table.text("rope_type", self.table.text("type", "default"))
+        # Parts of a head rotate by time, height and width: for text, these are the same.
+        return "default" if kind == "mrope" else kind
 
     @property
     def theta(self) -> float:

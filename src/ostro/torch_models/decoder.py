@@ -32,7 +32,8 @@ class DecoderLayer(Module):
         self.attention_norm = _norm(described.attention_norm)
         self.self_attn = Attention(described.attention, index, shape, shard)
         self.attention_post_norm = _norm(described.attention_post_norm)
-        self.mlp_norm = _norm(described.mlp_norm)
+        is_shared = described.mlp_norm is not None and described.mlp_norm == described.attention_norm
+        self.mlp_norm = self.attention_norm if is_shared else _norm(described.mlp_norm)
         self.mlp = _mlp(described.mlp, shard)
         self.mlp_post_norm = _norm(described.mlp_post_norm)
         self.residual_scale, self.parallel = described.residual_scale, described.parallel

@@ -143,7 +143,12 @@ class RMSNorm(Weighted):
 class LayerNorm(Weighted):
     def __init__(self, described: arch.Norm) -> None:
         super().__init__()
-        self.weight, self.bias = parameter(described.size), parameter(described.size)
+        self.weight = parameter(described.size)
+        self.bias: Tensor
+        if described.biased:
+            self.bias = parameter(described.size)
+        else:
+            self.register_buffer("bias", torch.zeros_like(self.weight), persistent=False)
         self.eps = described.eps
         self.described = described
 

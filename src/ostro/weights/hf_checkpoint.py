@@ -15,11 +15,12 @@ from ostro.extras import needs
 from ostro.formats.json_file import read_json_object
 from ostro.models.config import ConfigReader
 from ostro.models.encoder import Encoder
-from ostro.models.registry import FAMILIES, describe, family_of, is_encoder
+from ostro.models.registry import describe, family_of, is_encoder
 from ostro.sources.files import INDEX, PICKLE, PICKLE_INDEX, PICKLE_SUFFIXES, SINGLE
 from ostro.weights.encoder_files import decoder_pooling, encoder_config, encoder_pooling, encoder_renamer
 from ostro.weights.pooling import Dense, Pooling, read_matryoshka
 from ostro.weights.stored import Stored, TensorHeader, safetensors_headers
+from ostro.weights.wrapped_config import text_part
 
 if TYPE_CHECKING:
     import torch
@@ -154,13 +155,11 @@ def _no_weights(directory: Path) -> ModelNotFound:
 
 # --- config ---------------------------------------------------------------------------------------------------------
 
-_WRAPPED_FAMILIES = {family.wrapper: family for family in FAMILIES if family.wrapper is not None}
-
 
 def _read_config(directory: Path) -> dict[str, object]:
     config = read_json_object(directory / "config.json")
     _check_names(directory / "config.json", config)
-    config = _text_part(directory / "config.json", config)
+    config = text_part(directory / "config.json", config)
     if config.get("tie_word_embeddings") is None:
         family = family_of(config)
         config["tie_word_embeddings"] = family is not None and family.tied
@@ -177,31 +176,9 @@ def _check_names(path: Path, config: dict[str, object]) -> None:
         )
 
 
-def _text_part(path: Path, config: dict[str, object]) -> dict[str, object]:
-    architectures = config.get("architectures")
-    family = _WRAPPED_FAMILIES.get(architectures[0]) if isinstance(architectures, list) and architectures else None
-    text_config = config.get("text_config")
-    if family is None or text_config is None:
-        return config
-    if not isinstance(text_config, dict):
-        raise BadCheckpoint(f"{path} has a text_config that is not an object. Download it again.")
-    # Token ids and quantisation are only in the outer config.
-    outer = (
-        "bos_token_id",
-        "eos_token_id",
-        "pad_token_id",
-        "tie_word_embeddings",
-        "torch_dtype",
-        "quantization_config",
-        "compression_config",
-    )
-    inherited = {key: config[key] for key in outer if key in config}
-    return inherited | text_config | {"architectures": [family.architecture], "model_type": family.model_type}
-
-
 # --- names ----------------------------------------------------------------------------------------------------------
 
-_VISION = re.compile(r"(model\.)?(vision_tower|multi_modal_projector)\.")
+_VISION = re.compile(r"(model\.)?(vision_tower|multi_modal_projector|visual)\.")
 _WRAPPED = re.compile(r"^(?:language_model\.model|model\.language_model)\.")
 # Masks and frequencies that old checkpoints stored among the weights.
 _BUFFERS = re.compile(r".*\.(rotary_emb\.inv_freq|(attn|attention)\.(masked_)?bias)")

@@ -6,7 +6,7 @@ read are ignored.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from reprlib import repr as shown
 from typing import NamedTuple
 
@@ -41,6 +41,7 @@ from ostro.models.limits import (
     MOST_VOCAB,
 )
 from ostro.models.rope_settings import RopeSettings, checked_rope, rope_settings
+from ostro.models.row_order import RowOrder
 
 _LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 
@@ -173,15 +174,21 @@ class HubLayer:
         output_bias: bool = False,
         qk_norm: QKNorm | None = None,
         stored_fused: bool = False,
+        order: RowOrder | None = None,
     ) -> Attention:
+        """`order` is that of the stored rows of queries and keys."""
         shape = self.shape
         queries, keys = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
         parts = {"q_proj": queries, "k_proj": keys, "v_proj": keys}
         if stored_fused:
             parts = {"qkv_proj": queries + 2 * keys}
+        qkv = self._projection("self_attn", shape.hidden_size, parts, bias=qkv_bias)
+        if order is not None:
+            *rotated, values = qkv.parts
+            qkv = replace(qkv, parts=(*(part._replace(order=order) for part in rotated), values))
         return Attention(
             spec=spec,
-            qkv=self._projection("self_attn", shape.hidden_size, parts, bias=qkv_bias),
+            qkv=qkv,
             output=self._projection("self_attn", queries, {"o_proj": shape.hidden_size}, bias=output_bias),
             rope=rope,
             qk_norm=qk_norm,

@@ -48,7 +48,7 @@ FAMILY = Family(
     "Gemma3ForCausalLM",
     "Gemma3TextModel",
     describe,
-    wrapper="Gemma3ForConditionalGeneration",
+    wrappers=("Gemma3ForConditionalGeneration",),
     tied=True,
     gguf=gguf.GgufNames(
         "gemma3",

@@ -31,5 +31,6 @@ FAMILY = Family(
     "MistralForCausalLM",
     "MistralModel",
     describe,
+    wrappers=("Mistral3ForConditionalGeneration",),
     levanter=(levanter.LevanterNames(type="mistral", defaults=_LEVANTER_DEFAULTS, config=_levanter_config),),
 )

@@ -36,6 +36,7 @@ FAMILY = Family(
     "Qwen2ForCausalLM",
     "Qwen2Model",
     describe,
+    wrappers=("Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration"),
     gguf=gguf.GgufNames("qwen2", gguf.ATTENTION | gguf.MLP | gguf.PRE_NORMS, gguf_config),
     levanter=(levanter.LevanterNames(type="qwen", defaults=levanter.LLAMA),),
 )

@@ -27,6 +27,7 @@ FAMILY = Family(
     "Qwen3ForCausalLM",
     "Qwen3Model",
     describe,
+    wrappers=("Qwen3VLForConditionalGeneration",),
     gguf=gguf.GgufNames("qwen3", gguf.ATTENTION | gguf.QK_NORMS | gguf.MLP | gguf.PRE_NORMS, gguf_config),
     levanter=(
         levanter.LevanterNames(

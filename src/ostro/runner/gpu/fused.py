@@ -175,8 +175,9 @@ class FusedDecoder:
 
     def _parallel(self, layer: LayerPlan, stream: _Stream, step: _Step) -> None:
         own = step.own
-        qkv = self._product(layer.attention.qkv, _Read(self._joined(stream, layer.attention_norm)), own)
-        beside = _Read(self._joined(stream, layer.mlp_norm))
+        read = _Read(self._joined(stream, layer.attention_norm))
+        qkv = self._product(layer.attention.qkv, read, own)
+        beside = read if layer.mlp_norm is layer.attention_norm else _Read(self._joined(stream, layer.mlp_norm))
         attended = self._attend(layer.attention, qkv, step)
         # The MLP adds to what attention adds, and the next norm's kernel adds both to the stream.
         both = _Stream(self._product(layer.attention.output, _Read(attended), own))

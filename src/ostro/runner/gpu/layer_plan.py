@@ -123,6 +123,8 @@ def _layer(layer: DecoderLayer, described: arch.Layer) -> LayerPlan:
     assert not isinstance(mlp, Experts)
     before, after = (layer.attention_norm, layer.mlp_norm), (layer.attention_post_norm, layer.mlp_post_norm)
     attention_norm, mlp_norm = (None if norm is None else norm_weights(norm) for norm in before)
+    if layer.mlp_norm is layer.attention_norm:
+        mlp_norm = attention_norm
     attention_post_norm, mlp_post_norm = (None if norm is None else norm_weights(norm) for norm in after)
     assert not described.parallel or after == (None, None), "what parallel parts add is added up before it is normed"
     return LayerPlan(

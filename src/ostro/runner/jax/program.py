@@ -294,7 +294,7 @@ def _norm(x: jax.Array, norm: Norm, vectors: _Vectors) -> jax.Array:
         exact = exact - exact.mean(-1, keepdims=True)
     squares = (exact * exact).mean(-1, keepdims=True)
     scaled = exact * lax.rsqrt(squares + norm.eps) * vectors(f"{norm.name}.weight")
-    if norm.kind == "layer":
+    if norm.kind == "layer" and norm.biased:
         scaled = scaled + vectors(f"{norm.name}.bias")
     return scaled.astype(x.dtype)
 

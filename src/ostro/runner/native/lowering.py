@@ -117,6 +117,7 @@ class Lowering:
         self._token_bits = 8 if bits else 0
         self._steps: list[StepSpec] = []
         self._vectors: dict[str, int] = {}
+        self._zeros: dict[int, int] = {}
         self._precisions: Counter[str] = Counter()
         self._tensors: list[list[str]] = []
 
@@ -369,7 +370,7 @@ class Lowering:
             out_at=at,
             cols=norm.size,
             norm=self._weight(norm),
-            bias=self._vector(f"{norm.name}.bias", norm.size) if norm.kind == "layer" else None,
+            bias=self._bias(norm) if norm.kind == "layer" else None,
             eps=norm.eps,
             after=after,
         )
@@ -403,6 +404,14 @@ class Lowering:
 
     def _weight(self, norm: Norm) -> int:
         return self._vector(f"{norm.name}.weight", norm.size)
+
+    def _bias(self, norm: Norm) -> int:
+        """A layer norm's: the kernel always adds one."""
+        if norm.biased:
+            return self._vector(f"{norm.name}.bias", norm.size)
+        if norm.size not in self._zeros:
+            self._zeros[norm.size] = self._sink.vector([], norm.size)
+        return self._zeros[norm.size]
 
     def _vector(self, name: str, size: int) -> int:
         if name not in self._vectors:

@@ -171,7 +171,8 @@ class _Packer:
         return [self._tensors.matrix(f"{part.name.format(expert)}.weight") for expert in range(matrices.experts)]
 
     def vector(self, pieces: Sequence[tuple[str, int]], size: int, *, by_turns: bool = False) -> int:
-        values = np.concatenate([np.tile(self._tensors.vector(name), count) for name, count in pieces])
+        repeated = (np.tile(self._tensors.vector(name), count) for name, count in pieces)
+        values = np.concatenate([np.zeros(0, np.float32), *repeated])
         ordered = self._in_order(values, by_turns)
         return self._writer.vector(np.pad(ordered, (0, size - len(ordered))))
 

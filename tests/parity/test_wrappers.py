@@ -1,0 +1,115 @@
+"""Language models within multimodal ones, saved whole by transformers: the text's logits are theirs."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from dense_context import dense_logits
+
+from ostro.torch_models.build import build_model
+from ostro.torch_models.loading import load_weights
+from ostro.weights import open_checkpoint
+
+Config = Mapping[str, object]
+
+TEXT: Config = {
+    "vocab_size": 160,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 128,
+    "rms_norm_eps": 1e-5,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+PIXTRAL: Config = {
+    "model_type": "pixtral",
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "head_dim": 16,
+    "patch_size": 8,
+    "image_size": 16,
+}
+SIGLIP: Config = {
+    "model_type": "siglip_vision_model",
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "patch_size": 8,
+    "image_size": 16,
+}
+QWEN_VISION: Config = {
+    "depth": 1,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_heads": 2,
+    "patch_size": 8,
+    "out_hidden_size": 48,
+    "fullatt_block_indexes": [0],
+    "deepstack_visual_indexes": [0],
+    "num_position_embeddings": 16,
+}
+YARN: Config = {
+    "rope_type": "yarn",
+    "rope_theta": 1e6,
+    "factor": 2.0,
+    "original_max_position_embeddings": 64,
+    "llama_4_scaling_beta": 0.1,
+}
+SECTIONS: Config = {"rope_theta": 1e4, "mrope_section": [2, 3, 3]}
+CASES: Mapping[str, tuple[str, Config]] = {
+    "gemma3": (
+        "gemma3",
+        {
+            "text_config": {
+                **TEXT,
+                "model_type": "gemma3_text",
+                "query_pre_attn_scalar": 24,
+                "sliding_window": 8,
+                "layer_types": ["sliding_attention", "full_attention"],
+            },
+            "vision_config": SIGLIP,
+            "mm_tokens_per_image": 4,
+        },
+    ),
+    "mistral3": ("mistral3", {"text_config": {**TEXT, "model_type": "mistral"}, "vision_config": PIXTRAL}),
+    "mistral3 around ministral3": (
+        "mistral3",
+        {"text_config": {**TEXT, "model_type": "ministral3", "rope_parameters": YARN}, "vision_config": PIXTRAL},
+    ),
+    "qwen2_5_vl": (
+        "qwen2_5_vl",
+        {
+            "text_config": {**TEXT, "head_dim": 12, "rope_parameters": {**SECTIONS, "mrope_section": [2, 2, 2]}},
+            "vision_config": QWEN_VISION,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "qwen3_vl": ("qwen3_vl", {"text_config": {**TEXT, "rope_parameters": SECTIONS}, "vision_config": QWEN_VISION}),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_language_model_gives_transformers_logits(name: str, tmp_path: Path) -> None:
+    model_type, values = CASES[name]
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.for_model(model_type, **values)
+    whole = transformers.AutoModelForImageTextToText.from_config(config).eval()
+    whole.save_pretrained(tmp_path)
+    ids = torch.randint(3, 150, (24,))
+    with torch.inference_mode():
+        expected = whole(input_ids=ids[None]).logits[0].float()
+    assert expected.std() > 0.05, "the test would not see a difference"
+    checkpoint = open_checkpoint(tmp_path)
+    model = build_model(checkpoint.config, dtype=torch.float32)
+    load_weights(model, checkpoint.tensors())
+    torch.testing.assert_close(dense_logits(model, ids.tolist()), expected, atol=5e-5, rtol=0)
