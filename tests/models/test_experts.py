@@ -20,6 +20,7 @@ from ostro.planning import plan
 from ostro.runner.load import load_runner
 from ostro.torch_models.decoder import Decoder
 from ostro.torch_models.experts import Experts, route
+from ostro.torch_models.layers import Projection
 from ostro.torch_models.loading import load_weights
 from ostro.torch_models.lora import Adapters
 from ostro.weights.adapter import LowRank
@@ -93,6 +94,22 @@ def test_a_tokens_output_does_not_depend_on_how_a_batch_is_cut(cuts: set[int], s
     ends = [*sorted(cuts), 12]
     parts = [experts(x[start:end]) for start, end in zip([0, *ends], ends, strict=False)]
     torch.testing.assert_close(torch.cat(parts), whole, atol=1e-6, rtol=1e-5)
+
+
+def test_many_tokens_are_computed_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    experts = module(2)
+    x = torch.randn(12, HIDDEN, generator=torch.Generator().manual_seed(3))
+    whole = experts(x)
+    rows: list[int] = []
+
+    def recorded(part: torch.Tensor) -> torch.Tensor:
+        rows.append(len(part))
+        return Projection.forward(experts.router, part)
+
+    monkeypatch.setattr("ostro.torch_models.experts.MOST_SLOTS", 10)
+    monkeypatch.setattr(experts.router, "forward", recorded)
+    torch.testing.assert_close(experts(x), whole, atol=1e-6, rtol=1e-5)
+    assert rows == [5, 5, 2]
 
 
 def test_logits_that_are_no_numbers_are_passed_on() -> None:

@@ -17,6 +17,8 @@ from ostro.torch_models.loading import Place, Weighted
 
 _ALIGNMENT = 8
 """`grouped_mm` takes bfloat16 rows whose lengths are multiples of 16 bytes."""
+MOST_SLOTS = 1 << 15
+"""Rows computed at a time, one per token and expert: a step of many tokens would take too much memory for all."""
 
 
 def route(logits: Tensor, chosen: int, *, normalized: bool) -> tuple[Tensor, Tensor]:
@@ -77,6 +79,10 @@ class Experts(Module):
         self.count, self.chosen, self.normalized = described.count, described.chosen, described.normalized
 
     def forward(self, x: Tensor) -> Tensor:
+        total = torch.cat([self._mixed(part) for part in x.split(max(1, MOST_SLOTS // self.chosen))])
+        return total if self.shared is None else total.add_(self._shared_rows(x))
+
+    def _mixed(self, x: Tensor) -> Tensor:
         experts, weights = route(self.router(x), self.chosen, normalized=self.normalized)
         in_order, order = experts.flatten().sort(stable=True)
         numbers = torch.arange(self.count, device=x.device)
@@ -85,8 +91,7 @@ class Experts(Module):
         rows = self.down(self.act(gate).mul_(up), ends)
         # Back to the order of tokens, and of each token's experts.
         by_token = torch.empty_like(rows).index_copy_(0, order, rows).view(len(x), self.chosen, -1)
-        total = (by_token * weights.unsqueeze(-1)).sum(1).to(x.dtype)
-        return total if self.shared is None else total.add_(self._shared_rows(x))
+        return torch.bmm(weights.to(x.dtype).unsqueeze(1), by_token).squeeze(1)
 
     def _shared_rows(self, x: Tensor) -> Tensor:
         assert self.shared is not None
