@@ -73,13 +73,13 @@ class Report:
         return sum(self.outcomes.values()) + len(self.findings)
 
 
-def fuzz(count: int, seed: int, *, first: int = 0) -> Report:
+def fuzz(count: int, seed: int, *, first: int = 0, kind: "type[Bench] | None" = None) -> Report:
     """Runs the cases from `first` on, in children; says what became of them."""
     report, started = Report(), time.monotonic()
     # No threads before a fork, and none to wait for after it.
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(dir=_fast_directory()) as scratch:
-        bench = Bench(Path(scratch), seed)
+        bench = (kind or Bench)(Path(scratch), seed)
         at, end = first, first + count
         while at < end:
             at = _run_child(bench, at, min(end, at + 500), report)

@@ -36,8 +36,10 @@ def run(*command: str, seconds: float) -> subprocess.CompletedProcess[str]:
     )
 
 
-def fuzz(count: int, seed: int, *, seconds: float, outcomes: tuple[str, ...]) -> None:
-    done = run(str(HERE / "checkpoint_fuzzer.py"), "--count", str(count), "--seed", str(seed), seconds=seconds)
+def fuzz(
+    count: int, seed: int, *, seconds: float, outcomes: tuple[str, ...], program: str = "checkpoint_fuzzer.py"
+) -> None:
+    done = run(str(HERE / program), "--count", str(count), "--seed", str(seed), seconds=seconds)
     assert done.returncode == 0, done.stdout + done.stderr
     summary = done.stdout.splitlines()[-1]
     assert summary.startswith(f"{count} cases in ")
@@ -49,6 +51,10 @@ def fuzz(count: int, seed: int, *, seconds: float, outcomes: tuple[str, ...]) ->
 def test_mutated_checkpoints_are_refused_or_right() -> None:
     # Models that only torch runs are too few for one to be among these whatever families there are.
     fuzz(150, seed=16, seconds=300, outcomes=("refused", "right", "same"))
+
+
+def test_mutated_encoders_are_refused_or_embed() -> None:
+    fuzz(100, seed=18, seconds=300, outcomes=("refused", "torch"), program="encoder_fuzzer.py")
 
 
 @pytest.mark.slow

@@ -1,0 +1,78 @@
+"""Loads mutated encoders and embeds with them: each is refused by name or gives finite numbers, and nothing dies.
+
+PYTHONPATH=tests/support python tests/hostile/encoder_fuzzer.py --count 2000 --seed 7
+"""
+
+import argparse
+import math
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+from checkpoint_fuzzer import PROMPT, Bench, fuzz
+from checkpoint_mutations import Subject
+from encoder_directory import CASES, add_modules, reference, write_encoder
+
+from ostro.config import EngineConfig
+from ostro.engine.core import EngineCore
+from ostro.engine.request import Request, Task
+from ostro.errors import OstroError
+from ostro.runner.load import load_runner
+from ostro.sampling_params import SamplingParams
+from ostro.weights import open_checkpoint
+from ostro.weights.ranking import read_ranking
+
+
+class EncoderBench(Bench):
+    def __init__(self, root: Path, seed: int) -> None:
+        self.root, self.seed = root, seed
+        with tempfile.TemporaryDirectory() as scratch:
+            self.subjects = [
+                _subject(Path(scratch) / f"{name}{labels}", name, labels) for name in CASES for labels in (0, 1)
+            ]
+
+    def _run(self, subject: Subject, directory: Path, *, looks_closely: bool) -> tuple[str, str]:
+        checkpoint = open_checkpoint(directory / subject.model)
+        read_ranking(checkpoint.config)
+        config = EngineConfig(device="cpu", max_batch_tokens=32, max_batch_seqs=2, threads=1)
+        core = EngineCore(load_runner(checkpoint, config))
+        request = Request(
+            id=0, prompt_ids=PROMPT, params=SamplingParams(max_tokens=0), seed=0, task=Task.EMBED, second_at=4
+        )
+        core.add(request)
+        while core.has_work:
+            for gain in core.step():
+                if gain.error is not None:
+                    raise OstroError(gain.error)
+                assert gain.pooled, "a vector"
+                assert all(map(math.isfinite, gain.pooled)), "of numbers"
+        return "torch", ""
+
+
+def _subject(directory: Path, name: str, labels: int) -> Subject:
+    write_encoder(directory, reference(CASES[name], labels=labels))
+    if not labels:
+        dense = (torch.ones(8, 32), torch.ones(8))
+        add_modules(directory, dense=[dense], prompts={"query": "a"}, max_seq_length=20)
+    wanted = [path for path in sorted(directory.rglob("*")) if path.name.endswith(("config.json", ".safetensors"))]
+    files = {f"model/{path.relative_to(directory)}": path.read_bytes() for path in wanted}
+    if not labels:
+        files["model/modules.json"] = (directory / "modules.json").read_bytes()
+    return Subject(f"{name}-{labels}", files, "model")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=2000)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    report = fuzz(options.count, options.seed, kind=EncoderBench)
+    print(*report.findings, sep="\n")
+    told = ", ".join(f"{count} {outcome}" for outcome, count in sorted(report.outcomes.items()))
+    print(f"{report.num_cases} cases in {report.seconds:.0f} s: {told}; {len(report.findings)} findings")
+    return 1 if report.findings else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
