@@ -7,8 +7,9 @@ from collections.abc import Mapping
 import pytest
 import tiny_models
 import torch
-from tiny_configs import EXPERT_SIZES, GPT2, LLAMA
+from tiny_configs import BY_MODEL_TYPE, EXPERT_SIZES, GPT2, LLAMA
 
+from ostro.errors import BadRequest
 from ostro.models.architecture import Architecture
 from ostro.models.registry import FAMILIES, describe
 from ostro.torch_models.build import build_model
@@ -64,3 +65,24 @@ def test_a_model_is_described_without_torch() -> None:
     code = f"import sys; from ostro.models.registry import describe; describe({dict(LLAMA)!r}); "
     code += "print({'torch', 'numpy'} & sys.modules.keys())"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"
+
+
+def test_ministral_is_served_up_to_where_it_scales_queries_by_position() -> None:
+    config = BY_MODEL_TYPE["ministral3"]
+    assert architecture_of(config).shape.max_seq_len == 60
+    assert describe(config, max_seq_len=50).shape.max_seq_len == 50
+    with pytest.raises(BadRequest, match="scales queries by their position from 60 on"):
+        describe(config, max_seq_len=61)
+    unscaled = {**config, "rope_parameters": {"rope_type": "yarn", "factor": 2.0}}
+    assert describe(unscaled, max_seq_len=61).shape.max_seq_len == 61
+
+
+def test_exaones_windows_may_be_spelled_out() -> None:
+    config = {**BY_MODEL_TYPE["exaone4"], "num_hidden_layers": 4}
+
+    def windows(pattern: object) -> list[int | None]:
+        described = architecture_of({**config, "sliding_window_pattern": pattern})
+        return [layer.attention.spec.window for layer in described.layers]
+
+    assert windows("LLG") == [12, 12, None, 12]
+    assert windows(2) == [12, None, 12, None]

@@ -35,8 +35,10 @@ CONFIGS: Mapping[str, Mapping[str, object]] = {
     "phi3": PHI3,
     "gpt2": GPT2,
     "gpt_neox": {**LLAMA, "architectures": ["GPTNeoXForCausalLM"]},
+    "glm4": {**LLAMA, "architectures": ["Glm4ForCausalLM"]},
 }
 TARGETS = {
+    "glm4": ("q_proj", "k_proj", "v_proj", "o_proj", "gate_up_proj", "down_proj"),
     "phi3": ("qkv_proj", "o_proj", "gate_up_proj", "down_proj"),
     "gpt2": ("c_attn", "c_proj", "c_fc"),
     "gpt_neox": ("query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"),
