@@ -4,6 +4,7 @@ Written down from what Levanter stores, without the code that reads it: which ax
 """
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -61,6 +62,7 @@ def levanter_arrays(
     head = config.get("head_dim") or config["hidden_size"] // heads
     sizes = {"kv": kv_heads, "group": heads // kv_heads, "head": head, "heads": heads, "embed": config["hidden_size"]}
     axes = _AXES | (_OLMO_AXES if config["model_type"] in ("olmo2", "olmo3") else {})
+    weights = _with_stacked_experts(weights)
     arrays: Arrays = {}
     parts: dict[str, list[np.ndarray[Any, Any]]] = {}
     for name, tensor in sorted(weights.items(), key=lambda item: _layer(item[0])):
@@ -80,6 +82,18 @@ def levanter_arrays(
         else:
             arrays |= {f"model/transformer/{layers}/blocks/{i}/{path}": each for i, each in enumerate(per_layer)}
     return arrays
+
+
+def _with_stacked_experts(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Matrices of experts are one tensor, each the other way round."""
+    found: dict[str, torch.Tensor] = {}
+    experts: dict[str, dict[int, torch.Tensor]] = {}
+    for name, tensor in weights.items():
+        if match := re.fullmatch(r"(.*\.experts)\.(\d+)\.(.*)", name):
+            experts.setdefault(f"{match[1]}.{match[3]}", {})[int(match[2])] = tensor.T
+        else:
+            found[name] = tensor
+    return found | {name: torch.stack([own[i] for i in range(len(own))]) for name, own in experts.items()}
 
 
 def write_checkpoint(

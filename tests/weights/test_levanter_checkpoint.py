@@ -78,6 +78,17 @@ CASES = {
         {**SETTINGS, "type": "mistral", "sliding_window": 4},
         {**LLAMA, "architectures": ["MistralForCausalLM"], "model_type": "mistral", "rms_norm_eps": 1e-6},
     ),
+    "mixtral": Case(
+        {**SETTINGS, "type": "mixtral", "n_routed_experts": 5, "num_experts_per_tok": 3, "lbl_coef": 0.1},
+        {
+            **LLAMA,
+            "architectures": ["MixtralForCausalLM"],
+            "model_type": "mixtral",
+            "rms_norm_eps": 1e-6,
+            "num_local_experts": 5,
+            "num_experts_per_tok": 3,
+        },
+    ),
     "qwen": Case({**SETTINGS, "type": "qwen"}, {**LLAMA, "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"}),
     "qwen3": Case({**SETTINGS, "type": "qwen3", "layer_norm_epsilon": 1e-6}, {**QWEN3, "rms_norm_eps": 1e-6}),
     "gemma2": Case(
@@ -150,7 +161,7 @@ def write_llama(directory: Path, **options: Any) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("name", "stacked"), [*product(CASES, (True,)), *product(("qwen", "gemma3", "olmo3"), (False,))]
+    ("name", "stacked"), [*product(CASES, (True,)), *product(("qwen", "gemma3", "olmo3", "mixtral"), (False,))]
 )
 def test_each_family_gives_the_weights_and_the_logits_that_safetensors_gives(
     tmp_path: Path, name: str, stacked: bool

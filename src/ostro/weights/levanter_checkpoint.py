@@ -87,6 +87,7 @@ class LevanterCheckpoint:
 
         arrays = LevanterArrays(self.path)
         for weight in self.weights:
+            assert not weight.experts, "JAX runs no mixtures of experts"
             array = arrays.open(weight.path)
             kept = array.decoded_bytes(array.rows_per_chunk if weight.stacked else array.shape[0])
             # A little more, for what the cache itself takes.
@@ -107,6 +108,8 @@ class LevanterCheckpoint:
         for weight in self.weights:
             array = arrays.open(weight.path)
             parts = array.read_rows() if weight.stacked else iter([array.read()])
+            if weight.experts:
+                parts = (matrix.T for layer in parts for matrix in layer)
             for name, part in zip(weight.names, parts, strict=True):
                 if part.size > prod(weight.hub_shape):
                     # Levanter pads the vocabulary to a multiple that its devices can shard.

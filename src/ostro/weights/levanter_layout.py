@@ -5,6 +5,7 @@ model/transformer/norm/weight                               [E]
 model/lm_head/weight                                        [V, E]
 model/transformer/layers/stacked/self_attn/q_proj/weight    [L, KV, G, D, E]     one array for all layers
 model/transformer/layers/blocks/7/self_attn/q_proj/weight   [KV, G, D, E]        or one per layer (scan_layers: false)
+model/transformer/layers/stacked/…/experts/w1/weight        [L, X, E, M]         all experts, transposed
 
 A projection's axes are the Hub's, with separate axes for heads; within a layer, names are the Hub's too.
 """
@@ -12,8 +13,9 @@ A projection's axes are the Hub's, with separate axes for heads; within a layer,
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 
-from ostro.models.architecture import Architecture, Layer, ModelShape
+from ostro.models.architecture import Architecture, ExpertMatrices, Experts, Layer, ModelShape
 
 Shape = tuple[int, ...]
 
@@ -30,10 +32,12 @@ class StoredWeight:
     shape: Shape
     """Shape of the whole array."""
     names: tuple[str, ...]
-    """One per layer if stacked, otherwise a single name."""
+    """One per layer if stacked, otherwise a single name; of experts, one for each of every layer."""
     hub_shape: Shape
     """Shape of each tensor. Has fewer rows than stored if the vocabulary is padded."""
     stacked: bool
+    experts: bool = False
+    """Whether each layer has a matrix per expert, stored as [in, out]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +71,14 @@ def stored_weights(described: Architecture, layers: LayerArrays, stored_vocab: i
     # Levanter's layers all have the same tensors, whatever the settings.
     num_layers, prefix = described.shape.num_layers, f"{described.backbone}.layers"
     spread = _spread_heads(described.layers[0], described.shape)
+    mlp = described.layers[0].mlp
+    matrices = (mlp.up, mlp.down) if isinstance(mlp, Experts) else ()
+    for own in matrices:
+        yield from _expert_weights(own, layers, num_layers, prefix)
+    of_experts = {tensor.name for own in matrices for tensor in own.tensors()}
     for tensor in described.layers[0].tensors():
+        if tensor.name in of_experts:
+            continue
         part, shape = tensor.name.removeprefix(f"{prefix}.0."), spread.get(tensor.name, tensor.shape)
         names = tuple(f"{prefix}.{layer}.{part}" for layer in range(num_layers))
         if layers.stacked:
@@ -76,6 +87,27 @@ def stored_weights(described: Architecture, layers: LayerArrays, stored_vocab: i
         for layer, name in enumerate(names):
             path = f"{layers.root}/blocks/{layer}/{part.replace('.', '/')}"
             yield StoredWeight(path, shape, (name,), tensor.shape, stacked=False)
+
+
+def _expert_weights(
+    matrices: ExpertMatrices, layers: LayerArrays, num_layers: int, prefix: str
+) -> Iterator[StoredWeight]:
+    for part in matrices.parts:
+        stored = f"{part.name.removeprefix(f'{prefix}.0.')}.weight"
+        path = stored.replace(".{}", "").replace(".", "/")
+        names = [
+            tuple(f"{prefix}.{layer}.{stored.format(expert)}" for expert in range(matrices.experts))
+            for layer in range(num_layers)
+        ]
+        shape, hub_shape = (matrices.experts, matrices.columns, part.rows), (part.rows, matrices.columns)
+        if layers.stacked:
+            together = tuple(chain.from_iterable(names))
+            place = f"{layers.root}/stacked/{path}"
+            yield StoredWeight(place, (num_layers, *shape), together, hub_shape, stacked=True, experts=True)
+            continue
+        for layer, own in enumerate(names):
+            place = f"{layers.root}/blocks/{layer}/{path}"
+            yield StoredWeight(place, shape, own, hub_shape, stacked=False, experts=True)
 
 
 def _spread_heads(layer: Layer, shape: ModelShape) -> dict[str, Shape]:

@@ -2,6 +2,7 @@
 
 from ostro.models.architecture import Architecture, AttentionSpec
 from ostro.models.config import ConfigReader
+from ostro.models.families import levanter_names as levanter
 from ostro.models.families.common import (
     ExpertNames,
     activation,
@@ -30,4 +31,37 @@ def describe(config: ConfigReader, max_seq_len: int | None) -> Architecture:
     return decoder(config, shape, layers)
 
 
-FAMILY = Family("Mixtral", "mixtral", "MixtralForCausalLM", "MixtralModel", describe)
+def _levanter_config(settings: levanter.LevanterSettings, head_dim: int) -> levanter.Config:
+    return levanter.llama_config(settings, head_dim) | {
+        "num_local_experts": settings.integer("n_routed_experts"),
+        "num_experts_per_tok": settings.integer("num_experts_per_tok"),
+    }
+
+
+_LEVANTER_DEFAULTS = {
+    **levanter.LLAMA,
+    "max_seq_len": 8192,
+    "intermediate_dim": 14336,
+    "num_kv_heads": 8,
+    "layer_norm_epsilon": 1e-6,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+}
+
+
+FAMILY = Family(
+    "Mixtral",
+    "mixtral",
+    "MixtralForCausalLM",
+    "MixtralModel",
+    describe,
+    levanter=(
+        levanter.LevanterNames(
+            type="mixtral",
+            defaults=_LEVANTER_DEFAULTS,
+            # The last two are coefficients of losses.
+            own_settings=frozenset({"n_routed_experts", "num_experts_per_tok", "lbl_coef", "rzl_coef"}),
+            config=_levanter_config,
+        ),
+    ),
+)
