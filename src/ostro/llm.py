@@ -22,7 +22,7 @@ from ostro.errors import BadRequest, ProfileFailed
 from ostro.frontend import Frontend, Message, Prompt, Sampling
 from ostro.grammar.compiler import GrammarCompiler
 from ostro.outputs import Completion, Delta, Ranked, Score, Solution, embedding, ranked, score, solution
-from ostro.relevance import relevance_requests, relevance_scores
+from ostro.relevance import readings, relevance_request, relevance_scores
 from ostro.sampling_defaults import SamplingDefaults
 from ostro.sampling_params import SamplingParams
 from ostro.sources.store import ModelStore
@@ -221,10 +221,15 @@ class LLM:
 
         `truncate_prompt_tokens` shortens each pair, or each text to embed, to this many tokens; -1 to what fits.
         """
-        requests = relevance_requests(
-            self._frontend, pairs, max_len=self._max_len, truncate_prompt_tokens=truncate_prompt_tokens
-        )
-        completions = self._finish([self._checked(request) for request in requests])
+        requests = [
+            self._checked(
+                relevance_request(
+                    self._frontend, each, max_len=self._max_len, truncate_prompt_tokens=truncate_prompt_tokens
+                )
+            )
+            for each in readings(self._frontend, pairs)
+        ]
+        completions = self._finish(requests)
         return relevance_scores(self._frontend, pairs, completions)
 
     def rerank(

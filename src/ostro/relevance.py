@@ -6,6 +6,7 @@ Pairs become requests, and the requests' completions scores. Knows the frontend;
 import math
 import operator
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from ostro.engine.request import Request
 from ostro.errors import Unsupported
@@ -17,20 +18,22 @@ Pair = tuple[str, str]
 """A query and a document."""
 
 
-def relevance_requests(
-    frontend: Frontend,
-    pairs: Sequence[Pair],
-    *,
-    max_len: int,
-    adapter: str | None = None,
-    truncate_prompt_tokens: int | None = None,
-) -> list[Request]:
-    """A request per pair, or for an embedding model one per text. Raises Unsupported for a model of neither kind."""
+class Reading(NamedTuple):
+    """What one request reads: a pair, or a text to embed."""
+
+    text: str
+    second: str | None = None
+    prompt_name: str | None = None
+
+    @property
+    def num_characters(self) -> int:
+        return len(self.text) + len(self.second or "")
+
+
+def readings(frontend: Frontend, pairs: Sequence[Pair]) -> list[Reading]:
+    """One per pair, or for an embedding model one per text. Raises Unsupported for a model of neither kind."""
     if frontend.ranking is not None:
-        return [
-            frontend.pair_request(*pair, max_len=max_len, truncate_prompt_tokens=truncate_prompt_tokens)
-            for pair in pairs
-        ]
+        return [Reading(query, document) for query, document in pairs]
     if frontend.pooling is None:
         raise Unsupported(
             f"{frontend.name} can neither rank nor embed texts. Load a cross-encoder or an embedding model.",
@@ -38,21 +41,33 @@ def relevance_requests(
         )
     prompts = frontend.pooling.prompts
     queries, documents = _sides(pairs)
-    return [
-        frontend.embedding_request(
-            text,
-            max_len=max_len,
-            adapter=adapter,
-            prompt_name=name,
-            truncate_prompt_tokens=truncate_prompt_tokens,
+    found = [Reading(query, prompt_name=prompts.query) for query in queries]
+    return found + [Reading(document, prompt_name=prompts.document) for document in documents]
+
+
+def relevance_request(
+    frontend: Frontend,
+    reading: Reading,
+    *,
+    max_len: int,
+    adapter: str | None = None,
+    truncate_prompt_tokens: int | None = None,
+) -> Request:
+    if reading.second is not None:
+        return frontend.pair_request(
+            reading.text, reading.second, max_len=max_len, truncate_prompt_tokens=truncate_prompt_tokens
         )
-        for texts, name in ((queries, prompts.query), (documents, prompts.document))
-        for text in texts
-    ]
+    return frontend.embedding_request(
+        reading.text,
+        max_len=max_len,
+        adapter=adapter,
+        prompt_name=reading.prompt_name,
+        truncate_prompt_tokens=truncate_prompt_tokens,
+    )
 
 
 def relevance_scores(frontend: Frontend, pairs: Sequence[Pair], completions: Sequence[Completion]) -> list[float]:
-    """A score per pair, from the completions of `relevance_requests`. Raises SequenceFailed if the engine gave up."""
+    """A score per pair, from the completions of its `readings`. Raises SequenceFailed if the engine gave up."""
     vectors = [embedding(completion) for completion in completions]
     if frontend.ranking is not None:
         return [_sigmoid(logit) if frontend.ranking.sigmoid else logit for [logit] in vectors]

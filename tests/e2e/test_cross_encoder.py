@@ -31,7 +31,7 @@ def server(directory: Path) -> Iterator[LiveServer]:
         yield live
 
 
-@pytest.mark.parametrize("path", ["/v1/rerank", "/rerank"])
+@pytest.mark.parametrize("path", ["/v1/rerank", "/v2/rerank", "/rerank"])
 def test_documents_come_in_order_of_their_relevance(server: LiveServer, scores: list[float], path: str) -> None:
     body = {"model": "judge", "query": QUERY, "documents": [DOCUMENTS[0], {"text": DOCUMENTS[1]}, DOCUMENTS[2]]}
     answer = httpx.post(f"{server.url}{path}", json={**body, "return_documents": True}).json()

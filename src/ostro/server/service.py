@@ -22,7 +22,7 @@ from ostro.engine_process.messages import Heartbeat, Located, ModelInfo, Profile
 from ostro.errors import BadRequest, ContextLengthExceeded, ModelError, OstroError
 from ostro.frontend import Frontend, Message, Prompt, Sampling
 from ostro.outputs import Completion, Delta
-from ostro.relevance import Pair, relevance_requests, relevance_scores
+from ostro.relevance import Pair, Reading, readings, relevance_request, relevance_scores
 from ostro.sampling_defaults import SamplingDefaults
 from ostro.sampling_params import SamplingParams
 from ostro.server.chat_preparation import ChatPreparation
@@ -374,23 +374,21 @@ class ModelService:
     ) -> list[Request]:
         """The engine's requests for `relevance_scores`. `field` is the request's name of the pairs' second texts."""
         frontend, admission = self._ready()
-        for text in {text for pair in pairs for text in pair}:
-            _check_text(text, admission, field)
 
-        def make(some: Sequence[Pair]) -> list[Request]:
-            requests = relevance_requests(
+        def make(reading: Reading) -> Request:
+            _check_text(reading.text, admission, field)
+            _check_text(reading.second or "", admission, field)
+            request = relevance_request(
                 frontend,
-                some,
+                reading,
                 max_len=admission.max_len,
                 adapter=adapter,
                 truncate_prompt_tokens=truncate_prompt_tokens,
             )
-            for request in requests:
-                admission.check(request, prompt=field)
-            return requests
+            admission.check(request, prompt=field)
+            return request
 
-        length = sum(len(document) + _EACH for _, document in pairs)
-        return make(pairs) if length <= _LONG_TEXT else await self.run_off_loop(partial(make, pairs))
+        return await self._make_all(make, readings(frontend, pairs), lambda reading: reading.num_characters)
 
     def relevance_scores(self, pairs: Sequence[Pair], completions: Sequence[Completion]) -> list[float]:
         return relevance_scores(self._loaded(), pairs, completions)

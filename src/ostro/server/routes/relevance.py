@@ -32,6 +32,7 @@ def router(api: Api) -> APIRouter:
     routes = APIRouter(tags=["embed"])
 
     @routes.post("/v1/rerank", **described(RerankResponse, request=RerankRequest))
+    @routes.post("/v2/rerank", include_in_schema=False)
     @routes.post("/rerank", include_in_schema=False)
     async def rerank(http: Request) -> Response:
         """Documents in order of their relevance to a query, from a cross-encoder or an embedding model."""
