@@ -1,6 +1,5 @@
 """Every model family against transformers: tiny random models, in float32, sequences longer than their windows."""
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -9,6 +8,7 @@ import torch
 import transformers
 from dense_context import DenseContext, dense_logits
 from native_models import native, needs_library, packed
+from telling_weights import telling
 from transformers.core_model_loading import revert_weight_conversion
 
 from ostro.engine.core import EngineCore
@@ -275,21 +275,12 @@ def _is_native(values: Config) -> bool:
 
 
 def reference_model(values: Config, *, headless: bool = False) -> transformers.PreTrainedModel:
-    """Transformers' model of a config, with weights of a size at which every one of them matters."""
+    """Transformers' model of a config."""
     settings = {key: value for key, value in values.items() if key != "model_type"}
     config = transformers.AutoConfig.for_model(values["model_type"], **settings)
     auto = transformers.AutoModel if headless else transformers.AutoModelForCausalLM
     # Eager, because the others know no soft-cap.
-    model = auto.from_config(config, attn_implementation="eager").eval()
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            noise = torch.randn(parameter.shape, generator=generator)
-            if parameter.dim() == 1:
-                parameter += 0.3 * noise
-            else:
-                parameter.copy_(1.5 * noise / math.sqrt(parameter.shape[-1]))
-    return model
+    return telling(auto.from_config(config, attn_implementation="eager"))
 
 
 def reference_logits(model: transformers.PreTrainedModel, ids: list[int]) -> torch.Tensor:

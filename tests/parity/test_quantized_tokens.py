@@ -1,7 +1,6 @@
 """Quantised checkpoints of each format: the tokens that transformers finds with their twins in float32."""
 
 import json
-import math
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from native_directory import load
 from native_models import ModelCheckpoint, needs_library, savable_model
 from quantized_packers import FORMATS, write_quantized
 from safetensors.torch import save_file
+from telling_weights import telling
 
 from ostro.engine.core import EngineCore
 from ostro.engine.request import Request
@@ -40,18 +40,8 @@ LENGTH = 12
 
 @pytest.fixture(scope="module")
 def reference() -> transformers.PreTrainedModel:
-    """With weights of a size at which every one of them matters."""
     settings = {key: value for key, value in CONFIG.items() if key not in ("architectures", "model_type")}
-    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**settings)).eval()
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            noise = torch.randn(parameter.shape, generator=generator)
-            if parameter.dim() == 1:
-                parameter += 0.3 * noise
-            else:
-                parameter.copy_(1.5 * noise / math.sqrt(parameter.shape[-1]))
-    return model
+    return telling(transformers.LlamaForCausalLM(transformers.LlamaConfig(**settings)))
 
 
 @pytest.fixture(scope="module")

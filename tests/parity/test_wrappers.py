@@ -7,6 +7,7 @@ import pytest
 import torch
 import transformers
 from dense_context import dense_logits
+from telling_weights import telling
 
 from ostro.torch_models.build import build_model
 from ostro.torch_models.loading import load_weights
@@ -101,14 +102,13 @@ CASES: Mapping[str, tuple[str, Config]] = {
 @pytest.mark.parametrize("name", CASES)
 def test_the_language_model_gives_transformers_logits(name: str, tmp_path: Path) -> None:
     model_type, values = CASES[name]
-    torch.manual_seed(0)
     config = transformers.AutoConfig.for_model(model_type, **values)
-    whole = transformers.AutoModelForImageTextToText.from_config(config).eval()
+    whole = telling(transformers.AutoModelForImageTextToText.from_config(config))
     whole.save_pretrained(tmp_path)
-    ids = torch.randint(3, 150, (24,))
+    ids = torch.randint(3, 150, (24,), generator=torch.Generator().manual_seed(1))
     with torch.inference_mode():
         expected = whole(input_ids=ids[None]).logits[0].float()
-    assert expected.std() > 0.05, "the test would not see a difference"
+    assert expected.std() > 0.3, "the test would not see a difference"
     checkpoint = open_checkpoint(tmp_path)
     model = build_model(checkpoint.config, dtype=torch.float32)
     load_weights(model, checkpoint.tensors())

@@ -1,7 +1,6 @@
 """Tiny encoders on disk, as they would come from a hub: transformers' weights, a tokenizer of BERT's kind, modules."""
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -9,6 +8,7 @@ import tokenizers
 import torch
 import transformers
 from safetensors.torch import save_file
+from telling_weights import telling
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 Config = Mapping[str, object]
@@ -46,22 +46,13 @@ CASES: Mapping[str, Config] = {
 
 
 def reference(values: Config, *, labels: int = 0, seed: int = 0) -> transformers.PreTrainedModel:
-    """Transformers' model, a classifier if it has labels, with weights of a size at which every one of them matters."""
+    """Transformers' model, a classifier if it has labels."""
     settings = {name: value for name, value in values.items() if name != "model_type"}
     if labels:
         settings["num_labels"] = labels
     config = transformers.AutoConfig.for_model(values["model_type"], **settings)
     auto = transformers.AutoModelForSequenceClassification if labels else transformers.AutoModel
-    model = auto.from_config(config, attn_implementation="eager").eval()
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            noise = torch.randn(parameter.shape, generator=generator)
-            if parameter.dim() == 1:
-                parameter += 0.3 * noise
-            else:
-                parameter.copy_(1.5 * noise / math.sqrt(parameter.shape[-1]))
-    return model
+    return telling(auto.from_config(config, attn_implementation="eager"), seed=seed)
 
 
 def write_encoder(directory: Path, model: transformers.PreTrainedModel, settings: Config | None = None) -> Path:

@@ -1,0 +1,18 @@
+"""Random weights for models of transformers, of a size at which every one of them matters."""
+
+import math
+
+import torch
+import transformers
+
+
+def telling(model: transformers.PreTrainedModel, *, seed: int = 0) -> transformers.PreTrainedModel:
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            if parameter.dim() == 1:
+                parameter += 0.3 * noise
+            else:
+                parameter.copy_(1.5 * noise / math.sqrt(parameter.shape[-1]))
+    return model.eval()
