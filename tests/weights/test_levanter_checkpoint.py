@@ -89,6 +89,22 @@ CASES = {
             "num_experts_per_tok": 3,
         },
     ),
+    "qwen3_moe": Case(
+        {**SETTINGS, "type": "qwen3_moe", "num_experts": 5, "num_experts_per_tok": 3, "moe_intermediate_dim": 24}
+        | {"head_dim": 12, "use_qk_norm": True},
+        {
+            **QWEN3,
+            "architectures": ["Qwen3MoeForCausalLM"],
+            "model_type": "qwen3_moe",
+            "rms_norm_eps": 1e-6,
+            "rope_theta": 1e6,
+            "head_dim": 12,
+            "moe_intermediate_size": 24,
+            "num_experts": 5,
+            "num_experts_per_tok": 3,
+            "norm_topk_prob": True,
+        },
+    ),
     "qwen": Case({**SETTINGS, "type": "qwen"}, {**LLAMA, "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"}),
     "qwen3": Case({**SETTINGS, "type": "qwen3", "layer_norm_epsilon": 1e-6}, {**QWEN3, "rms_norm_eps": 1e-6}),
     "gemma2": Case(

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from ostro.models.architecture import MLP, Architecture, AttentionSpec, Experts, ModelShape
 from ostro.models.config import ConfigReader
 from ostro.models.families import gguf_names as gguf
+from ostro.models.families import levanter_names as levanter
 from ostro.models.families.common import EXPERT_NAMES, HubLayer, activation, decoder, decoder_shape, hub_layers, mixture
 from ostro.models.families.qwen2 import gguf_config
 from ostro.models.family import Family
@@ -43,6 +44,42 @@ def _gguf_config(facts: gguf.GgufFacts) -> gguf.Config:
     return gguf_config(facts) | gguf.expert_config(facts) | own
 
 
+def _levanter_config(settings: levanter.LevanterSettings, head_dim: int) -> levanter.Config:
+    config = levanter.llama_config(settings, head_dim) | {
+        "moe_intermediate_size": settings.integer("moe_intermediate_dim"),
+        "num_experts": settings.integer("num_experts"),
+        "num_experts_per_tok": settings.integer("num_experts_per_tok"),
+        "norm_topk_prob": settings.flag("norm_topk_prob"),
+        "decoder_sparse_step": settings.integer("decoder_sparse_step"),
+    }
+    # This type's own default, unlike that of a rope which is given without it.
+    return config if {"rope", "rope_theta"} & settings.given.keys() else config | {"rope_theta": 1e6}
+
+
+_LEVANTER_DEFAULTS = {
+    **levanter.LLAMA,
+    "max_seq_len": 40960,
+    "hidden_dim": 2048,
+    "intermediate_dim": 6144,
+    "num_layers": 48,
+    "num_kv_heads": 4,
+    "head_dim": 128,
+    "layer_norm_epsilon": 1e-6,
+    "moe_intermediate_dim": 768,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "norm_topk_prob": True,
+    "decoder_sparse_step": 1,
+}
+_LEVANTER_SETTINGS = frozenset(
+    (
+        *("moe_intermediate_dim", "num_experts", "num_experts_per_tok", "norm_topk_prob", "decoder_sparse_step"),
+        # All layers have them; and the coefficient of a loss.
+        *("use_qk_norm", "router_aux_loss_coef"),
+    )
+)
+
+
 FAMILY = Family(
     "Qwen 3 MoE",
     "qwen3_moe",
@@ -51,5 +88,14 @@ FAMILY = Family(
     describe,
     gguf=gguf.GgufNames(
         "qwen3moe", gguf.ATTENTION | gguf.QK_NORMS | EXPERT_NAMES.by_gguf_name | gguf.PRE_NORMS, _gguf_config
+    ),
+    levanter=(
+        levanter.LevanterNames(
+            type="qwen3_moe",
+            defaults=_LEVANTER_DEFAULTS,
+            own_settings=_LEVANTER_SETTINGS,
+            head_dim="set",
+            config=_levanter_config,
+        ),
     ),
 )
