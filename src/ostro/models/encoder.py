@@ -16,21 +16,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from ostro.models.architecture import MLP, Activation, ModelShape, Part, Projection, StoredTensor
+from ostro.models.architecture import MLP, Activation, ModelShape, Norm, Part, Projection, StoredTensor
 from ostro.models.rope_settings import RopeSettings
-
-
-@dataclass(frozen=True, slots=True)
-class LayerNorm:
-    name: str
-    size: int
-    eps: float
-    bias: bool = True
-
-    def tensors(self) -> Iterator[StoredTensor]:
-        yield StoredTensor(f"{self.name}.weight", (self.size,))
-        if self.bias:
-            yield StoredTensor(f"{self.name}.bias", (self.size,))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +25,7 @@ class EncoderEmbedding:
     """A row per token; with learned positions, plus a row per position; with token types, plus a row per type."""
 
     words: str
-    norm: LayerNorm
+    norm: Norm
     positions: Part | None = None
     first_position: int = 0
     """The row of a text's first token: RoBERTa's earlier rows are for padding."""
@@ -51,8 +38,8 @@ class EncoderLayer:
     """Queries, keys and values, in this order."""
     output: Projection
     mlp: MLP
-    attention_norm: LayerNorm | None
-    mlp_norm: LayerNorm
+    attention_norm: Norm | None
+    mlp_norm: Norm
     norms_last: bool
     """Whether the sum of a part's input and output is normed, and not its input."""
     rope: int | None = None
@@ -85,7 +72,7 @@ class Classifier:
     """Whether it reads the first token's state or the mean of all."""
     dense: Projection
     activation: Activation | Literal["tanh"]
-    norm: LayerNorm | None
+    norm: Norm | None
     output: Projection
 
     @property
@@ -106,7 +93,7 @@ class Encoder:
     shape: ModelShape
     embedding: EncoderEmbedding
     layers: tuple[EncoderLayer, ...]
-    norm: LayerNorm | None = None
+    norm: Norm | None = None
     ropes: tuple[RopeSettings, ...] = ()
     head: Classifier | None = None
     """None for a model that embeds."""

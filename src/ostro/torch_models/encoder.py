@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from ostro.models import encoder as described_as
 from ostro.models.architecture import ModelShape
 from ostro.torch_models.base import Module
-from ostro.torch_models.layers import ACTIVATIONS, Embedding, GatedMLP, PlainMLP, Projection, parameter
-from ostro.torch_models.loading import Place, Weighted
+from ostro.torch_models.layers import ACTIVATIONS, Embedding, GatedMLP, LayerNorm, PlainMLP, Projection
 from ostro.torch_models.ragged import Ragged, Run
 from ostro.torch_models.rope import Rotary, Rotation
 
@@ -42,20 +41,6 @@ class EncoderModel(Module):
         """[texts, hidden_size] -> [texts, labels]. Only for a model that has a head."""
         assert self.head is not None, "the model embeds"
         return self.head(pooled)
-
-
-class LayerNorm(Weighted):
-    def __init__(self, described: described_as.LayerNorm) -> None:
-        super().__init__()
-        self.weight = parameter(described.size)
-        self.bias = parameter(described.size) if described.bias else None
-        self.name, self.eps = described.name, described.eps
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
-
-    def places(self, path: str) -> dict[str, Place]:
-        return super().places(self.name)
 
 
 class _Embedding(Module):

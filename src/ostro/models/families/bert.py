@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 from ostro.errors import UnsupportedModel
-from ostro.models.architecture import MLP, ModelShape, Part, Projection
+from ostro.models.architecture import MLP, ModelShape, Norm, Part, Projection
 from ostro.models.config import ConfigReader
-from ostro.models.encoder import Classifier, Encoder, EncoderEmbedding, EncoderLayer, LayerNorm
+from ostro.models.encoder import Classifier, Encoder, EncoderEmbedding, EncoderLayer
 from ostro.models.families.common import activation, served_context
 from ostro.models.family import Family
 from ostro.models.limits import EPS, MOST_HEADS, MOST_HIDDEN, MOST_INNER, MOST_LAYERS, MOST_POSITIONS, MOST_VOCAB
@@ -43,7 +43,7 @@ def absolute_encoder(config: ConfigReader, max_seq_len: int | None, *, backbone:
         shape=shape,
         embedding=EncoderEmbedding(
             words=f"{name}.word_embeddings",
-            norm=LayerNorm(f"{name}.LayerNorm", shape.hidden_size, eps),
+            norm=_norm(f"{name}.LayerNorm", shape, eps),
             positions=Part(f"{name}.position_embeddings", positions),
             first_position=first_position,
             types=Part(f"{name}.token_type_embeddings", config.integer("type_vocab_size", 2, most=_MOST_TYPES)),
@@ -91,10 +91,14 @@ def _layer(config: ConfigReader, shape: ModelShape, name: str, eps: float) -> En
             activation=activation(config, "hidden_act", "gelu"),
             gated=False,
         ),
-        attention_norm=LayerNorm(f"{name}.attention.output.LayerNorm", hidden, eps),
-        mlp_norm=LayerNorm(f"{name}.output.LayerNorm", hidden, eps),
+        attention_norm=_norm(f"{name}.attention.output.LayerNorm", shape, eps),
+        mlp_norm=_norm(f"{name}.output.LayerNorm", shape, eps),
         norms_last=True,
     )
+
+
+def _norm(name: str, shape: ModelShape, eps: float) -> Norm:
+    return Norm(name, shape.hidden_size, eps, kind="layer")
 
 
 FAMILY = Family(

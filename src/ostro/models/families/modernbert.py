@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 
-from ostro.models.architecture import MLP, ModelShape, Part, Projection
+from ostro.models.architecture import MLP, ModelShape, Norm, Part, Projection
 from ostro.models.config import ConfigReader
-from ostro.models.encoder import Classifier, Encoder, EncoderEmbedding, EncoderLayer, LayerNorm
+from ostro.models.encoder import Classifier, Encoder, EncoderEmbedding, EncoderLayer
 from ostro.models.families.bert import encoder_shape, num_labels
 from ostro.models.families.common import activation, sliding_layers
 from ostro.models.family import Family
@@ -77,9 +77,9 @@ def _head(config: ConfigReader, shape: ModelShape) -> Classifier:
     )
 
 
-def _norm(config: ConfigReader, shape: ModelShape, name: str) -> LayerNorm:
+def _norm(config: ConfigReader, shape: ModelShape, name: str) -> Norm:
     eps, bias = config.within("norm_eps", EPS, 1e-5), config.flag("norm_bias", False)
-    return LayerNorm(name, shape.hidden_size, eps, bias)
+    return Norm(name, shape.hidden_size, eps, kind="layer", biased=bias)
 
 
 FAMILY = Family(
