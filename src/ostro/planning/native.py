@@ -25,7 +25,8 @@ from ostro.planning.adapters import adapter_values
 from ostro.planning.outcome import Parts
 from ostro.runner.memory import num_pages, page_bytes
 from ostro.runner.native.formats import kind_of
-from ostro.runner.native.lowering import Lowering, Sizes
+from ostro.runner.native.lowering import Lowering
+from ostro.runner.native.sinks import Sizes
 from ostro.runner.native.support import NotNative, native_architecture
 from ostro.runner.precision import in_words
 from ostro.weights.stored import Stored

@@ -18,8 +18,8 @@ from ostro.kernels.cpu.program import Adapted, Term
 from ostro.kernels.cpu.program_spec import BufferSpec, ProgramSpec, StepSpec
 from ostro.models.adapter_places import described_terms
 from ostro.models.architecture import Architecture
-from ostro.runner.native.lowering import padded
 from ostro.runner.native.packing import by_turns
+from ostro.runner.native.sinks import padded
 from ostro.weights.adapter import LowRank
 
 _GATED = (After.SILU, After.GELU)

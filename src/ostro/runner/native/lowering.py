@@ -1,21 +1,19 @@
 """Translates a model's description into the native core's steps and packed tensors. Knows no family by name.
 
-Imports neither torch nor numpy: weights go by name to a `Sink`. The one in `packing` writes a packed file; `Sizes` only
-counts, which tells both loading and planning how large that file will be.
+Imports neither torch nor numpy: weights go by name to a sink (`runner.native.sinks`).
 """
 
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from ctypes import c_float
 from itertools import groupby
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from ostro.formats.gguf_header import GGML_TYPES
 from ostro.kernels.cpu.library import GROUP, After, Op
-from ostro.kernels.cpu.packed_layout import PackedLayout
-from ostro.kernels.cpu.program_spec import BufferSpec, ProgramSpec, RotationSpec, StepSpec
+from ostro.kernels.cpu.program_spec import BufferSpec, ProgramSpec, StepSpec
 from ostro.models.architecture import (
     MLP,
     Architecture,
@@ -23,74 +21,21 @@ from ostro.models.architecture import (
     ExpertMatrices,
     Experts,
     Layer,
-    ModelShape,
     Norm,
     Part,
     Projection,
     QKNorm,
 )
-from ostro.models.rope_settings import RopeSettings
+from ostro.runner.native.sinks import Sink, padded, padded_rows
 from ostro.runner.native.support import ACTIVATIONS, GATED, NotNative, WrongPanel
 
-FLOATS = frozenset({0, 1, 30})
+_FLOATS = frozenset({0, 1, 30})
 """GGUF's type numbers of float32, float16 and bfloat16."""
 _BUFFER_COLS = 64
 _NO_ROTATION = -1
 _LOG_SECONDS = 10.0
 
 _log = logging.getLogger(__name__)
-
-
-class Sink(Protocol):
-    """Receives tensors by their names in the description; returns a number for each."""
-
-    @property
-    def panel(self) -> int: ...
-
-    def kind(self, name: str) -> int:
-        """GGUF's number of the type in which a matrix is stored."""
-
-    def matrix(self, names: Sequence[str], rows: int, cols: int, *, bits: int, by_turns: bool) -> int:
-        """Concatenates tensors into one matrix; `by_turns` interleaves panels of the first and second half's rows."""
-
-    def experts(self, matrices: ExpertMatrices, *, bits: int, by_turns: bool) -> int:
-        """One matrix per expert, one below the other, each padded to whole panels; `by_turns` applies to each."""
-
-    def vector(self, pieces: Sequence[tuple[str, int]], size: int, *, by_turns: bool = False) -> int:
-        """Concatenates vectors, each repeated as given, and pads with zeros to `size`."""
-
-    def rotation(self, rope: RopeSettings, shape: ModelShape) -> RotationSpec: ...
-
-
-class Sizes:
-    """A sink that only counts bytes."""
-
-    def __init__(self, panel: int, kind: Callable[[str], int]) -> None:
-        """`kind` returns the stored type of a tensor by its name."""
-        self.panel, self.kind = panel, kind
-        self.layout = PackedLayout(panel)
-
-    def matrix(self, names: Sequence[str], rows: int, cols: int, *, bits: int, by_turns: bool) -> int:
-        return self._sized(self.kind(names[0]), rows, cols, bits)
-
-    def experts(self, matrices: ExpertMatrices, *, bits: int, by_turns: bool) -> int:
-        kinds = {self.kind(tensor.name) for tensor in matrices.tensors()}
-        if len(kinds) > 1:
-            raise NotNative("its experts are kept in different types")
-        rows = matrices.experts * padded_rows(matrices.rows, self.panel, by_turns=by_turns)
-        return self._sized(kinds.pop(), rows, matrices.columns, bits)
-
-    def _sized(self, kind: int, rows: int, cols: int, bits: int) -> int:
-        number = self.layout.matrix(kind, rows, cols, bits)
-        if number is None:
-            raise NotNative(f"its weights are of type {GGML_TYPES[kind].name}, for which there is no kernel")
-        return number
-
-    def vector(self, pieces: Sequence[tuple[str, int]], size: int, *, by_turns: bool = False) -> int:
-        return self.layout.vector(size)
-
-    def rotation(self, rope: RopeSettings, shape: ModelShape) -> RotationSpec:
-        return RotationSpec(frequencies=self.layout.vector(rope.rotary_dim(shape.head_dim) // 2))
 
 
 class _Read(NamedTuple):
@@ -394,7 +339,7 @@ class Lowering:
         return self._sink.experts(matrices, bits=self._bits, by_turns=by_turns)
 
     def _count_precision(self, kind: int, values: int, cols: int, bits: int) -> None:
-        quantized = kind in FLOATS and bits and cols % GROUP == 0
+        quantized = kind in _FLOATS and bits and cols % GROUP == 0
         self._precisions[f"int{bits}" if quantized else GGML_TYPES[kind].name] += values
 
     def _biases(self, parts: Sequence[Part], *, by_turns: bool = False) -> int:
@@ -426,12 +371,3 @@ class Lowering:
 
     def _add(self, **values: object) -> None:
         self._steps.append(StepSpec(**values))  # type: ignore[arg-type]
-
-
-def padded(count: int, multiple: int) -> int:
-    return -(-count // multiple) * multiple
-
-
-def padded_rows(rows: int, panel: int, *, by_turns: bool) -> int:
-    """A matrix's rows, padded to whole panels; if they are interleaved, each half of them."""
-    return 2 * padded(rows // 2, panel) if by_turns else padded(rows, panel)

@@ -16,7 +16,8 @@ from ostro.models.rope_frequencies import rope_frequencies
 from ostro.models.rope_settings import RopeSettings
 from ostro.models.tensor_errors import REDUNDANT, lacking, misshapen, no_place, not_finite, not_floats
 from ostro.runner.native.formats import KINDS, kind_of
-from ostro.runner.native.lowering import Lowering, Sizes, padded, padded_rows
+from ostro.runner.native.lowering import Lowering
+from ostro.runner.native.sinks import Sizes, padded, padded_rows
 from ostro.runner.native.support import NotNative
 from ostro.weights.arrays import Bytes, Weight, WeightArray
 from ostro.weights.checkpoint import Checkpoint
