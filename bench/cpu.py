@@ -11,6 +11,7 @@ many threads, prompts of 128 random tokens, and 128 tokens to generate, greedily
 
     offline      prompt tokens a second; tokens generated a second once all streams have their first
     1b           the same on a Llama of a billion random weights
+    moe          the same on a mixture of 32 experts: 1.3 billion random weights, 0.4 billion of them active
     perplexity   of a fixed text, in windows of 512 tokens whose second halves count
     http         clients in a closed loop: output tokens a second of wall time, and to the first token (p50)
     start        from the process's start to the first token streamed; memory after a request

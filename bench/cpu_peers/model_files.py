@@ -18,9 +18,17 @@ class LlamaShape:
     kv_heads: int = 8
     head_dim: int = 64
     inner: int = 8192
+    experts: int = 0
+    """In each layer's MLP, `inner` wide each; 0 for one MLP."""
+    chosen: int = 0
+    """Experts that a token goes through."""
     context: int = 4096
     deviation: float = 0.02
     """Of the weights, around 0."""
+
+
+MIXTURE = LlamaShape(hidden=1024, layers=24, heads=16, inner=512, experts=32, chosen=8)
+"""Of the size of Granite 3's 1B-A400M."""
 
 
 class ModelFiles:
@@ -41,12 +49,19 @@ class ModelFiles:
 
     def one_billion(self, name: str) -> Path:
         """A Llama of a billion random weights, with the default model's tokenizer."""
-        source = self._work / "llama-1b.f16.gguf"
+        return self._random("llama-1b", LlamaShape(), name)
+
+    def mixture(self, name: str) -> Path:
+        """A mixture of experts of 1.3 billion random weights, 0.4 billion of them active."""
+        return self._random("mixture", MIXTURE, name)
+
+    def _random(self, label: str, shape: LlamaShape, name: str) -> Path:
+        source = self._work / f"{label}.f16.gguf"
         if not source.is_file():
             partial = source.with_name(source.name + ".partial")
-            write_random_llama(partial, LlamaShape(), tokenizer=self.variant("default"))
+            write_random_llama(partial, shape, tokenizer=self.variant("default"))
             partial.replace(source)
-        return self.made(source, f"llama-1b.{name}.gguf", name.upper())
+        return self.made(source, f"{label}.{name}.gguf", name.upper())
 
     def made(self, source: Path, name: str, kind: str) -> Path:
         """The source as the quantiser makes it, unless a file of that name is there."""
@@ -69,6 +84,9 @@ def write_random_llama(path: Path, shape: LlamaShape, *, tokenizer: Path) -> Non
     writer.add_rope_dimension_count(shape.head_dim)
     writer.add_rope_freq_base(10_000.0)
     writer.add_layer_norm_rms_eps(1e-5)
+    if shape.experts:
+        writer.add_expert_count(shape.experts)
+        writer.add_expert_used_count(shape.chosen)
     vocab_size = _copy_tokenizer(tokenizer, writer)
     writer.add_vocab_size(vocab_size)
     dice = np.random.default_rng(0)
@@ -119,9 +137,19 @@ def _tensors(shape: LlamaShape, vocab_size: int) -> dict[str, tuple[int, ...]]:
             "attn_v": (keys, shape.hidden),
             "attn_output": (shape.hidden, queries),
             "ffn_norm": (shape.hidden,),
-            "ffn_gate": (shape.inner, shape.hidden),
-            "ffn_up": (shape.inner, shape.hidden),
-            "ffn_down": (shape.hidden, shape.inner),
+            **_mlp(shape),
         }
         found |= {f"blk.{layer}.{name}.weight": dims for name, dims in of_layer.items()}
     return found | {"output_norm.weight": (shape.hidden,)}
+
+
+def _mlp(shape: LlamaShape) -> dict[str, tuple[int, ...]]:
+    wide, narrow = (shape.inner, shape.hidden), (shape.hidden, shape.inner)
+    if not shape.experts:
+        return {"ffn_gate": wide, "ffn_up": wide, "ffn_down": narrow}
+    return {
+        "ffn_gate_inp": (shape.experts, shape.hidden),
+        "ffn_gate_exps": (shape.experts, *wide),
+        "ffn_up_exps": (shape.experts, *wide),
+        "ffn_down_exps": (shape.experts, *narrow),
+    }

@@ -23,6 +23,7 @@ DECODE_BARS: Mapping[str, Mapping[int, float]] = {
     "q8_0": {1: 1.1, 8: 1.2, 32: 1.3},
     "default": {1: 1.7, 8: 3.0, 32: 3.5},
     "1b": {1: 1.1, 8: 1.1},
+    "moe": {1: 1.2, 8: 1.2, 32: 1.2},
 }
 PREFILL_BARS = {"q4_0": 1.3, "q8_0": 1.5, "default": 5.0}
 HTTP_BARS = {1: 1.15, 8: 1.15, 32: 1.15}
@@ -134,6 +135,13 @@ def one_billion(setup: Setup) -> Iterator[Row]:
         if variant != "default":
             ours, theirs = _speeds(setup, setup.files.one_billion(variant), setup.few_streams)
             yield from speed_rows(f"1B {variant}", _PROGRAMS, ours, theirs, DECODE_BARS["1b"], None)
+
+
+def mixture(setup: Setup) -> Iterator[Row]:
+    for variant in setup.variants:
+        if variant != "default":
+            ours, theirs = _speeds(setup, setup.files.mixture(variant), setup.streams)
+            yield from speed_rows(f"MoE {variant}", _PROGRAMS, ours, theirs, DECODE_BARS["moe"], None)
 
 
 def perplexity(setup: Setup) -> Iterator[Row]:
@@ -308,6 +316,7 @@ def _vocab_size(model: Path) -> int:
 PARTS: Mapping[str, Callable[[Setup], Iterator[Row]]] = {
     "offline": offline,
     "1b": one_billion,
+    "moe": mixture,
     "perplexity": perplexity,
     "http": over_http,
     "start": start,
