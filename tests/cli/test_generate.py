@@ -255,7 +255,7 @@ def without_tokenizer(path: Path) -> None:
         (with_header_size(2**62), "model.safetensors"),
         (as_html, "model.safetensors"),
         (with_quantization, "hqq"),
-        (of_unknown_architecture, "MysteryForCausalLM is not supported; supported: Gemma2ForCausalLM"),
+        (of_unknown_architecture, "MysteryForCausalLM is not supported; supported: Cohere2ForCausalLM"),
         (without_config, "config.json"),
         (without_tokenizer, "tokenizer.json"),
     ],

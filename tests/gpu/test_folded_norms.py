@@ -34,7 +34,19 @@ from ostro.runner.gpu.runner import GpuRunner
 from ostro.torch_models.decoder import Decoder
 from ostro.torch_models.lora import Adapters
 
-FOLDED = {"llama", "llama, biases", "qwen2", "qwen3", "mistral", "phi3", "phi3, half rotated", "granite", "smollm3"}
+FOLDED = {
+    "gemma",
+    "granite",
+    "llama",
+    "llama, biases",
+    "ministral3",
+    "mistral",
+    "phi3",
+    "phi3, half rotated",
+    "qwen2",
+    "qwen3",
+    "smollm3",
+}
 
 
 def vectors(model: Decoder) -> Choices:

@@ -22,7 +22,7 @@ from ostro.torch_models.encoder import EncoderModel
 from ostro.torch_models.layers import Linear
 from ostro.torch_models.loading import Place, fill
 from ostro.torch_models.ragged import Ragged
-from ostro.weights.hf_checkpoint import dense_tensors
+from ostro.weights.encoder_files import dense_tensors
 from ostro.weights.pooling import Dense, DenseActivation, Pooling, PoolingMode
 
 _ACTIVATIONS: Mapping[DenseActivation, Callable[[Tensor], Tensor]] = {

@@ -1,13 +1,19 @@
 """What is particular to an encoder's files: old and unused tensors, and the settings of sentence-transformers."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from ostro.errors import UnsupportedModel
+from ostro.errors import ModelNotFound, UnsupportedModel
 from ostro.models.description import Description
 from ostro.models.encoder import Encoder
-from ostro.weights.pooling import Pooling, max_text_length, read_pooling
+from ostro.sources.files import SINGLE
+from ostro.weights.pooling import Dense, Pooling, max_text_length, read_pooling
+from ostro.weights.tensor_files import read_safetensors, safetensors_names
+
+if TYPE_CHECKING:
+    import torch
 
 # Heads for training, or of models that embed, which have no use for them; and a table of consecutive numbers.
 _UNUSED = ("cls.", "pooler.", "lm_head.", "head.", "decoder.", "classifier.", "embeddings.position_ids")
@@ -60,3 +66,11 @@ def encoder_renamer(described: Encoder) -> Callable[[str], str | None]:
         return None if unused else full
 
     return rename
+
+
+def dense_tensors(dense: Dense) -> Iterator[tuple[str, "torch.Tensor"]]:
+    """The weights of a module that follows an embedding model's pooling."""
+    path = dense.directory / SINGLE
+    if not path.is_file():
+        raise ModelNotFound(f"There is no {path}, which has the weights of a Dense module. Download it, or convert it.")
+    return read_safetensors(path, safetensors_names(path))

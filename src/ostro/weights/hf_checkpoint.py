@@ -1,7 +1,6 @@
 """A model in Hugging Face's layout, as a Checkpoint: config.json with safetensors or pickled tensors.
 
-Defines the config's format and the canonical tensor names. A pickle may contain only tensors: anything else is refused,
-and no code in it runs.
+Defines the config's format and the canonical tensor names.
 """
 
 import re
@@ -10,16 +9,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from ostro.errors import BadCheckpoint, ModelNotFound, Unsupported
-from ostro.extras import needs
+from ostro.errors import BadCheckpoint, ModelNotFound
 from ostro.formats.json_file import read_json_object
 from ostro.models.config import ConfigReader
 from ostro.models.encoder import Encoder
 from ostro.models.registry import describe, family_of, is_encoder
 from ostro.sources.files import INDEX, PICKLE, PICKLE_INDEX, PICKLE_SUFFIXES, SINGLE
 from ostro.weights.encoder_files import decoder_pooling, encoder_config, encoder_pooling, encoder_renamer
-from ostro.weights.pooling import Dense, Pooling, read_matryoshka
+from ostro.weights.pooling import Pooling, read_matryoshka
 from ostro.weights.stored import Stored, TensorHeader, safetensors_headers
+from ostro.weights.tensor_files import read_pickle, read_safetensors, safetensors_names
 from ostro.weights.wrapped_config import text_part
 
 if TYPE_CHECKING:
@@ -107,7 +106,7 @@ def _weight_files(directory: Path) -> dict[Path, frozenset[str]]:
     if (directory / INDEX).is_file():
         return _indexed_files(directory / INDEX)
     if (directory / SINGLE).is_file():
-        return {directory / SINGLE: _safetensors_names(directory / SINGLE)}
+        return {directory / SINGLE: safetensors_names(directory / SINGLE)}
     if (directory / PICKLE_INDEX).is_file():
         return _indexed_files(directory / PICKLE_INDEX)
     if (directory / PICKLE).is_file():
@@ -122,7 +121,7 @@ def open_file(path: Path, name: str) -> HfCheckpoint:
         return _checkpoint(path, path.parent, name, config, {path: frozenset()})
     if _SHARD.fullmatch(path.name) and (path.parent / INDEX).is_file():
         raise ModelNotFound(f"{path} is one of several files of a model. Give its directory, {path.parent}.")
-    return _checkpoint(path, path.parent, name, config, {path: _safetensors_names(path)})
+    return _checkpoint(path, path.parent, name, config, {path: safetensors_names(path)})
 
 
 def _checkpoint(
@@ -221,73 +220,6 @@ def _indexed_files(index: Path) -> dict[Path, frozenset[str]]:
         if not path.is_file():
             raise ModelNotFound(f"{index} names {path.name}, which is missing from {directory}. Download it too.")
         # A pickle's names are only known once it is loaded; missing tensors are detected then.
-        if suffix == ".safetensors" and (missing := names - _safetensors_names(path)):
+        if suffix == ".safetensors" and (missing := names - safetensors_names(path)):
             raise BadCheckpoint(f"{path} lacks the tensor {min(missing)!r} that {INDEX} promises. Download it again.")
     return files
-
-
-def _safetensors_names(path: Path) -> frozenset[str]:
-    """The names in the file's header; the safetensors library limits its size and checks it against the file's."""
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, framework="np") as file:
-            return frozenset(file.keys())
-    except SafetensorError as error:
-        raise BadCheckpoint(f"{path} is damaged or not a safetensors file ({error}). Download it again.") from error
-    except OSError as error:
-        raise BadCheckpoint(f"Cannot read {path}: {error}.") from error
-
-
-def dense_tensors(dense: Dense) -> Iterator[tuple[str, "torch.Tensor"]]:
-    """The weights of a module that follows an embedding model's pooling."""
-    path = dense.directory / SINGLE
-    if not path.is_file():
-        raise ModelNotFound(f"There is no {path}, which has the weights of a Dense module. Download it, or convert it.")
-    return read_safetensors(path, _safetensors_names(path))
-
-
-def read_safetensors(path: Path, names: frozenset[str]) -> Iterator[tuple[str, "torch.Tensor"]]:
-    from safetensors import safe_open
-
-    with safe_open(path, framework="pt") as file:
-        for name in file.offset_keys():
-            if name in names:
-                yield name, file.get_tensor(name)
-
-
-def read_pickle(path: Path, names: frozenset[str]) -> Iterator[tuple[str, "torch.Tensor"]]:
-    """All the tensors of a pickle; without a header, it cannot be filtered by `names`."""
-    import pickle
-    import zipfile
-
-    try:
-        import torch
-    except ImportError as error:
-        raise Unsupported(needs("A checkpoint of pickles", "torch"), param="model") from error
-    del names
-    try:
-        # Before torch 1.6 the format was not a zip archive, and only archives can be memory-mapped.
-        loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
-    except pickle.UnpicklingError as error:
-        raise BadCheckpoint(
-            f"{path} holds more than tensors, or is damaged, and is not loaded for safety. Convert it to safetensors."
-        ) from error
-    except (RuntimeError, EOFError, ValueError) as error:
-        raise BadCheckpoint(f"{path} cannot be read as a file of tensors ({str(error).splitlines()[0]}).") from error
-    yield from _state_dict(path, loaded).items()
-
-
-def _state_dict(path: Path, loaded: object) -> dict[str, "torch.Tensor"]:
-    """Trainers store the weights next to other state, under one of a few names."""
-    import torch
-
-    for key in ("model_state_dict", "state_dict", "model"):
-        if isinstance(loaded, dict) and isinstance(loaded.get(key), dict):
-            loaded = loaded[key]
-    if not isinstance(loaded, dict):
-        raise BadCheckpoint(f"{path} holds a {type(loaded).__name__}, not named tensors.")
-    weights = {name: value for name, value in loaded.items() if isinstance(value, torch.Tensor)}
-    if not weights:
-        raise BadCheckpoint(f"{path} holds no named tensors.")
-    return weights

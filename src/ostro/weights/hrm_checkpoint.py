@@ -22,7 +22,6 @@ from ostro.errors import BadCheckpoint, ModelNotFound, OstroError, Unsupported
 from ostro.formats.json_file import read_json_object
 from ostro.formats.torch_archive import tensor_shapes
 from ostro.sources.files import HRM_PUBLISHED, hrm_step
-from ostro.weights.hf_checkpoint import read_pickle, read_safetensors
 from ostro.weights.hrm_settings import (
     BRAIN,
     HrmSettings,
@@ -36,6 +35,7 @@ from ostro.weights.hrm_settings import (
 )
 from ostro.weights.pooling import Pooling
 from ostro.weights.stored import Stored
+from ostro.weights.tensor_files import read_pickle, read_safetensors
 
 if TYPE_CHECKING:
     import torch

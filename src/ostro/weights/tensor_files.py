@@ -1,0 +1,72 @@
+"""Torch's tensors in safetensors files and pickles. A pickle may contain only tensors: anything else is refused, and no
+code in it runs.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ostro.errors import BadCheckpoint, Unsupported
+from ostro.extras import needs
+
+if TYPE_CHECKING:
+    import torch
+
+
+def safetensors_names(path: Path) -> frozenset[str]:
+    """The names in the file's header; the safetensors library limits its size and checks it against the file's."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="np") as file:
+            return frozenset(file.keys())
+    except SafetensorError as error:
+        raise BadCheckpoint(f"{path} is damaged or not a safetensors file ({error}). Download it again.") from error
+    except OSError as error:
+        raise BadCheckpoint(f"Cannot read {path}: {error}.") from error
+
+
+def read_safetensors(path: Path, names: frozenset[str]) -> Iterator[tuple[str, "torch.Tensor"]]:
+    from safetensors import safe_open
+
+    with safe_open(path, framework="pt") as file:
+        for name in file.offset_keys():
+            if name in names:
+                yield name, file.get_tensor(name)
+
+
+def read_pickle(path: Path, names: frozenset[str]) -> Iterator[tuple[str, "torch.Tensor"]]:
+    """All the tensors of a pickle; without a header, it cannot be filtered by `names`."""
+    import pickle
+    import zipfile
+
+    try:
+        import torch
+    except ImportError as error:
+        raise Unsupported(needs("A checkpoint of pickles", "torch"), param="model") from error
+    del names
+    try:
+        # Before torch 1.6 the format was not a zip archive, and only archives can be memory-mapped.
+        loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+    except pickle.UnpicklingError as error:
+        raise BadCheckpoint(
+            f"{path} holds more than tensors, or is damaged, and is not loaded for safety. Convert it to safetensors."
+        ) from error
+    except (RuntimeError, EOFError, ValueError) as error:
+        raise BadCheckpoint(f"{path} cannot be read as a file of tensors ({str(error).splitlines()[0]}).") from error
+    yield from _state_dict(path, loaded).items()
+
+
+def _state_dict(path: Path, loaded: object) -> dict[str, "torch.Tensor"]:
+    """Trainers store the weights next to other state, under one of a few names."""
+    import torch
+
+    for key in ("model_state_dict", "state_dict", "model"):
+        if isinstance(loaded, dict) and isinstance(loaded.get(key), dict):
+            loaded = loaded[key]
+    if not isinstance(loaded, dict):
+        raise BadCheckpoint(f"{path} holds a {type(loaded).__name__}, not named tensors.")
+    weights = {name: value for name, value in loaded.items() if isinstance(value, torch.Tensor)}
+    if not weights:
+        raise BadCheckpoint(f"{path} holds no named tensors.")
+    return weights
