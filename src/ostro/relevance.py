@@ -24,6 +24,13 @@ class Reading(NamedTuple):
     text: str
     second: str | None = None
     prompt_name: str | None = None
+    is_document: bool = False
+    """Whether the text is the second of a pair."""
+
+    @property
+    def texts(self) -> tuple[str | None, str | None]:
+        """Of the query and of the document, what it reads."""
+        return (None, self.text) if self.is_document else (self.text, self.second)
 
     @property
     def num_characters(self) -> int:
@@ -42,7 +49,7 @@ def readings(frontend: Frontend, pairs: Sequence[Pair]) -> list[Reading]:
     prompts = frontend.pooling.prompts
     queries, documents = _sides(pairs)
     found = [Reading(query, prompt_name=prompts.query) for query in queries]
-    return found + [Reading(document, prompt_name=prompts.document) for document in documents]
+    return found + [Reading(document, prompt_name=prompts.document, is_document=True) for document in documents]
 
 
 def relevance_request(

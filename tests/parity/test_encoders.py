@@ -47,6 +47,14 @@ def test_texts_are_computed_whole_whatever_the_budget(budget: int) -> None:
     torch.testing.assert_close(run(runner, texts(), budget=budget), alone, atol=1e-5, rtol=0)
 
 
+def test_a_long_text_does_not_look_stuck() -> None:
+    """It is computed in one step, and an engine that reports nothing for a minute is ended."""
+    model = reference(CASES["bert"])
+    runner = EncoderRunner(our_model(CASES["bert"], model), Pooling("cls", normalize=False))
+    run(runner, texts()[:1])
+    assert runner.strides == model.config.num_hidden_layers
+
+
 @pytest.mark.parametrize("mode", ["cls", "lasttoken", "max", "mean", "mean_sqrt_len_tokens", "weightedmean"])
 def test_every_way_of_pooling_is_that_of_sentence_transformers(mode: str) -> None:
     model = reference(CASES["bert"])

@@ -176,6 +176,22 @@ def test_a_dense_module_with_other_weights_is_refused_with_the_tensor(
         LLM(directory)
 
 
+def test_a_dense_modules_config_alone_allocates_nothing(tmp_path: Path, bert: Path) -> None:
+    """Four tebibytes."""
+    directory = with_dense(bert, tmp_path)
+    second = directory / "3_Dense"
+    shutil.copytree(directory / "2_Dense", second)
+    modules = json.loads((directory / "modules.json").read_text())
+    at = next(at for at, each in enumerate(modules) if each["path"] == "2_Dense")
+    modules.insert(at + 1, {**modules[at], "path": "3_Dense"})
+    (directory / "modules.json").write_text(json.dumps(modules))
+    for folder, (columns, rows) in {"2_Dense": (32, 1 << 20), "3_Dense": (1 << 20, 1 << 20)}.items():
+        sizes = {"in_features": columns, "out_features": rows}
+        (directory / folder / "config.json").write_text(json.dumps(sizes))
+    with pytest.raises(BadCheckpoint, match=r"linear\.weight"):
+        LLM(directory)
+
+
 def test_a_dense_module_without_weights_is_refused(tmp_path: Path, bert: Path) -> None:
     directory = with_dense(bert, tmp_path)
     (directory / "2_Dense" / "model.safetensors").unlink()

@@ -450,6 +450,15 @@ _GROUPS = {"group_0": {"targets": ["Linear"], "weights": {"num_bits": 4}}}
             "sparsity format sparse-24-bitmask",
         ),
         (
+            {
+                "quant_method": "compressed-tensors",
+                "format": "pack-quantized",
+                "config_groups": _GROUPS,
+                "transform_config": {"config_groups": {"R4": {"apply": [{"location": "input"}]}}},
+            },
+            "transforms of activations",
+        ),
+        (
             {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_storage": "bfloat16"},
             "numbers of type bfloat16",
         ),

@@ -14,6 +14,7 @@ from ostro.engine.batch import Batch, Chunk
 from ostro.engine.profile import Profiler
 from ostro.engine.runner import RunnerSpec, Step, StepOutput
 from ostro.machine import free_memory
+from ostro.models.tensor_errors import lacking, misshapen
 from ostro.runner.devices import weight_formats
 from ostro.runner.memory import second_layout_fits
 from ostro.runner.precision import in_words
@@ -38,7 +39,6 @@ class EncoderRunner:
     """Owns the model; keeps no state per text."""
 
     failure = None
-    strides = 0
 
     def __init__(
         self,
@@ -52,6 +52,7 @@ class EncoderRunner:
         assert (pooling is None) == (model.head is not None), "an encoder either embeds or classifies"
         shape, parameter = model.shape, next(model.parameters())
         self.model, self.device = model, parameter.device
+        self.strides = 0
         self._mode: PoolingMode = "mean"
         if pooling is not None:
             self._mode = pooling.mode
@@ -92,7 +93,7 @@ class EncoderRunner:
         assert all(chunk.length == chunk.seq.num_tokens for chunk in chunks), "texts are computed whole"
         layout = Ragged([chunk.length for chunk in chunks], self.device)
         ids = self._tensor(chain.from_iterable(chunk.token_ids for chunk in chunks))
-        hidden = self.model(ids, self._types(chunks), layout)
+        hidden = self.model(ids, self._types(chunks), layout, self._stride)
         vectors = pool(self._mode, hidden, layout)
         for dense in self._dense:
             vectors = dense(vectors)
@@ -100,6 +101,10 @@ class EncoderRunner:
             vectors = self.model.classify(vectors)
         found = vectors.float().tolist()
         return StepOutput(pooled={chunk.seq.id: row for chunk, row in zip(chunks, found, strict=True)})
+
+    def _stride(self) -> None:
+        """A layer is done: a long text may take minutes, and must not look stuck."""
+        self.strides += 1
 
     def _types(self, chunks: Seq[Chunk]) -> Tensor | None:
         """Ones for the second texts of pairs, if the model tells them apart."""
@@ -126,12 +131,18 @@ class DenseLayer:
 
     def __init__(self, described: Dense, *, like: Tensor) -> None:
         self._act = _ACTIVATIONS[described.activation]
+        tensors, shape = dict(dense_tensors(described)), (described.rows, described.columns)
+        # Before memory is allocated: the sizes are only a config's.
+        if (weight := tensors.get("linear.weight")) is not None and weight.shape != shape:
+            raise misshapen("linear.weight", weight.shape, shape)
+        if weight is None:
+            raise lacking(["linear.weight"])
         self._weight = like.new_empty(described.rows, described.columns)
         self._bias = like.new_empty(described.rows) if described.bias else None
         places = {"linear.weight": Place(self._weight)}
         if self._bias is not None:
             places["linear.bias"] = Place(self._bias)
-        fill(places, dense_tensors(described))
+        fill(places, tensors.items())
 
     def __call__(self, vectors: Tensor) -> Tensor:
         return self._act(F.linear(vectors, self._weight, self._bias))

@@ -17,7 +17,7 @@ from ostro.errors import Unsupported, UnsupportedModel
 from ostro.extras import needs
 from ostro.machine import device_here, has_idle_gpu
 from ostro.models.hrm_config import is_hrm
-from ostro.models.registry import describe
+from ostro.models.registry import describe, is_encoder
 from ostro.runner.gpu.precompiling import Precompiler, precompiler
 from ostro.runner.native.load import native_runner
 from ostro.weights import Checkpoint, Pooling
@@ -64,7 +64,7 @@ def _precompiler(
 ) -> AbstractContextManager[Precompiler | None]:
     """For a model on one GPU: started before torch is imported, which takes seconds."""
     on_gpu = config.device in ("auto", "cuda") and device_here("auto", config.backend) == "cuda"
-    if hrm or not on_gpu or config.tensor_parallel not in (1, "auto"):
+    if hrm or is_encoder(checkpoint.config) or not on_gpu or config.tensor_parallel not in (1, "auto"):
         return nullcontext()
     return precompiler(checkpoint.config, config)
 

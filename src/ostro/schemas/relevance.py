@@ -99,6 +99,11 @@ class ScoreRequest(RequestModel):
         return self
 
     @property
+    def fields(self) -> tuple[str, str]:
+        """The names of both sides that the request uses."""
+        return "text_1" if self.queries is None else "queries", "text_2" if self.documents is None else "documents"
+
+    @property
     def sides(self) -> tuple[list[str], list[str]]:
         return self.text_1 or self.queries or [], self.text_2 or self.documents or []
 

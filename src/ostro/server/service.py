@@ -368,16 +368,20 @@ class ModelService:
         self,
         pairs: Sequence[Pair],
         *,
-        field: str,
+        fields: tuple[str, str],
         adapter: str | None = None,
         truncate_prompt_tokens: int | None = None,
     ) -> list[Request]:
-        """The engine's requests for `relevance_scores`. `field` is the request's name of the pairs' second texts."""
+        """The engine's requests for `relevance_scores`. `fields` are the request's names of the pairs' texts."""
         frontend, admission = self._ready()
 
         def make(reading: Reading) -> Request:
-            _check_text(reading.text, admission, field)
-            _check_text(reading.second or "", admission, field)
+            for text, field in zip(reading.texts, fields, strict=True):
+                if text is None:
+                    continue
+                if truncate_prompt_tokens is None:
+                    _check_fits(text, frontend.tokenizer, admission, field)
+                _check_text(text, admission, field)
             request = relevance_request(
                 frontend,
                 reading,
@@ -385,7 +389,8 @@ class ModelService:
                 adapter=adapter,
                 truncate_prompt_tokens=truncate_prompt_tokens,
             )
-            admission.check(request, prompt=field)
+            first, second = (len(text or "") for text in reading.texts)
+            admission.check(request, prompt=fields[second >= first])
             return request
 
         return await self._make_all(make, readings(frontend, pairs), lambda reading: reading.num_characters)

@@ -1,5 +1,7 @@
 """Encodes texts for encoders: one, or two that the tokenizer joins, shortened at their ends with special tokens kept.
 
+The library would shorten texts itself, but it keeps what it cuts off, and joins every piece of one text with each of
+the other. Here lists of ids are cut, and put between the special tokens that the library puts around a short text.
 Knows the tokenizer's core; reads no files.
 """
 
@@ -7,9 +9,11 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import tokenizers
-from tokenizers import Encoding
 
 from ostro.errors import BadRequest
+
+# Any text of at least one token.
+_STAND_IN = "a"
 
 
 class PairIds(NamedTuple):
@@ -18,32 +22,63 @@ class PairIds(NamedTuple):
     """Where the second text begins for a model that tells the two apart; 0 if its tokenizer does not."""
 
 
-def encode_start(core: tokenizers.Tokenizer, text: str, most: int) -> list[int]:
-    """As many of the text's first tokens as fit into `most`, special tokens included."""
-    [encoding] = _encode(core, [text])
-    encoding.truncate(max(0, most - core.num_special_tokens_to_add(False)))
-    ids: list[int] = core.post_process(encoding, None, True).ids
-    return ids
+class PairEncoder:
+    def __init__(self, core: tokenizers.Tokenizer) -> None:
+        self._core = core
+        # The same query often comes with many documents.
+        self._latest: tuple[str, list[int]] | None = None
 
+    def start(self, text: str, most: int) -> list[int]:
+        """As many of the text's first tokens as fit into `most`, special tokens included."""
+        room = self._room(most, of_pair=False)
+        return self._joined([self._ids(text)[:room]]).ids
 
-def encode_pair(core: tokenizers.Tokenizer, first: str, second: str, most: int | None = None) -> PairIds:
-    """With `most`, the longer text is shortened until both fit, as transformers does by default."""
-    encodings = _encode(core, [first, second])
-    if most is not None:
-        room = max(0, most - core.num_special_tokens_to_add(True))
-        for encoding, kept in zip(encodings, _shares(len(encodings[0]), len(encodings[1]), room), strict=True):
-            encoding.truncate(kept)
-    pair = core.post_process(encodings[0], encodings[1], True)
-    return PairIds(pair.ids, pair.type_ids.index(1) if 1 in pair.type_ids else 0)
+    def pair(self, first: str, second: str, most: int | None = None) -> PairIds:
+        """With `most`, the longer text is shortened until both fit, as transformers does by default."""
+        # Another thread may replace it at any time.
+        latest = self._latest
+        if latest is None or latest[0] != first:
+            latest = self._latest = (first, self._ids(first))
+        texts = [latest[1], self._ids(second)]
+        if most is not None:
+            shares = _shares(len(texts[0]), len(texts[1]), self._room(most, of_pair=True))
+            texts = [ids[:kept] for ids, kept in zip(texts, shares, strict=True)]
+        return self._joined(texts)
 
+    def _ids(self, text: str) -> list[int]:
+        try:
+            # Unlike the library's single `encode`, this releases the GIL.
+            [encoding] = self._core.encode_batch_fast([text], add_special_tokens=False)
+        except TypeError as error:
+            raise BadRequest("The text holds half a surrogate pair, which is not a character.") from error
+        ids: list[int] = encoding.ids
+        return ids
 
-def _encode(core: tokenizers.Tokenizer, texts: Sequence[str]) -> list[Encoding]:
-    try:
-        # Unlike the library's single `encode`, this releases the GIL.
-        encodings: list[Encoding] = core.encode_batch_fast(list(texts), add_special_tokens=False)
-    except TypeError as error:
-        raise BadRequest("The text holds half a surrogate pair, which is not a character.") from error
-    return encodings
+    def _room(self, most: int, *, of_pair: bool) -> int:
+        special = self._core.num_special_tokens_to_add(of_pair)
+        if most <= special:
+            raise BadRequest(
+                f"truncate_prompt_tokens leaves {most} tokens, and {special} are special ones: ask for more.",
+                param="truncate_prompt_tokens",
+            )
+        return most - special
+
+    def _joined(self, texts: Sequence[list[int]]) -> PairIds:
+        short = self._core.encode_batch_fast([_STAND_IN] * len(texts), add_special_tokens=False)
+        like = self._core.post_process(short[0], short[1] if len(short) > 1 else None, True)
+        # The stand-ins' tokens, in order, are to be replaced by the texts.
+        begins = {0: texts[0], len(short[0]): texts[-1] if len(texts) > 1 else []}
+        ids: list[int] = []
+        second_at = number = 0
+        for id, type, is_special in zip(like.ids, like.type_ids, like.special_tokens_mask, strict=True):
+            if type == 1 and not second_at:
+                second_at = len(ids)
+            if is_special:
+                ids.append(id)
+            else:
+                ids += begins.get(number, [])
+                number += 1
+        return PairIds(ids, second_at)
 
 
 def _shares(first: int, second: int, room: int) -> tuple[int, int]:

@@ -20,7 +20,7 @@ from ostro.errors import BadCheckpoint, BadRequest, ModelError, ModelNotFound
 from ostro.text.builtin_templates import CHOICES, choose_template
 from ostro.text.chat import ChatTemplate, Message, RenderOptions
 from ostro.text.guard import PlainEncoder, encode_ids, frame, guarded_texts
-from ostro.text.pairs import PairIds, encode_pair, encode_start
+from ostro.text.pairs import PairEncoder, PairIds
 from ostro.text.panics import PROBES, panics_become
 from ostro.text.pieces import PieceCodec, byte_level_bytes, codec_of
 from ostro.text.renderer import Renderer
@@ -49,7 +49,7 @@ class Tokenizer:
         # A tokenizer.json may ask for these, and prompts would be silently truncated or padded.
         core.no_truncation()
         core.no_padding()
-        self._core = core
+        self._core, self._pairs = core, PairEncoder(core)
         self._source = "this model"
         self._added: dict[int, AddedToken] = core.get_added_tokens_decoder()
         self._special_ids = frozenset(token for token, added in self._added.items() if added.special)
@@ -148,12 +148,12 @@ class Tokenizer:
     def encode_start(self, text: str, most: int) -> list[int]:
         """As many of the text's first tokens as fit into `most`, with the special tokens at both ends."""
         with panics_become(self._gave_up):
-            return encode_start(self._core, text, most)
+            return self._pairs.start(text, most)
 
     def encode_pair(self, first: str, second: str, most: int | None = None) -> PairIds:
         """Two texts for a model that reads them together; the longer one is shortened until both fit into `most`."""
         with panics_become(self._gave_up):
-            return encode_pair(self._core, first, second, most)
+            return self._pairs.pair(first, second, most)
 
     def encode_chat(self, messages: Sequence[Message], **options: Unpack[RenderOptions]) -> list[int]:
         """The template's markers become special tokens; the same texts in messages and tools stay text."""

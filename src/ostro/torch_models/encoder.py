@@ -3,6 +3,8 @@
 Texts of different lengths are rows of one matrix (`torch_models.ragged`), so nothing is padded.
 """
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -29,12 +31,15 @@ class EncoderModel(Module):
         )
         self.head = None if described.head is None else _Classifier(described.head)
 
-    def forward(self, ids: Tensor, types: Tensor | None, layout: Ragged) -> Tensor:
+    def forward(
+        self, ids: Tensor, types: Tensor | None, layout: Ragged, after_layer: Callable[[], None] = lambda: None
+    ) -> Tensor:
         """[rows] ids and token types, None for zeros -> [rows, hidden_size]."""
         x = self.embedding(ids, types, layout.positions)
         rotations = [rope(layout.positions, x.dtype) for rope in self.ropes]
         for layer in self.layers:
             x = layer(x, rotations, layout)
+            after_layer()
         return x if self.norm is None else self.norm(x)
 
     def classify(self, pooled: Tensor) -> Tensor:

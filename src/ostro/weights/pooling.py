@@ -90,7 +90,7 @@ class Matryoshka:
     """Empty for all."""
 
     def includes(self, dimensions: int, whole: int) -> bool:
-        return dimensions in self.choices if self.choices else 0 < dimensions < whole
+        return 0 < dimensions < whole and (not self.choices or dimensions in self.choices)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +185,7 @@ def _config(directory: Path, folder: str) -> ConfigReader:
 
 
 def _mode(config: ConfigReader, prompts: Prompts) -> PoolingMode:
-    if prompts.texts and not config.flag("include_prompt", True):
+    if any(prompts.texts.values()) and not config.flag("include_prompt", True):
         raise UnsupportedModel(f"{config.source}: 'include_prompt' is false; Ostro pools over the prompt too.")
     named = config.get("pooling_mode")
     modes = [str(each) for each in (named if isinstance(named, list) else [named])]

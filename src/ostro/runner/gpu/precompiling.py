@@ -73,8 +73,8 @@ class Precompiler:
 
     def begin(self, request: Request) -> None:
         """Returns before anything is compiled."""
-        # A config may hold numbers that no message can, and still be a model's.
-        with suppress(OSError, OverflowError, RecursionError):
+        # A config may hold numbers and texts that no message can, and still be a model's.
+        with suppress(OSError, ValueError, TypeError, OverflowError, RecursionError):
             self._socket.sendall(frame(request))
             self._began = True
 
@@ -153,7 +153,7 @@ def _compiles() -> bool:
 
 def _triton_cache() -> Path:
     """Where Triton keeps what it compiles: its own rule, without the half second of importing it."""
-    home = Path(os.environ.get("TRITON_HOME") or Path.home())
+    home = Path(os.environ.get("TRITON_HOME") or os.path.expanduser("~"))
     return Path(os.environ.get("TRITON_CACHE_DIR") or home / ".triton" / "cache")
 
 

@@ -54,7 +54,10 @@ def _rerank_job(request: RerankRequest) -> Job:
 
     async def prepare(model: Model) -> list[EngineRequest]:
         return await model.service.prepare_relevance(
-            pairs, field="documents", adapter=model.adapter, truncate_prompt_tokens=request.truncate_prompt_tokens
+            pairs,
+            fields=("query", "documents"),
+            adapter=model.adapter,
+            truncate_prompt_tokens=request.truncate_prompt_tokens,
         )
 
     def respond(model: Model, completions: list[Completion]) -> WireModel:
@@ -76,7 +79,10 @@ def _score_job(request: ScoreRequest) -> Job:
 
     async def prepare(model: Model) -> list[EngineRequest]:
         return await model.service.prepare_relevance(
-            pairs, field="text_2", adapter=model.adapter, truncate_prompt_tokens=request.truncate_prompt_tokens
+            pairs,
+            fields=request.fields,
+            adapter=model.adapter,
+            truncate_prompt_tokens=request.truncate_prompt_tokens,
         )
 
     def respond(model: Model, completions: list[Completion]) -> WireModel:

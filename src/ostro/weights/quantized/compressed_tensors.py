@@ -8,6 +8,7 @@ pack-quantized    weight_packed int32 [out, in · bits / 32], weight_scale [out,
 """
 
 import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
@@ -53,6 +54,9 @@ class CompressedTensors(Scheme):
         sparsity = config.table("sparsity_config") or {}
         if sparsity.get("format", "dense") != "dense":
             raise refused(f"compressed-tensors and the sparsity format {sparsity['format']}")
+        # Rotations of weights are part of the stored numbers; others are computed with every input.
+        if any(not location.startswith("weight") for location in _locations(config)):
+            raise refused("compressed-tensors and transforms of activations")
         formats, bits, blocks = set(), set(), set()
         for name in groups:
             group = _table(ConfigReader(groups, f"{config.source}, config_groups"), name)
@@ -170,3 +174,13 @@ def _packing(parts: Parts[T], bits: int, columns: int, group: int | None) -> Pac
 
 def _table(config: ConfigReader, key: str) -> ConfigReader:
     return ConfigReader(config.table(key) or {}, f"{config.source}, {key}")
+
+
+def _locations(config: ConfigReader) -> Iterator[str]:
+    """Where transforms are applied, as `transform_config` has it."""
+    groups = (config.table("transform_config") or {}).get("config_groups")
+    for group in groups.values() if isinstance(groups, Mapping) else ():
+        applied = group.get("apply") if isinstance(group, Mapping) else None
+        for each in applied if isinstance(applied, list) else ():
+            if isinstance(each, Mapping):
+                yield str(each.get("location"))
