@@ -330,6 +330,15 @@ def until_ok(client: httpx.Client, path: str) -> None:
         time.sleep(0.05)
 
 
+def until_counted(client: httpx.Client) -> Any:
+    """The statistics of the only model, once its engine has sent some."""
+    deadline = time.monotonic() + 120
+    while not (stats := client.get("/admin/stats").json()["models"][0])["pages"]:
+        assert time.monotonic() < deadline, stats
+        time.sleep(0.05)
+    return stats
+
+
 def post(client: httpx.Client, path: str, body: Mapping[str, object]) -> Any:
     response = client.post(path, json=body)
     assert response.status_code == 200, response.text
@@ -395,8 +404,7 @@ def test_sfllms_command_line_serves_its_model(tmp_path: Path, monkeypatch: pytes
         [card] = client.get("/v1/models").json()["data"]
         assert {"id", "object", "created", "owned_by", "permission", "root", "parent"} <= card.keys()
         assert (card["id"], card["max_model_len"]) == ("my-model", 2048)
-        [stats] = client.get("/admin/stats").json()["models"]
-        assert stats["pages"] * 16 == 2048
+        assert until_counted(client)["pages"] * 16 == 2048
         for path in ("/docs", "/redoc"):
             assert "<html" in client.get(path).text
         allowed = client.options("/v1/completions", headers=PREFLIGHT)

@@ -141,7 +141,9 @@ def test_whatever_happens_each_request_ends_and_nothing_is_left_over(setting: Se
         await asyncio.sleep(120)
         assert all((view.in_use, view.waiting) == (0, 0) for view in pool.views())
         busy = (PoolState.FETCHING, PoolState.LOADING, PoolState.DRAINING)
-        assert not any(view.state in busy for view in pool.views())
+        # A pinned model that cannot be loaded is tried again and again.
+        tried = {view.name for view in pool.views() if view.pinned and pool.world.models[view.name].error is not None}
+        assert not any(view.state in busy for view in pool.views() if view.name not in tried)
         assert set(pool.files.held) <= {view.name for view in pool.views() if view.service is not None}
         pool.world.check_limits()
         await serves_all(pool)
