@@ -5,17 +5,11 @@ Imports neither torch nor numpy: weights go by name to a sink (`runner.native.si
 
 import logging
 import time
-from collections import Counter
-from collections.abc import Sequence
 from ctypes import c_float
-from itertools import groupby
-from typing import NamedTuple
 
-from ostro.formats.gguf_header import GGML_TYPES
-from ostro.kernels.cpu.library import GROUP, After, Op
-from ostro.kernels.cpu.program_spec import BufferSpec, ProgramSpec, StepSpec
+from ostro.kernels.cpu.library import After, Op
+from ostro.kernels.cpu.program_spec import BufferSpec, ProgramSpec
 from ostro.models.architecture import (
-    MLP,
     Architecture,
     Attention,
     ExpertMatrices,
@@ -26,45 +20,27 @@ from ostro.models.architecture import (
     Projection,
     QKNorm,
 )
-from ostro.runner.native.sinks import Sink, padded, padded_rows
-from ostro.runner.native.support import ACTIVATIONS, GATED, NotNative, WrongPanel
+from ostro.runner.native.layer_steps import BUFFER_COLS, LayerSteps
+from ostro.runner.native.sinks import Sink, padded
+from ostro.runner.native.support import GATED
 
-_FLOATS = frozenset({0, 1, 30})
-"""GGUF's type numbers of float32, float16 and bfloat16."""
-_BUFFER_COLS = 64
 _NO_ROTATION = -1
 _LOG_SECONDS = 10.0
 
 _log = logging.getLogger(__name__)
 
 
-class _Read(NamedTuple):
-    """The input of a matmul: a buffer, and the RMS norm fused into the matmul, if any."""
-
-    input: int
-    norm: int | None = None
-    eps: float = 0.0
-
-
-class Lowering:
-    """Buffer numbers: the residual stream, a scratch row beside it, q/k/v, attention output, the MLP's inner states,
-    the rows whose output is requested, their logits. With experts also the router's logits, and rows per token and
-    expert: inner states, outputs.
+class Lowering(LayerSteps):
+    """Further buffers: the rows whose output is requested, their logits. With experts also the router's logits, and
+    rows per token and expert: inner states, outputs.
     """
 
-    _STREAM, _BESIDE, _QKV, _ATTENDED, _INNER, _ASKED, _LOGITS, _ROUTED, _SLOTS, _SLOTS_OUT = range(10)
+    _ASKED, _LOGITS, _ROUTED, _SLOTS, _SLOTS_OUT = range(5, 10)
 
     def __init__(self, described: Architecture, sink: Sink, *, bits: int) -> None:
         """Layers' floats are packed in this many bits; 0 keeps every tensor's own precision."""
-        self._model, self._sink = described, sink
-        self._panel, self._bits = sink.panel, bits
-        # The embedding and head distinguish tokens: they keep 8 bits even if layers have 4.
-        self._token_bits = 8 if bits else 0
-        self._steps: list[StepSpec] = []
-        self._vectors: dict[str, int] = {}
-        self._zeros: dict[int, int] = {}
-        self._precisions: Counter[str] = Counter()
-        self._tensors: list[list[str]] = []
+        super().__init__(described.shape, sink, bits=bits)
+        self._model = described
 
     def program(self) -> ProgramSpec:
         model, shape = self._model, self._model.shape
@@ -82,11 +58,9 @@ class Lowering:
         self._norm(model.norm, self._ASKED, self._ASKED)
         logits_step = len(self._steps)
         self._head(embedding)
-        qkv = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
-        widths = (shape.hidden_size, shape.hidden_size, qkv, shape.num_heads * shape.head_dim, inner)
-        buffers = [BufferSpec(cols=padded(width, _BUFFER_COLS)) for width in widths]
-        buffers.append(BufferSpec(cols=padded(shape.hidden_size, _BUFFER_COLS), asked=True))
-        buffers.append(BufferSpec(cols=padded(shape.vocab_size if model.head else 1, _BUFFER_COLS), asked=True))
+        buffers = self._layer_buffers(inner)
+        buffers.append(BufferSpec(cols=padded(shape.hidden_size, BUFFER_COLS), asked=True))
+        buffers.append(BufferSpec(cols=padded(shape.vocab_size if model.head else 1, BUFFER_COLS), asked=True))
         buffers += self._expert_buffers()
         return ProgramSpec(
             heads=shape.num_heads,
@@ -104,7 +78,7 @@ class Lowering:
             head_step=head_step,
             logits_step=logits_step,
             tensors=self._tensors,
-            precision=", ".join(name for name, _ in self._precisions.most_common()),
+            precision=self._precision,
         )
 
     def _expert_buffers(self) -> list[BufferSpec]:
@@ -115,9 +89,9 @@ class Lowering:
         inner = max(padded(each.down.columns, self._panel) for each in mixtures)
         chosen = max(each.chosen for each in mixtures)
         return [
-            BufferSpec(cols=padded(logits, _BUFFER_COLS)),
-            BufferSpec(cols=padded(inner, _BUFFER_COLS), per_token=chosen),
-            BufferSpec(cols=padded(self._model.shape.hidden_size, _BUFFER_COLS), per_token=chosen),
+            BufferSpec(cols=padded(logits, BUFFER_COLS)),
+            BufferSpec(cols=padded(inner, BUFFER_COLS), per_token=chosen),
+            BufferSpec(cols=padded(self._model.shape.hidden_size, BUFFER_COLS), per_token=chosen),
         ]
 
     def _embed(self) -> int:
@@ -195,18 +169,6 @@ class Lowering:
             self._norm(norm, self._BESIDE, self._BESIDE)
         self._add_beside(scale)
 
-    def _add_beside(self, scale: float) -> None:
-        cols = self._model.shape.hidden_size
-        self._add(op=Op.SCALE, input=self._BESIDE, out=self._STREAM, cols=cols, scale=scale, after=After.ADD)
-
-    def _normed_stream(self, norm: Norm | None) -> _Read:
-        if norm is None:
-            return _Read(self._STREAM)
-        if norm.kind == "rms":
-            return _Read(self._STREAM, self._weight(norm), norm.eps)
-        self._norm(norm, self._STREAM, self._BESIDE)
-        return _Read(self._BESIDE)
-
     def _attention(self, attention: Attention, norm: Norm | None, number: int) -> None:
         spec, qk_norm = attention.spec, attention.qk_norm
         self._queries_keys_values(attention.qkv, self._normed_stream(norm))
@@ -227,70 +189,6 @@ class Lowering:
             eps=0.0 if qk_norm is None else qk_norm.query.eps,
         )
 
-    def _queries_keys_values(self, qkv: Projection, read: _Read) -> None:
-        at = 0
-        # Consecutive parts of the same type form one matrix.
-        for _, group in groupby(qkv.parts, key=self._kind):
-            parts = list(group)
-            rows = sum(part.rows for part in parts)
-            if rows % self._panel:
-                raise WrongPanel(f"its projections have {rows} rows, not a multiple of {self._panel}")
-            self._add(
-                op=Op.LINEAR,
-                **read._asdict(),
-                out=self._QKV,
-                out_at=at,
-                cols=qkv.columns,
-                bias=self._biases(parts) if qkv.bias else None,
-                matrix=self._pack(parts, qkv.columns),
-            )
-            at += rows
-
-    def _up(self, mlp: MLP, norm: Norm | None) -> int:
-        """Computes the inner states; returns their width."""
-        read, width = self._normed_stream(norm), padded(mlp.down.columns, self._panel)
-        if mlp.gated:
-            self._gate_and_up(mlp, read)
-        else:
-            self._product(mlp.up, read, self._INNER)
-            self._add(op=Op.APPLY, out=self._INNER, cols=width, after=ACTIVATIONS[mlp.activation])
-        return width
-
-    def _gate_and_up(self, mlp: MLP, read: _Read) -> None:
-        """Interleaves panels of gates and ups, so that whichever thread has computed both multiplies them."""
-        up = mlp.up
-        if len({self._kind(part) for part in up.parts}) > 1:
-            raise NotNative("its gates and ups are kept in different types")
-        self._add(
-            op=Op.LINEAR,
-            **read._asdict(),
-            out=self._INNER,
-            cols=up.columns,
-            after=GATED[mlp.activation],
-            bias=self._biases(up.parts, by_turns=True) if up.bias else None,
-            matrix=self._pack(up.parts, up.columns, by_turns=True),
-        )
-
-    def _product(
-        self,
-        projection: Projection,
-        source: int | _Read,
-        target: int,
-        after: After = After.STORE,
-        *,
-        bits: int | None = None,
-    ) -> None:
-        read = _Read(source) if isinstance(source, int) else source
-        self._add(
-            op=Op.LINEAR,
-            **read._asdict(),
-            out=target,
-            cols=projection.columns,
-            after=after,
-            bias=self._biases(projection.parts) if projection.bias else None,
-            matrix=self._pack(projection.parts, projection.columns, bits=bits),
-        )
-
     def _head(self, embedding: int) -> None:
         head, shape = self._model.head, self._model.shape
         if head is None:
@@ -306,68 +204,14 @@ class Lowering:
             self._add(op=Op.SOFTCAP, out=self._LOGITS, cols=width, cap=head.softcap)
         self._add(op=Op.SAMPLE, input=self._LOGITS, cols=shape.vocab_size)
 
-    def _norm(self, norm: Norm, source: int, target: int, *, at: int = 0, after: After = After.STORE) -> None:
-        self._add(
-            op=Op.NORM,
-            input=source,
-            in_at=at,
-            out=target,
-            out_at=at,
-            cols=norm.size,
-            norm=self._weight(norm),
-            bias=self._bias(norm) if norm.kind == "layer" else None,
-            eps=norm.eps,
-            after=after,
-        )
-
-    def _kind(self, part: Part) -> int:
-        return self._sink.kind(f"{part.name}.weight")
-
-    def _pack(self, parts: Sequence[Part], cols: int, *, bits: int | None = None, by_turns: bool = False) -> int:
-        bits = self._bits if bits is None else bits
-        kind, rows = self._kind(parts[0]), sum(part.rows for part in parts)
-        rows = padded_rows(rows, self._panel, by_turns=True) if by_turns else rows
-        self._count_precision(kind, rows * cols, cols, bits)
-        names = [f"{part.name}.weight" for part in parts]
-        self._tensors.append(names)
-        return self._sink.matrix(names, rows, cols, bits=bits, by_turns=by_turns)
-
     def _pack_experts(self, matrices: ExpertMatrices, *, by_turns: bool = False) -> int:
         rows, cols = matrices.experts * matrices.rows, matrices.columns
         self._count_precision(self._sink.kind(next(matrices.tensors()).name), rows * cols, cols, self._bits)
         self._tensors.append([f"{part.name}.weight" for part in matrices.parts])
         return self._sink.experts(matrices, bits=self._bits, by_turns=by_turns)
 
-    def _count_precision(self, kind: int, values: int, cols: int, bits: int) -> None:
-        quantized = kind in _FLOATS and bits and cols % GROUP == 0
-        self._precisions[f"int{bits}" if quantized else GGML_TYPES[kind].name] += values
-
-    def _biases(self, parts: Sequence[Part], *, by_turns: bool = False) -> int:
-        rows = sum(part.rows for part in parts)
-        rows = padded_rows(rows, self._panel, by_turns=by_turns)
-        return self._sink.vector([(f"{part.name}.bias", 1) for part in parts], rows, by_turns=by_turns)
-
-    def _weight(self, norm: Norm) -> int:
-        return self._vector(f"{norm.name}.weight", norm.size)
-
-    def _bias(self, norm: Norm) -> int:
-        """A layer norm's: the kernel always adds one."""
-        if norm.biased:
-            return self._vector(f"{norm.name}.bias", norm.size)
-        if norm.size not in self._zeros:
-            self._zeros[norm.size] = self._sink.vector([], norm.size)
-        return self._zeros[norm.size]
-
-    def _vector(self, name: str, size: int) -> int:
-        if name not in self._vectors:
-            self._vectors[name] = self._sink.vector([(name, 1)], size)
-        return self._vectors[name]
-
     def _head_weights(self, norm: QKNorm) -> int:
         """A row per query and key head."""
         shape = self._model.shape
         counts = [(f"{norm.query.name}.weight", shape.num_heads), (f"{norm.key.name}.weight", shape.num_kv_heads)]
         return self._sink.vector(counts, (shape.num_heads + shape.num_kv_heads) * shape.head_dim)
-
-    def _add(self, **values: object) -> None:
-        self._steps.append(StepSpec(**values))  # type: ignore[arg-type]
