@@ -1,5 +1,4 @@
-"""What 8-bit weights, 8-bit keys and values, and folded norms cost in accuracy, on the default model or another; needs
-no GPU.
+"""What 8-bit weights and 8-bit keys and values cost in accuracy, on the default model or another; needs no GPU.
 
     python bench/fp8_accuracy.py                 # a few minutes on two cores
     python bench/fp8_accuracy.py --model DIR
@@ -14,8 +13,7 @@ order of sums. Against the plain model in float32:
 
 Up to 16 rows at a time the GPU multiplies 8-bit weights by inputs that are not rounded: `weights`. More sequences, and
 prompts, are rounded as well: `weights, inputs`. For scale, `bfloat16` rounds weights, inputs, keys and values to 16
-bits, which is what a GPU does without being asked, and `bfloat16, folded norms` rounds matrices once more after norms'
-weights were multiplied into them (`runner.gpu.folded_norms`). Its divergence from `bfloat16` is printed too.
+bits, which is what a GPU does without being asked.
 """
 
 import argparse
@@ -36,11 +34,9 @@ from ostro.config import EngineConfig
 from ostro.kernels.gpu.fp8 import FP8, LARGEST, quantize_rows_plain, widened
 from ostro.kernels.paged_attention import PagedAttention, Piece
 from ostro.models.architecture import AttentionSpec
-from ostro.runner.gpu.folded_norms import fold_norms
-from ostro.runner.gpu.layer_plan import layer_plans
 from ostro.runner.torch_runner import TorchRunner
 from ostro.torch_models.base import AttentionContext, Model
-from ostro.torch_models.decoder import Decoder, DecoderLayer
+from ostro.torch_models.decoder import DecoderLayer
 from ostro.torch_models.layers import Linear
 
 RESULTS = Path(__file__).parent / "results"
@@ -153,13 +149,11 @@ class Variant:
     weights: Rounding | None = None
     inputs: Rounding | None = None
     keys: Rounding | None = None
-    folds_norms: bool = False
 
 
 VARIANTS = (
     Variant("plain"),
     Variant("bfloat16", weights=to_bfloat16, inputs=to_bfloat16, keys=to_bfloat16),
-    Variant("bfloat16, folded norms", weights=to_bfloat16, inputs=to_bfloat16, keys=to_bfloat16, folds_norms=True),
     Variant("weights", weights=by_rows),
     Variant("weights, inputs", weights=by_rows, inputs=by_rows),
     Variant("keys and values", keys=unscaled),
@@ -215,11 +209,6 @@ def apply(variant: Variant, model: Model) -> None:
                 for name, child in list(parent.named_children()):
                     if isinstance(child, Linear):
                         setattr(parent, name, RoundedLinear(child, weights, variant.inputs))
-        if variant.folds_norms:
-            assert isinstance(model, Decoder)
-            fold_norms(layer_plans(model))
-            for linear in [module for module in model.modules() if isinstance(module, RoundedLinear)]:
-                linear.weight.data = weights(linear.weight.data)
     if (keys := variant.keys) is not None:
         forward = model.forward
         # Modules are called through `forward`, and an instance's own comes before its class's.

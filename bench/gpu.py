@@ -30,7 +30,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from functools import partialmethod, wraps
+from functools import wraps
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 from unittest.mock import patch
@@ -93,18 +93,12 @@ def random_model(config: dict[str, object], options: argparse.Namespace):  # typ
 
 def engine(config: dict[str, object], options: argparse.Namespace, model=None):  # type: ignore[no-untyped-def]
     from ostro.engine.core import EngineCore
-    from ostro.runner.gpu.runner import GpuRunner
     from ostro.runner.load import make_runner
 
     model = random_model(config, options) if model is None else model
-    # Not a setting yet: nothing has run it on a GPU.
-    made = partialmethod(GpuRunner.__init__, folded_norms=options.folded_norms)
-    with patch.object(GpuRunner, "__init__", made):
-        core = EngineCore(make_runner(model, settings(options)))
+    core = EngineCore(make_runner(model, settings(options)))
     if options.no_overlaps:
         set_overlaps(core, False)
-    if options.rotate_in_attention:
-        rotate_in_attention(core)
     # As the engine's process does: what is loaded stays.
     gc.collect()
     gc.freeze()
@@ -115,12 +109,6 @@ def set_overlaps(core, overlaps: bool) -> None:  # type: ignore[no-untyped-def]
     """Whether kernels are launched ahead of their inputs. Graphs that are captured already stay as they are."""
     if (decoder := core.runner.part.decoder) is not None:
         decoder.overlaps = overlaps
-
-
-def rotate_in_attention(core) -> None:  # type: ignore[no-untyped-def]
-    """See `GpuRunner`. The kernels are compiled when they are first used."""
-    if (decoder := core.runner.part.decoder) is not None:
-        decoder.rotates_in_attention = True
 
 
 def run(core, work: list[Work]) -> tuple[float, int]:  # type: ignore[no-untyped-def]
@@ -354,11 +342,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--quantize", choices=["none", "fp8"], default="none")
     parser.add_argument("--kv-dtype", choices=["auto", "fp8"], default="auto")
     parser.add_argument("--kernel-choices", default="off", metavar="auto|off|FILE")
-    parser.add_argument("--folded-norms", action="store_true", help="norms' weights become part of the matrices")
     parser.add_argument("--no-overlaps", action="store_true", help="launch no kernel ahead of its inputs")
-    parser.add_argument(
-        "--rotate-in-attention", action="store_true", help="norm, rotate and store in decode attention's kernel"
-    )
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--host", action="store_true", help="without the device's work")
     parser.add_argument("--save", action="store_true", help="under bench/results/h200")

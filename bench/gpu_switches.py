@@ -8,8 +8,6 @@ its own graphs, so that the runs which count capture nothing. Figures are the be
 variant with none.
 
     choices    our own kernels where measuring says that they are faster, instead of where the shipped file says so
-    folded     norms' weights as part of the matrices, so that products norm their own inputs
-    rotate     attention norms and rotates queries and keys, and stores keys and values
     mixed      steps with prompts of few tokens as graphs
     cascade    rows that share a prefix read it together
 """
@@ -17,7 +15,6 @@ variant with none.
 import argparse
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +44,6 @@ class Switches:
     def by_name(self) -> Mapping[str, Callable[[bool], None]]:
         return {
             "choices": self._set_choices,
-            "folded": self._set_folded,
-            "rotate": self._set_rotate,
             "mixed": self._set_mixed,
             "cascade": self._set_cascade,
         }
@@ -66,15 +61,6 @@ class Switches:
 
     def _set_choices(self, on: bool) -> None:
         self._decoder.choices = self._measured if on else self._shipped
-
-    def _set_folded(self, on: bool) -> None:
-        # Their weights stay folded: it is the kernels that differ.
-        self._decoder.layers = tuple(
-            replace(layer, folded_norms=on) if layer.can_fold_norms else layer for layer in self._decoder.layers
-        )
-
-    def _set_rotate(self, on: bool) -> None:
-        self._decoder.rotates_in_attention = on
 
     def _set_mixed(self, on: bool) -> None:
         self._part.mixed.most = self._most_tokens if on else 0
@@ -101,7 +87,7 @@ def compare(core, switches: Switches, name: str, variants: Mapping[str, frozense
 
 
 def main() -> None:
-    known = ["choices", "folded", "rotate", "mixed", "cascade"]
+    known = ["choices", "mixed", "cascade"]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("workloads", nargs="+", choices=list(WORKLOADS))
     parser.add_argument("--config", type=Path, required=True, help="a config.json that names the shape")
@@ -112,7 +98,6 @@ def main() -> None:
     chosen: list[str] = options.switches
     made = defaults(
         cascade_attention="cascade" in chosen,
-        folded_norms="folded" in chosen,
         kernel_choices="auto" if "choices" in chosen else "off",
         quantize=options.quantize,
         kv_dtype=options.kv_dtype,

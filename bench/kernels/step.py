@@ -3,8 +3,7 @@
     python bench/kernels/step.py --config bench/configs/qwen3-0.6b.json --rows 1 8 128 256 --length 850
 
 Weights are random, each row has its own pages. Prints microseconds a step, and the share of the floor: all weights and
-all keys and values read once. With `--folded-norms`, the first line of several rows is with products that norm their
-own inputs, and that with "norms apart" without.
+all keys and values read once.
 """
 
 import argparse
@@ -66,7 +65,6 @@ def main() -> None:
     parser.add_argument("--config", type=Path, required=True)
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 128, 256])
     parser.add_argument("--length", type=int, default=384)
-    parser.add_argument("--folded-norms", action="store_true")
     options = parser.parse_args()
     config = json.loads(options.config.read_text(encoding="utf-8"))
     model = build_model(config, dtype=torch.bfloat16, device=torch.device("cuda"), max_seq_len=4096)
@@ -81,7 +79,6 @@ def main() -> None:
         max_batch_tokens=1024,
         max_batch_seqs=most,
         graphs=False,
-        folded_norms=options.folded_norms,
     )
     runner.part.attention.pages.memory.normal_()
     keys = shape.num_layers * 2 * shape.num_kv_heads * shape.head_dim * 2
@@ -106,14 +103,11 @@ def own_products(decoder: FusedDecoder) -> Choices:
     return Choices(table)
 
 
-def _with(
-    overlaps: bool, *, own: bool, folds: bool = True, rotates_in_attention: bool = False
-) -> Callable[[GpuRunner], None]:
+def _with(overlaps: bool, *, own: bool, folds: bool = True) -> Callable[[GpuRunner], None]:
     def set_up(runner: GpuRunner) -> None:
         decoder = runner.part.decoder
         assert decoder is not None
         decoder.overlaps, decoder.folds = overlaps, folds
-        decoder.rotates_in_attention = rotates_in_attention
         decoder.choices = own_products(decoder) if own else Choices()
 
     return set_up
@@ -121,7 +115,6 @@ def _with(
 
 VARIANTS: dict[str, Callable[[GpuRunner], None]] = {
     "own products": _with(True, own=True),
-    "own, rotation in attention": _with(True, own=True, rotates_in_attention=True),
     "own products, norms apart": _with(True, own=True, folds=False),
     "own products, no overlap": _with(False, own=True),
     "library's products": _with(True, own=False),

@@ -5,7 +5,6 @@ which take turns; `bench/gpu_tensor_parallel.py` has processes.
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from statistics import mean
 
 import pytest
@@ -34,15 +33,13 @@ from thread_ranks import ThreadRanks
 from triton_device import slow_in_the_interpreter
 from triton_fp8 import round_as_gpus_do
 
-from ostro.backends import BACKENDS
-from ostro.config import EngineConfig
 from ostro.engine.core import EngineCore
 from ostro.engine.request import Request
 from ostro.kernels.gpu.fp8 import MOST_UNROUNDED
 from ostro.runner.gpu.part import GpuPart
 from ostro.runner.gpu.projections import Fp8Linear
 from ostro.runner.gpu.quantize import quantize_fp8
-from ostro.runner.gpu.runner import GpuRunner, rank_part
+from ostro.runner.gpu.runner import GpuRunner
 from ostro.runner.gpu.shared_prefixes import PrefixLimits
 from ostro.sampling_params import SamplingParams
 from ostro.torch_models.base import Model
@@ -219,16 +216,3 @@ def test_fp8_scores_of_many_rows_are_as_good_on_two_ranks(
     asked = [Request(id=0, prompt_ids=prompt, params=params, seed=0, prompt_logprobs_from=1)]
     together, alone, plain = fp8_runs(asked, device, budget=64)
     assert 0 < mean(differences(together, plain)) < 1.5 * mean(differences(alone, plain))
-
-
-def test_all_ranks_have_the_same_kernels(device: torch.device) -> None:
-    group = ThreadGroup(RANKS)
-    config = {**CONFIGS["llama"], "num_hidden_layers": 1}
-    _, second = (part.to(device) for part in divided(config, savable_model(config), group))
-    settings = BACKENDS["cuda"].resolve(EngineConfig(max_batch_seqs=ROWS, page_size=16))
-    make = partial(rank_part, second, settings, PAGES, adapters=None, group=ThreadCollective(group, 1), captures=False)
-    for rotates, folded in ((False, False), (True, True)):
-        decoder = make(rotates_in_attention=rotates, folded_norms=folded).decoder
-        assert decoder is not None
-        assert decoder.rotates_in_attention == rotates
-        assert all(layer.folded_norms == (folded and layer.can_fold_norms) for layer in decoder.layers)

@@ -66,7 +66,6 @@ def gpu_engine(
     budget: int = 64,
     rows: int = 8,
     limits: PrefixLimits | None = None,
-    rotates_in_attention: bool = False,
 ) -> EngineCore:
     runner = GpuRunner(
         model.to(device),
@@ -75,7 +74,6 @@ def gpu_engine(
         max_batch_tokens=budget,
         max_batch_seqs=rows,
         prefix_limits=limits,
-        rotates_in_attention=rotates_in_attention,
     )
     return EngineCore(runner)
 
@@ -113,22 +111,6 @@ def test_greedy_tokens_equal_the_cpus(name: str, device: torch.device) -> None:
     expected = on_cpu(random_model(CONFIGS[name]), asked)
     given, _ = on_gpu(random_model(CONFIGS[name]), device, asked, budget=12)
     assert tokens(given) == tokens(expected)
-
-
-@pytest.mark.parametrize(
-    "limits",
-    [
-        pytest.param(None, id="apart"),
-        pytest.param(PrefixLimits(rows=2, tokens=64, saved=1), id="shared prefixes", marks=slow_in_the_interpreter),
-    ],
-)
-def test_rotation_in_attention_gives_the_cpus_tokens(limits: PrefixLimits | None, device: torch.device) -> None:
-    """Five rows, so that graphs have padding; those that share a prefix take two kernels again."""
-    asked = requests([GREEDY] * 5, shared=0 if limits is None else 70)
-    config = {**SHALLOW, "max_position_embeddings": 256}
-    expected = on_cpu(random_model(config), asked)
-    core = gpu_engine(random_model(config), device, limits=limits, rotates_in_attention=True)
-    assert tokens(run(core, asked)) == tokens(expected)
 
 
 LENGTH = 6 if ON_GPU else 2

@@ -34,7 +34,6 @@ def test_each_variant_gives_the_same_tokens_and_has_its_own_graphs(device: torch
         max_batch_tokens=64,
         max_batch_seqs=4,
         prefix_limits=PrefixLimits(rows=2, tokens=16, saved=16),
-        folded_norms=True,
     )
     core, switches = EngineCore(runner), Switches(EngineCore(runner))
     none, everything = frozenset[str](), frozenset(switches.by_name)

@@ -119,8 +119,6 @@ class Steps:
         own: Own | None = None,
         deterministic: bool = False,
         kernel_choices: str = "off",
-        rotates_in_attention: bool = False,
-        folded_norms: bool = False,
         adapters: Adapters | None = None,
     ) -> None:
         self.part = GpuPart(
@@ -132,8 +130,6 @@ class Steps:
             captured=0,
             deterministic=deterministic,
             kernel_choices=kernel_choices,
-            rotates_in_attention=rotates_in_attention,
-            folded_norms=folded_norms,
             adapters=adapters,
         )
         assert self.part.decoder is not None
@@ -202,38 +198,6 @@ def test_fused_layers_give_the_twins_logits(name: str, own: Own, device: torch.d
     given = all_logits(Steps(model, device, ids, own=own))
     for ours, twins in zip(given, expected, strict=True):
         torch.testing.assert_close(ours, twins, rtol=1e-3, atol=2e-3)
-
-
-# With head norms, windows, without rotation, in all layers or in some, with part of each head rotated, and with norms
-# over the width, which attention's kernel leaves to another.
-@pytest.mark.parametrize(
-    "name",
-    [
-        "gemma3_text",
-        "smollm3",
-        *(
-            pytest.param(name, marks=slow_in_the_interpreter)
-            for name in ("llama", "qwen3", "gpt2", "phi3, half rotated", "olmo2")
-        ),
-    ],
-)
-def test_rotation_in_attention_gives_the_twins_logits(name: str, device: torch.device) -> None:
-    ids, model = some_ids(), decoder(name)
-    expected = [dense_logits(model, each) for each in ids]
-    given = all_logits(Steps(model, device, ids, rotates_in_attention=True))
-    for ours, twins in zip(given, expected, strict=True):
-        torch.testing.assert_close(ours, twins, rtol=1e-3, atol=2e-3)
-
-
-def test_decode_steps_that_rotate_in_attention_launch_no_other_kernel_for_it(
-    device: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    steps = Steps(decoder("qwen3"), device, some_ids(), rotates_in_attention=True)
-    steps.logits([(0, end) for end in PROMPTS])
-    monkeypatch.delattr("ostro.runner.gpu.fused.rope_store")
-    steps.logits([(end, end + 1) for end in PROMPTS])
-    with pytest.raises(NameError):
-        steps.logits([(0, end) for end in PROMPTS])
 
 
 @pytest.mark.parametrize("name", ["gemma3_text", "olmo2", "gpt_neox", "granite"])

@@ -5,7 +5,6 @@ import torch
 from described_parts import described_mlp
 from torch import Tensor
 
-from ostro.kernels.gpu.dot_linear import RowNorm, empty_squares, holds_squares
 from ostro.kernels.gpu.mlp import PLAIN
 from ostro.kernels.gpu.small_batch import small_linear, small_linear_plain
 from ostro.kernels.gpu.tilings import DotTiling, Tiling, VectorTiling
@@ -192,86 +191,3 @@ def test_products_of_many_rows_are_one_tile_each(device: torch.device, rows: int
         small_linear(x, weight, activation="silu", gated=True),
         small_linear_plain(x, weight, activation="silu", gated=True),
     )
-
-
-def parts_of_squares(rows: Tensor, width: int) -> Tensor:
-    """[parts, rows], of parts of a width; the last may be narrower."""
-    starts = range(0, rows.shape[1], width)
-    return torch.stack([rows[:, start : start + width].float().square().sum(1) for start in starts])
-
-
-@DOTS
-@pytest.mark.parametrize(("outs", "ins"), [(48, 96), (37, 200)])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_sums_leave_the_squares_of_what_is_stored(
-    device: torch.device, tiling: DotTiling, outs: int, ins: int, dtype: torch.dtype
-) -> None:
-    torch.manual_seed(0)
-    x, weight, bias = (drawn(device, *shape, dtype=dtype) for shape in ((3, ins), (outs, ins), (outs,)))
-    stream = drawn(device, 3, outs, dtype=dtype)
-    squares = empty_squares(stream, tiling).fill_(float("nan"))
-    small_linear(x, weight, bias, residual=stream, squares=squares, multiplier=0.5, tiling=tiling)
-    torch.testing.assert_close(squares, parts_of_squares(stream, tiling.outs), rtol=1e-5, atol=1e-5)
-
-
-@DOTS
-@pytest.mark.parametrize("rows", [2, 17])
-@pytest.mark.parametrize(("outs", "ins"), [(32, 128), (37, 96), (16, 200)])
-def test_a_norm_whose_weight_the_matrix_has_is_a_factor_of_each_row(
-    device: torch.device, tiling: DotTiling, rows: int, outs: int, ins: int
-) -> None:
-    torch.manual_seed(0)
-    x, weight, bias = drawn(device, rows, ins), drawn(device, outs, ins, scale=0.1), drawn(device, outs)
-    # Some rows are so small that eps counts.
-    x *= torch.logspace(-3, 2, rows, device=device)[:, None]
-    by, residual = drawn(device, ins), drawn(device, rows, outs)
-    norm, row_norm = (by, 1e-5), RowNorm(parts_of_squares(x, 24), 1e-5)
-    ours = partial(small_linear, x, weight * by, bias, row_norm=row_norm, tiling=tiling)
-    plain = partial(small_linear_plain, x, weight, bias, norm=norm)
-    check(ours(), plain())
-    check(ours(activation="gelu"), plain(activation="gelu"))
-    check(ours(residual=residual.clone(), multiplier=0.3), plain(residual=residual.clone(), multiplier=0.3))
-
-
-@pytest.mark.parametrize("tiling", [DOT, HELD], ids=["dot", "held"])
-@pytest.mark.parametrize("ins", [96, 200])
-def test_gate_and_up_are_scaled_by_the_norms_factor(device: torch.device, tiling: DotTiling, ins: int) -> None:
-    torch.manual_seed(0)
-    x, weight, bias = drawn(device, 3, ins), drawn(device, 74, ins, scale=0.1), drawn(device, 74)
-    by, row_norm = drawn(device, ins), RowNorm(parts_of_squares(x, 64), 1e-5)
-    ours = small_linear(x, weight * by, bias, row_norm=row_norm, activation="silu", gated=True, tiling=tiling)
-    check(ours, small_linear_plain(x, weight, bias, norm=(by, 1e-5), activation="silu", gated=True))
-
-
-@DOTS
-def test_a_normed_row_does_not_depend_on_its_neighbours(device: torch.device, tiling: DotTiling) -> None:
-    torch.manual_seed(0)
-    x, first, second = drawn(device, 5, 96), drawn(device, 40, 96), drawn(device, 24, 40)
-    stream = drawn(device, 5, 40)
-
-    def two_products(rows: slice) -> Tensor:
-        summed = stream[rows].clone()
-        squares = empty_squares(summed, tiling)
-        small_linear(x[rows], first, residual=summed, squares=squares, tiling=tiling)
-        return small_linear(summed, second, row_norm=RowNorm(squares, 1e-6), tiling=tiling)
-
-    together = two_products(slice(5))
-    for row in range(5):
-        assert torch.equal(two_products(slice(row, row + 1))[0], together[row])
-
-
-def test_squares_must_fit_into_registers() -> None:
-    few, many = DotTiling(64, 64, 4, stages=3), DotTiling(64, 64, 8, stages=3)
-    assert holds_squares(torch.empty(64, 100), few)
-    assert not holds_squares(torch.empty(65, 100), few)
-    assert not holds_squares(torch.empty(64, 129), few)
-    assert holds_squares(torch.empty(64, 129), many)
-
-
-def test_norm_factors_of_large_half_precision_rows_do_not_overflow(device: torch.device) -> None:
-    torch.manual_seed(0)
-    x = drawn(device, 2, 64, dtype=torch.float16, scale=3000.0)
-    weight = drawn(device, 16, 64, dtype=torch.float16, scale=2.0)
-    ours = small_linear(x, weight, row_norm=RowNorm(parts_of_squares(x, 16), 1e-6), tiling=DOT)
-    plain = small_linear_plain(x, weight, norm=(torch.ones(64, device=device), 1e-6))
-    torch.testing.assert_close(ours, plain, rtol=1e-2, atol=5e-2)

@@ -15,17 +15,17 @@ them at once, and its parts are merged with the rows' own:
 
     A and B share 512 keys          A0 and B0: the prefix, from `prefix_attention`       A1 | B1: the rest
 
-`raw_decode_attention` does the work of `rope_store` as well. Every part norms and rotates the queries for itself, and a
-row's last part the new key; it stores the key and the value, and attends to them before they are in the cache. That
-pays off for few rows, where a kernel's launch costs more than its work. A single row's parts it finds without the list,
-whose load the first page would have to wait for.
+For few rows most of the time is latency: of the list, the page, the keys, each known only once the one before is there.
+With `pdl`, keys and values are therefore on their way to the L2 cache while the kernel before still runs.
+
+Queries and keys come normed and rotated, and keys and values are stored. To do the work of `rope_store` here as well, a
+kernel less per layer, was 4 to 10 % slower on an H200: each part of a row repeats it.
 
 Knows pages, rows and heads; knows no sequences and no models.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 import triton
@@ -44,7 +44,6 @@ from ostro.kernels.gpu.prefix_attention import (
     PrefixTuning,
     prefix_attention,
 )
-from ostro.kernels.gpu.rope_store import QKNormWeights, turned
 from ostro.models.architecture import AttentionSpec
 
 _GROUP_OF = tl.constexpr(GROUP_OF)
@@ -56,6 +55,8 @@ _FIELDS = tl.constexpr(ITEM_FIELDS)
 # A finite stand-in for minus infinity: the difference of two infinities would be NaN.
 _LOWEST = tl.constexpr(-1.0e30)
 
+# Blocks of a part that are brought to the cache ahead.
+_AHEAD = tl.constexpr(4)
 # Queries per tile: the minimum for tensor cores. A larger group of query heads takes several tiles.
 _TILE = 16
 # Rows of partial results that a program merges at once.
@@ -192,12 +193,14 @@ def decode_attention(
     *,
     groups: Tensor | None = None,
     pdl: bool = False,
+    leads: bool = False,
 ) -> Tensor:
     """Attends each row's single query to its sequence, as planned for `spec.window` with the same `groups`; fills and
     returns `out`.
 
     q and out are [rows, heads, head_dim], keys and values [pages, kv_heads, page_size, head_dim]. For `pdl` see
-    `small_batch`.
+    `small_batch`; here the plan and the page tables are read before the wait as well, so that a kernel that is launched
+    without it must stand between them and the first such call. With `leads`, the next kernel may start ahead.
     """
     # Rows' own keys are read while prefixes are still being attended to.
     follows = groups is not None and scratch.overlaps
@@ -218,78 +221,6 @@ def decode_attention(
             pdl=pdl,
             leads=follows,
         )
-    return _decode(
-        q,
-        keys,
-        values,
-        tables,
-        scratch,
-        out,
-        spec,
-        raw=None,
-        grouped=groups is not None,
-        follows=follows,
-        pdl=pdl,
-        leads=pdl,
-    )
-
-
-def raw_decode_attention(
-    qkv: Tensor,
-    table: Tensor | None,
-    slots: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    tables: Tensor,
-    scratch: DecodeScratch,
-    out: Tensor,
-    spec: AttentionSpec,
-    *,
-    norm: QKNormWeights | None = None,
-    lens: Tensor | None = None,
-    pdl: bool = False,
-    leads: bool = False,
-) -> Tensor:
-    """`rope_store` and `decode_attention` in one kernel; leaves `qkv` as it is. The twin is the two of them.
-
-    The last position of each row is its token in `qkv`, which is not in the cache yet. A norm must be over each head.
-    `lens` are the lengths that were planned: given them, a single row follows the same plan without reading it, which
-    takes a load less. With `leads`, the next kernel may start ahead of its inputs, as this one may with `pdl`.
-    """
-    assert norm is None or norm.over == "head"
-    q = qkv[:, : scratch.heads * scratch.head_dim].unflatten(1, (scratch.heads, scratch.head_dim))
-    raw = _Raw(table, slots, norm, lens if len(qkv) == 1 else None)
-    return _decode(
-        q, keys, values, tables, scratch, out, spec, raw=raw, grouped=False, follows=False, pdl=pdl, leads=leads
-    )
-
-
-class _Raw(NamedTuple):
-    """What it takes to norm, rotate and store tokens."""
-
-    table: Tensor | None
-    slots: Tensor
-    norm: QKNormWeights | None
-    lens: Tensor | None
-    """Of a single row."""
-
-
-def _decode(
-    q: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    tables: Tensor,
-    scratch: DecodeScratch,
-    out: Tensor,
-    spec: AttentionSpec,
-    *,
-    raw: _Raw | None,
-    grouped: bool,
-    follows: bool,
-    pdl: bool,
-    leads: bool,
-) -> Tensor:
-    table, slots, norm, lens = raw or (None, None, None, None)
     rows, heads, head_dim = q.shape
     group = heads // keys.shape[1]
     padded_dim = triton.next_power_of_2(head_dim)
@@ -327,26 +258,16 @@ def _decode(
         keys.stride(0),
         values.stride(0),
         tables.stride(0),
-        table,
-        slots,
-        None if norm is None else norm.weight,
-        None if norm is None else norm.eps,
-        lens,
-        None if lens is None else scratch.target,
-        None if lens is None else spec.window,
         **shape,
-        half=0 if table is None else table.shape[2],
-        # As a tile like the queries', the key need not be passed between threads; but that takes registers.
-        key_lines=_TILE if padded_dim <= 128 and keys.element_size() > 1 else 1,
         tile=_TILE,
         page_size=scratch.page_size,
         block=tuning.block,
         windowed=spec.window is not None,
         capped=spec.softcap is not None,
         joins=tuning.joins_in_place,
-        raw=raw is not None,
-        grouped=grouped,
+        grouped=groups is not None,
         follows=follows,
+        ahead=pdl and rows * scratch.tiles <= scratch.processors,
         # Two dependent loads, page number and keys, share the stages equally.
         stages=2 * buffers + 1,
         pdl=pdl,
@@ -568,71 +489,56 @@ def _decode_kernel(
     key_page_stride,
     value_page_stride,
     table_stride,
-    angles,
-    new_slots,
-    norm_weight,
-    eps,
-    lens,
-    target,
-    window,
     kv_heads: tl.constexpr,
     group: tl.constexpr,
     head_dim: tl.constexpr,
     padded_dim: tl.constexpr,
     tile_rows: tl.constexpr,
     join_chunk: tl.constexpr,
-    half: tl.constexpr,
-    key_lines: tl.constexpr,
     tile: tl.constexpr,
     page_size: tl.constexpr,
     block: tl.constexpr,
     windowed: tl.constexpr,
     capped: tl.constexpr,
     joins: tl.constexpr,
-    raw: tl.constexpr,
     grouped: tl.constexpr,
     follows: tl.constexpr,
+    ahead: tl.constexpr,
     stages: tl.constexpr,
     pdl: tl.constexpr,
     leads: tl.constexpr,
 ):
-    """`follows`: this kernel starts once everything before `prefix_attention` has ended, and must wait for it alone.
-
-    If q is `raw`, it is followed by keys and values in the same row. The new key is computed as a tile of as many equal
-    lines as `key_lines`. With `lens` there is a single row, whose parts are not read from a list.
-    """
+    """`follows`: this kernel starts once everything before `prefix_attention` has ended, and must wait for it alone."""
     if leads:
         gdc_launch_dependents()
-    if pdl and not follows:
-        gdc_wait()
     tiles_a_head: tl.constexpr = (group + tile - 1) // tile
     tiles: tl.constexpr = kv_heads * tiles_a_head
-    if lens is None:
-        total = tl.load(count) * tiles
-    else:
-        length = tl.load(lens)
-        low = tl.maximum(length - window, 0) if windowed else 0
-        blocks = tl.cdiv(length, block) - low // block
-        lone_parts = tl.maximum(tl.cdiv(blocks, tl.maximum(tl.cdiv(blocks, target), 1)), 1)
-        total = lone_parts * tiles
+    total = tl.load(count) * tiles
+    if ahead and page_size % block == 0 and tl.program_id(0) < total:
+        item = items + (tl.program_id(0) // tiles) * _FIELDS
+        table = tables + tl.load(item).to(tl.int64) * table_stride
+        kv_head = tl.program_id(0) % tiles // tiles_a_head
+        first = tl.load(item + 1) // block * block
+        end = tl.minimum(tl.load(item + 2), first + _AHEAD * block)
+        for base in range(first, end, block):
+            page = tl.load(table + base // page_size).to(tl.int64)
+            within = (kv_head * page_size + base % page_size) * head_dim
+            size: tl.constexpr = block * head_dim * keys.dtype.element_ty.primitive_bitwidth // 8
+            _bring_to_cache(keys + page * key_page_stride + within, size)
+            _bring_to_cache(values + page * value_page_stride + within, size)
+    if pdl and not follows:
+        gdc_wait()
     for work in tl.range(tl.program_id(0), total, tl.num_programs(0), num_stages=1):
         # Heads are innermost, so that a page's heads are read at about the same time.
         item = items + (work // tiles) * _FIELDS
         head_tile = work % tiles
         kv_head = head_tile // tiles_a_head
-        if lens is None:
-            row = tl.load(item)
-            first = tl.load(item + 1)
-            end = tl.load(item + 2)
-            part = tl.load(item + 3)
-            num_parts = tl.load(item + 4)
-            slot = tl.load(item + 5)
-        else:
-            row = work * 0
-            slot = work * 0
-            part = work // tiles
-            num_parts = lone_parts
-            first, end = _keys_of(part, num_parts, low, length, block)
+        row = tl.load(item)
+        first = tl.load(item + 1)
+        end = tl.load(item + 2)
+        part = tl.load(item + 3)
+        num_parts = tl.load(item + 4)
+        slot = tl.load(item + 5)
         awaited = tl.load(item + 6) if grouped else num_parts
 
         member = (head_tile % tiles_a_head) * tile + tl.arange(0, tile)
@@ -640,44 +546,12 @@ def _decode_kernel(
         dim = tl.arange(0, padded_dim)
         held = (member < group)[:, None] & (dim < head_dim)[None, :]
         q_row = q + row.to(tl.int64) * q_row_stride
-        if raw:
-            # The new token is the last that its row attends to. A row without keys has none.
-            has_token = (part == num_parts - 1) & (end > 0)
-            # All loads precede the stores, so that none waits for another.
-            row_angles = None if angles is None else angles + row.to(tl.int64) * (2 * half)
-            key_line = tl.arange(0, key_lines)
-            key_head = kv_heads * group + kv_head + tl.zeros_like(key_line)
-            new_key = turned(
-                q_row, key_head, has_token & (key_line >= 0), row_angles, norm_weight, eps, head_dim, padded_dim, half
-            )
-            new_query = turned(q_row, head, member < group, row_angles, norm_weight, eps, head_dim, padded_dim, half)
-            new_value_at = q_row + (kv_heads * group + kv_heads + kv_head) * head_dim + dim
-            new_value = tl.load(new_value_at, mask=has_token & (dim < head_dim), other=0.0)
-            new_slot = tl.load(new_slots + row)
-            query = operand(new_query, keys)
-        else:
-            at = q_row + head[:, None] * q_head_stride + dim[None, :]
-            query = operand(tl.load(at, mask=held, other=0.0), keys)
+        at = q_row + head[:, None] * q_head_stride + dim[None, :]
+        query = operand(tl.load(at, mask=held, other=0.0), keys)
 
         peak = tl.full([tile], _LOWEST, tl.float32)
         weight = tl.zeros([tile], tl.float32)
         mean = tl.zeros([tile, padded_dim], tl.float32)
-        if raw:
-            # As later steps will read them.
-            new_key = new_key.to(keys.dtype.element_ty)
-            new_value = new_value.to(values.dtype.element_ty)
-            # All lines are the same, and several tiles of heads may share the key.
-            stores = has_token & (new_slot >= 0) & (dim < head_dim) & (head_tile % tiles_a_head == 0)
-            new_page = new_slot // page_size
-            new_within = (kv_head * page_size + new_slot % page_size) * head_dim + dim
-            key_to = tl.broadcast_to((keys + new_page * key_page_stride + new_within)[None, :], [key_lines, padded_dim])
-            tl.store(key_to, new_key, mask=stores[None, :] & (key_line == 0)[:, None])
-            tl.store(values + new_page * value_page_stride + new_within, new_value, mask=stores)
-            new_score = tl.sum(query.to(tl.float32) * new_key.to(query.dtype).to(tl.float32), axis=1)
-            peak = tl.where(has_token, scaled(new_score, scale, softcap, capped), peak)
-            weight = tl.where(has_token, 1.0, weight)
-            mean += new_value.to(tl.float32)[None, :]
-            end = tl.where(has_token, end - 1, end)
 
         table = tables + row.to(tl.int64) * table_stride
         for base in tl.range(first // block * block, end, block, num_stages=stages):
@@ -744,6 +618,26 @@ def _decode_kernel(
     if follows:
         # What comes next waits for this kernel alone.
         gdc_wait()
+
+
+@triton.jit
+def _bring_to_cache(at, size: tl.constexpr):
+    """Asks the copy engine to bring so many bytes into the L2 cache; only the first thread does."""
+    tl.inline_asm_elementwise(
+        """{
+            .reg .pred first;
+            .reg .u32 thread;
+            mov.u32 thread, %tid.x;
+            setp.eq.u32 first, thread, 0;
+            @first cp.async.bulk.prefetch.L2.global [$1], $2;
+            mov.u32 $0, 0;
+        }""",
+        "=r,l,r",
+        [at, tl.full([], size, tl.int32)],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
 
 
 @triton.jit

@@ -34,10 +34,8 @@ def finish(
     activation: tl.constexpr,
     gated: tl.constexpr,
     multiplier: tl.constexpr,
-) -> tl.tensor:
-    """Stores outputs n of one or more rows, and returns them as stored; they count only where the mask is true. If
-    gated, y is the gate and `y_up` the gated value.
-    """
+) -> None:
+    """Stores outputs n of one or more rows, where the mask is true. If gated, `y_up` is what the gate y gates."""
     inside = n < outs
     if has_scale:
         y *= tl.load(scale + n, mask=inside, other=0.0)
@@ -55,6 +53,4 @@ def finish(
         y *= multiplier
     if adds:
         y += before
-    stored = y.to(out.dtype.element_ty)
-    tl.store(out + n, stored, mask=mask)
-    return stored
+    tl.store(out + n, y.to(out.dtype.element_ty), mask=mask)

@@ -316,55 +316,6 @@ def _rope_store_kernel(
 
 
 @triton.jit
-def turned(
-    qkv_row: tl.tensor,
-    head: tl.tensor,
-    there: tl.tensor,
-    angles: tl.tensor,
-    weight: tl.tensor,
-    eps: tl.tensor,
-    head_dim: tl.constexpr,
-    padded_dim: tl.constexpr,
-    half: tl.constexpr,
-) -> tl.tensor:
-    """Some heads of a token, normed and rotated, for a kernel that needs each as one vector: [heads, padded_dim], zeros
-    unless a head is `there`.
-
-    `angles` are those of the token, None if nothing is rotated; `weight` is None if nothing is normed.
-    """
-    dim = tl.arange(0, padded_dim)[None, :]
-    there = there[:, None]
-    inside = there & (dim < head_dim)
-    at = head[:, None] * head_dim + dim
-    x = tl.load(qkv_row + at, mask=inside, other=0.0).to(tl.float32)
-    if angles is not None:
-        # What each number is rotated with lies in the other half.
-        in_left = dim < half
-        in_right = (dim >= half) & (dim < 2 * half)
-        other = _across(qkv_row + at, there & in_left, there & in_right, half)
-        # A pointer per head: every thread loads the angles it needs, in its own layout.
-        angle = tl.broadcast_to(angles + dim, at.shape)
-        cos = tl.load(angle, mask=in_left, other=0.0) + tl.load(angle - half, mask=in_right, other=0.0)
-        cos = tl.where(dim < 2 * half, cos, 1.0)
-        sin = tl.load(angle, mask=in_right, other=0.0) - tl.load(angle + half, mask=in_left, other=0.0)
-    if weight is not None:
-        factor = tl.rsqrt(tl.sum(x * x, 1) / head_dim + eps)[:, None]
-        if angles is not None:
-            other = other * factor * _across(weight + at, there & in_left, there & in_right, half)
-        x = x * factor * tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
-    if angles is not None:
-        x = x * cos + other * sin
-    return x.to(qkv_row.dtype.element_ty)
-
-
-@triton.jit
-def _across(at: tl.tensor, in_left: tl.tensor, in_right: tl.tensor, half: tl.constexpr) -> tl.tensor:
-    """What lies in the other half. Two masked loads, as the pointers of one would not be known to be contiguous."""
-    right = tl.load(at + half, mask=in_left, other=0.0).to(tl.float32)
-    return right + tl.load(at - half, mask=in_right, other=0.0).to(tl.float32)
-
-
-@triton.jit
 def _mean_squares(
     row: tl.tensor, q_width: tl.constexpr, k_width: tl.constexpr, block: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor]:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from triton.errors import TritonError
 
-from ostro.kernels.gpu.dot_linear import RowNorm, dot_linear
+from ostro.kernels.gpu.dot_linear import dot_linear
 from ostro.kernels.gpu.mlp import PLAIN
 from ostro.kernels.gpu.tilings import Tiling, VectorTiling, default_tiling
 from ostro.kernels.gpu.vector_linear import Joined, vector_linear
@@ -34,10 +34,8 @@ def small_linear(
     bias: Tensor | None = None,
     *,
     norm: tuple[Tensor, float] | None = None,
-    row_norm: RowNorm | None = None,
     joined: Joined | None = None,
     residual: Tensor | None = None,
-    squares: Tensor | None = None,
     activation: str | None = None,
     gated: bool = False,
     multiplier: float = 1.0,
@@ -48,10 +46,9 @@ def small_linear(
     """x [rows, in], weight [out, in] -> [rows, out], for 1 to 256 rows.
 
     `norm` (weight, eps) applies an RMSNorm to x first, in the vector kernel only; `joined`, for a single row, is added
-    to x before that. `row_norm` does so in the tensor cores' kernel only. With `residual` [rows, out], the result times
-    the `multiplier` is added to it in place, and it is returned; the tensor cores' kernel can leave the `squares` of
-    its rows for the next matmul's `row_norm`. With `activation`, a name in PLAIN, the result is act(y), or if `gated`,
-    where the weight is gate above up, act(gate) * up, [rows, out / 2].
+    to x before that. With `residual` [rows, out], the result times the `multiplier` is added to it in place, and it is
+    returned. With `activation`, a name in PLAIN, the result is act(y), or if `gated`, where the weight is gate above
+    up, act(gate) * up, [rows, out / 2].
 
     The first call on a device must not be inside a graph capture: it allocates the counters of split matmuls.
     """
@@ -67,8 +64,6 @@ def small_linear(
         outs = weight.shape[0] // (2 if gated else 1)
         out = torch.empty(rows, outs, dtype=out_dtype or x.dtype, device=x.device)
     if isinstance(tiling, VectorTiling):
-        assert row_norm is None
-        assert squares is None
         vector_linear(
             x,
             weight,
@@ -92,9 +87,7 @@ def small_linear(
             bias,
             out,
             tiling,
-            norm=row_norm,
             adds=adds,
-            squares=squares,
             activation=activation,
             gated=gated,
             multiplier=multiplier,

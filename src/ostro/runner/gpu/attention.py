@@ -18,6 +18,7 @@ One page beyond those the scheduler knows takes the keys of padding rows.
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +30,6 @@ from ostro.kernels.gpu.decode_attention import (
     DecodeScratch,
     decode_attention,
     plan_decode,
-    raw_decode_attention,
 )
 from ostro.kernels.gpu.invariant_attention import invariant_attention, invariant_tuning, single_tiles
 from ostro.kernels.gpu.prefill_attention import Chunk as Piece
@@ -41,7 +41,6 @@ from ostro.kernels.gpu.prefill_attention import (
     tuning_for,
 )
 from ostro.kernels.gpu.prefix_attention import GROUP_ARRAYS, prefix_tuning_for
-from ostro.kernels.gpu.rope_store import QKNormWeights
 from ostro.kernels.gpu.step_inputs import LENGTH, POSITION
 from ostro.models.architecture import AttentionSpec, ModelShape
 from ostro.runner.gpu.choices import Gpu
@@ -98,27 +97,13 @@ class StepAttention(ABC):
         return self.attend_stored(layer, q, spec)
 
     @abstractmethod
-    def attend_stored(self, layer: int, q: Tensor, spec: AttentionSpec, *, pdl: bool = False) -> Tensor:
+    def attend_stored(
+        self, layer: int, q: Tensor, spec: AttentionSpec, *, pdl: bool = False, leads: bool = False
+    ) -> Tensor:
         """For keys and values that are already stored: [tokens, heads, head_dim] -> [tokens, heads * head_dim].
 
-        `pdl` allows programmatic dependent launch where the kernel supports it.
+        `pdl` allows programmatic dependent launch where the kernel supports it, and `leads` that of the next kernel.
         """
-
-    def attend_raw(
-        self,
-        layer: int,
-        qkv: Tensor,
-        rotation: Tensor | None,
-        norm: QKNormWeights | None,
-        spec: AttentionSpec,
-        *,
-        pdl: bool = False,
-        leads: bool = False,
-    ) -> Tensor | None:
-        """Norms, rotates and stores what a projection has left, and attends, in one kernel (`raw_decode_attention`).
-        None if no kernel does all that for this step: nothing has happened then.
-        """
-        return None
 
     def _memory_for(self, q: Tensor) -> Tensor:
         """Where attention puts its results. What is zero stays zero, so that all layers can share padded memory."""
@@ -151,55 +136,24 @@ class PlannedAttention(StepAttention):
         self._scratch = scratch
         self._tiles = tiles
         self._groups = groups
-        self._lens = lens
         self._num_single = len(lens)
         if self._num_single:
             for window in scratch.items:
                 plan_decode(lens, scratch, window, groups if window is None else None)
 
-    def attend_stored(self, layer: int, q: Tensor, spec: AttentionSpec, *, pdl: bool = False) -> Tensor:
+    def attend_stored(
+        self, layer: int, q: Tensor, spec: AttentionSpec, *, pdl: bool = False, leads: bool = False
+    ) -> Tensor:
         keys, values = self.pages.layers[layer]
         out = self._memory_for(q)
         single = self._num_single
         if single:
             tables, scratch = self._tables[:single], self._scratch
             groups = self._groups if spec.window is None else None
-            decode_attention(q[:single], keys, values, tables, scratch, out[:single], spec, groups=groups, pdl=pdl)
+            decode = partial(decode_attention, groups=groups, pdl=pdl, leads=leads)
+            decode(q[:single], keys, values, tables, scratch, out[:single], spec)
         if self._tiles is not None:
             prefill_attention(q, keys, values, self._tables, self._tiles, out, spec)
-        return out.flatten(1)
-
-    def attend_raw(
-        self,
-        layer: int,
-        qkv: Tensor,
-        rotation: Tensor | None,
-        norm: QKNormWeights | None,
-        spec: AttentionSpec,
-        *,
-        pdl: bool = False,
-        leads: bool = False,
-    ) -> Tensor | None:
-        shares_prefixes = self._groups is not None and spec.window is None
-        if self._tiles is not None or shares_prefixes:
-            return None
-        (keys, values), scratch = self.pages.layers[layer], self._scratch
-        out = torch.empty(len(qkv), scratch.heads, scratch.head_dim, dtype=qkv.dtype, device=qkv.device)
-        raw_decode_attention(
-            qkv,
-            rotation,
-            self.slots,
-            keys,
-            values,
-            self._tables,
-            scratch,
-            out,
-            spec,
-            norm=norm,
-            lens=self._lens,
-            pdl=pdl,
-            leads=leads,
-        )
         return out.flatten(1)
 
 
@@ -220,7 +174,9 @@ class InvariantAttention(StepAttention):
         self._tuning = tuning
         self._tiles = tiles
 
-    def attend_stored(self, layer: int, q: Tensor, spec: AttentionSpec, *, pdl: bool = False) -> Tensor:
+    def attend_stored(
+        self, layer: int, q: Tensor, spec: AttentionSpec, *, pdl: bool = False, leads: bool = False
+    ) -> Tensor:
         keys, values = self.pages.layers[layer]
         out = self._memory_for(q)
         invariant_attention(q, keys, values, self._tables, self._tiles, out, spec, self._tuning)

@@ -19,9 +19,8 @@ from ostro.kernels.gpu.decode_attention import (
     decode_attention,
     plan_decode,
     plan_sizes,
-    raw_decode_attention,
 )
-from ostro.kernels.gpu.dot_linear import RowNorm, arrival_counters, empty_squares, holds_squares
+from ostro.kernels.gpu.dot_linear import arrival_counters
 from ostro.kernels.gpu.fp8 import quantize_rows
 from ostro.kernels.gpu.logits import finished_logits
 from ostro.kernels.gpu.mlp import activated
@@ -32,7 +31,7 @@ from ostro.kernels.gpu.rope_store import QKNormWeights, rope_store, rotation_tab
 from ostro.kernels.gpu.sampling import SamplerTables, sample_tokens
 from ostro.kernels.gpu.small_batch import small_linear
 from ostro.kernels.gpu.step_inputs import FIELDS, unpack
-from ostro.kernels.gpu.tilings import DotTiling, Epilogue, Tiling, VectorTiling, binary_of
+from ostro.kernels.gpu.tilings import Epilogue, Tiling, binary_of
 from ostro.kernels.gpu.vector_linear import Joined
 from ostro.runner.gpu.choices import Choices
 from ostro.runner.gpu.layer_plan import AttentionPlan, LayerPlan, norm_weights
@@ -65,12 +64,10 @@ class Compiler:
         *,
         kv_dtype: torch.dtype,
         overlaps: bool,
-        attends_ahead: bool,
-        rotates_in_attention: bool = False,
+        leads_from_attention: bool,
     ) -> None:
         self._model, self._layers, self._scratch, self._kv_dtype = model, layers, scratch, kv_dtype
-        self._overlaps, self._attends_ahead = overlaps, attends_ahead
-        self._rotates_in_attention = rotates_in_attention
+        self._overlaps, self._leads_from_attention = overlaps, leads_from_attention
         # A row of the stream.
         self._like = model.backbone.embed_tokens.weight[0]
 
@@ -81,15 +78,13 @@ class Compiler:
     def launches(self, choices: Choices, trials: Iterable[Job] = ()) -> list[Job]:
         """What `compile` runs."""
         model, layers, scratch, like = self._model, self._layers, self._scratch, self._like
-        raw = [layer.attention for layer in layers if self._rotates_in_attention and layer.attention.is_by_head]
         pages = like.new_zeros(
             2, 1, model.shape.num_kv_heads, scratch.page_size, model.shape.head_dim, dtype=self._kv_dtype
         )
         # The slowest to compile first.
         return [
             *_sampler(model, like),
-            *_attention(model, layers, scratch, like, pages, self._attends_ahead),
-            *_raw_attention(model, raw, scratch, like, pages, pdl=self._overlaps, leads=self._attends_ahead),
+            *_attention(model, layers, scratch, like, pages, pdl=self._overlaps, leads=self._leads_from_attention),
             *_products(model, layers[0], like, self._overlaps, choices),
             *trials,
             *_between(model, layers, like, pages, self._overlaps),
@@ -131,7 +126,14 @@ def _on_a_stream(job: Job) -> None:
 
 
 def _attention(
-    model: Decoder, layers: Sequence[LayerPlan], scratch: DecodeScratch, like: Tensor, pages: Tensor, pdl: bool
+    model: Decoder,
+    layers: Sequence[LayerPlan],
+    scratch: DecodeScratch,
+    like: Tensor,
+    pages: Tensor,
+    *,
+    pdl: bool,
+    leads: bool,
 ) -> Jobs:
     shape = model.shape
     # The maximum number of rows for any of the concurrent plans below.
@@ -144,10 +146,12 @@ def _attention(
     specs = [layer.attention.spec for layer in layers]
     for spec in {(spec.window is None, spec.softcap is None): spec for spec in specs}.values():
         yield partial(prefill_attention, q, keys, values, tables, _integers(like, 1, 4), out, spec)
-        decode = partial(decode_attention, q, keys, values, tables, scratch, out, spec, pdl=pdl)
-        yield decode
+        decode = partial(decode_attention, pdl=pdl, leads=leads)
+        # Few rows have a kernel of their own.
+        for number in sorted({1, rows}):
+            yield partial(decode, q[:number], keys, values, tables, scratch, out[:number], spec)
         if spec.window is None and scratch.prefix is not None:
-            yield partial(decode, groups=groups)
+            yield partial(decode, q, keys, values, tables, scratch, out, spec, groups=groups)
     for window in {spec.window is None: spec.window for spec in specs}.values():
         for size in plan_sizes(scratch.max_rows):
             lens = _integers(like, min(size, scratch.max_rows))
@@ -155,38 +159,6 @@ def _attention(
             if window is None and scratch.prefix is not None and len(lens) >= least:
                 yield partial(plan_decode, lens, scratch, groups=groups)
     yield partial(unpack, _integers(like, FIELDS, 1), _integers(like, 1))
-
-
-def _raw_attention(
-    model: Decoder,
-    layers: Sequence[AttentionPlan],
-    scratch: DecodeScratch,
-    like: Tensor,
-    pages: Tensor,
-    *,
-    pdl: bool,
-    leads: bool,
-) -> Jobs:
-    # As many rows as any of the concurrent plans has.
-    shape, rows = model.shape, scratch.max_rows
-    keys, values = pages
-    tables = _integers(like, rows, -(-shape.max_seq_len // scratch.page_size))
-    qkv = like.new_zeros(rows, (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim)
-    slots = torch.full((rows,), -1, dtype=torch.int64, device=like.device)
-    done = set()
-    for attention in layers:
-        spec, norm, half = attention.spec, attention.norm, _half(model, attention)
-        kind = (spec.window is None, spec.softcap is None, half, norm is None)
-        if kind in done:
-            continue
-        done.add(kind)
-        table = None if half is None else like.new_zeros(rows, 2, half, dtype=torch.float32)
-        out = like.new_zeros(rows, shape.num_heads, shape.head_dim)
-        attend = partial(raw_decode_attention, norm=norm, pdl=pdl, leads=leads)
-        yield partial(attend, qkv, table, slots, keys, values, tables, scratch, out, spec)
-        # A single row has a kernel of its own.
-        alone = partial(attend, qkv[:1], table, slots, keys, values, tables, scratch, out[:1], spec)
-        yield partial(alone, lens=_integers(like, 1))
 
 
 def _half(model: Decoder, attention: AttentionPlan) -> int | None:
@@ -213,36 +185,19 @@ def _products(model: Decoder, layer: LayerPlan, like: Tensor, pdl: bool, choices
     """Each kernel of our own products once."""
     done: set[tuple[object, ...]] = set()
 
-    def chosen(matrix: Matrix, epilogue: Epilogue, rows: int, *, folds: bool = False, parts: int = 0) -> Tiling | None:
+    def chosen(matrix: Matrix, epilogue: Epilogue, rows: int, *, folds: bool = False) -> Tiling | None:
         """None as well if another product, or a smaller number of rows, has compiled it. `folds` if a norm is part of
-        it, perhaps from the squares of so many `parts`.
+        it.
         """
         tiling = own_tiling(matrix, rows, epilogue, choices)
         if tiling is None:
             return None
         bias = isinstance(matrix, Linear) and matrix.bias is not None
-        key = (*binary_of(product_of(matrix, epilogue), rows, tiling), bias, folds, parts)
+        key = (*binary_of(product_of(matrix, epilogue), rows, tiling), bias, folds)
         if key in done:
             return None
         done.add(key)
         return tiling
-
-    def left(x: Tensor, matrix: Matrix, epilogue: Epilogue) -> Tensor | None:
-        """The squares that a product leaves when it is added to x."""
-        tiling = own_tiling(matrix, len(x), epilogue, choices) if layer.folded_norms else None
-        return empty_squares(x, tiling) if isinstance(tiling, DotTiling) else None
-
-    def normed(x: Tensor, matrix: Linear, epilogue: Epilogue, norm: NormWeights | None, squares: Tensor | None) -> Jobs:
-        """With folded norms, for several rows."""
-        assert norm is not None
-        parts = 0 if squares is None else len(squares)
-        tiling = chosen(matrix, epilogue, len(x), folds=True, parts=parts)
-        activation, gated = (None, False) if epilogue == "plain" else (layer.mlp.activation, layer.mlp.gated)
-        job = partial(small_product, matrix, x, activation=activation, gated=gated, tiling=tiling, pdl=pdl)
-        if isinstance(tiling, VectorTiling):
-            yield partial(job, norm=(norm.weight, norm.eps))
-        elif isinstance(tiling, DotTiling) and squares is not None and holds_squares(squares, tiling):
-            yield partial(job, row_norm=RowNorm(squares, norm.eps))
 
     (qkv, plain), (output, added), (up, inner), (down, added_down) = layer.products
     for rows in _ROWS:
@@ -265,9 +220,6 @@ def _products(model: Decoder, layer: LayerPlan, like: Tensor, pdl: bool, choices
                 tiling=tiling,
                 pdl=pdl,
             )
-        if layer.folded_norms and rows > 1:
-            yield from normed(x, qkv, plain, layer.attention_norm, left(x, down, added_down))
-            yield from normed(x, up, inner, layer.mlp_norm, left(x, output, added))
         for each, epilogue in ((output, added), (down, added_down)):
             if (tiling := chosen(each, epilogue, rows)) is not None:
                 read = like.new_zeros(rows, each.weight.shape[1])
@@ -278,7 +230,6 @@ def _products(model: Decoder, layer: LayerPlan, like: Tensor, pdl: bool, choices
                     each,
                     read,
                     residual=x if adds else None,
-                    squares=left(x, each, epilogue),
                     multiplier=multiplier,
                     tiling=tiling,
                     pdl=pdl,

@@ -70,6 +70,5 @@ def _compiler(decoder: FusedDecoder, attention: AttentionWorkspace) -> Compiler:
         attention.scratch,
         kv_dtype=attention.pages.memory.dtype,
         overlaps=decoder.overlaps,
-        attends_ahead=decoder.attends_ahead,
-        rotates_in_attention=decoder.rotates_in_attention,
+        leads_from_attention=decoder.leads_from_attention,
     )

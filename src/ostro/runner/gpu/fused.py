@@ -7,8 +7,7 @@ twin.
 What a product adds to the residual stream waits for the next norm, whose kernel adds it. For many rows, the products
 are the library's. For few, those that `choices` names are our own, with the activation fused after them, and, where
 nothing stands between, the sum; for one row, all are, with the norms before them as well: there, a kernel's launch
-costs more than its work. With folded norms (`folded_norms`), our own products norm their inputs for several rows, too,
-where the product before has added to the stream.
+costs more than its work.
 
 If results must not depend on the batch, all rows take the many-rows path, with matmuls and tilings that do not depend
 on the number of rows.
@@ -23,7 +22,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ostro.kernels.gpu.dot_linear import RowNorm, empty_squares, holds_squares
 from ostro.kernels.gpu.invariant_linear import invariant_linear
 from ostro.kernels.gpu.logits import finished_logits
 from ostro.kernels.gpu.mlp import activated
@@ -31,11 +29,10 @@ from ostro.kernels.gpu.norm import NormWeights, add_norm
 from ostro.kernels.gpu.rope_store import rope_store, rotation_table
 from ostro.kernels.gpu.small_batch import small_linear
 from ostro.kernels.gpu.step_inputs import StepInputs
-from ostro.kernels.gpu.tilings import DotTiling, Epilogue, Product, VectorTiling
+from ostro.kernels.gpu.tilings import Product
 from ostro.kernels.gpu.vector_linear import Joined
 from ostro.runner.gpu.attention import StepAttention
 from ostro.runner.gpu.choices import Choices, adding
-from ostro.runner.gpu.folded_norms import fold_norms
 from ostro.runner.gpu.layer_plan import AttentionPlan, LayerPlan, MlpPlan, layer_plans, norm_weights
 from ostro.runner.gpu.measuring import Operand
 from ostro.runner.gpu.projections import Fp8Linear, own_tiling, product, product_of, small_product
@@ -60,8 +57,6 @@ class _Stream:
 
     x: Tensor
     delta: Delta | None = None
-    squares: Tensor | None = None
-    """Of x's rows, by parts, if what was added last has left them."""
 
 
 class _Read(NamedTuple):
@@ -70,7 +65,6 @@ class _Read(NamedTuple):
     x: Tensor
     norm: tuple[Tensor, float] | None = None
     joined: Joined | None = None
-    row_norm: RowNorm | None = None
 
 
 class _Step(NamedTuple):
@@ -91,25 +85,20 @@ class FusedDecoder:
         *,
         overlaps: bool,
         invariant: bool = False,
-        rotates_in_attention: bool = False,
-        folded_norms: bool = False,
     ) -> None:
         """`overlaps` lets a kernel prefetch its weights before the previous one has finished; `invariant` gives each
-        row the same bits for any number of rows. For `rotates_in_attention` see `GpuRunner`. `folded_norms` changes the
-        model's weights: see there. They are not for models with adapters, whose terms need the norm's result.
+        row the same bits for any number of rows.
         """
         self.model = model
-        layers = layer_plans(model)
-        self.layers = fold_norms(layers) if folded_norms and not invariant else layers
+        self.layers = layer_plans(model)
         self._norm = norm_weights(model.backbone.norm)
         self._ropes = [rope for rope in model.backbone.ropes if isinstance(rope, Rotary)]
         self.overlaps = overlaps
         self.invariant = invariant
-        self.rotates_in_attention = rotates_in_attention
         self.choices = Choices()
         """Which matmuls are our own, unless the results are invariant."""
         self.folds = True
-        """Whether, for one row or with folded norms, they do what stands before them."""
+        """Whether, for one row, they do what stands before them."""
 
     @property
     def products(self) -> Mapping[Product, Sequence[Operand]]:
@@ -157,7 +146,8 @@ class FusedDecoder:
         return finished_logits(model.whole_logits(logits), multiplier=model.logit_scale, softcap=model.logit_softcap)
 
     @property
-    def attends_ahead(self) -> bool:
+    def leads_from_attention(self) -> bool:
+        """Whether the kernel after attention may start ahead."""
         # On an H200 this gains 2 % at hidden size 1024 and loses 10 % at 4096, where the next kernel's weight reads
         # compete with attention's reads of keys.
         return self.overlaps and self.model.shape.hidden_size <= _NARROW
@@ -166,11 +156,11 @@ class FusedDecoder:
 
     def _in_turn(self, layer: LayerPlan, stream: _Stream, step: _Step) -> None:
         own, attention, mlp = step.own, layer.attention, layer.mlp
-        add = partial(self._add, multiplier=layer.multiplier, own=own, leaves_squares=layer.folded_norms and self.folds)
-        read = self._read(stream, layer, layer.attention_norm, attention.qkv, "plain", own)
+        add = partial(self._add, multiplier=layer.multiplier, own=own)
+        read = self._read(stream, layer, layer.attention_norm, own)
         attended = self._attend(attention, self._product(attention.qkv, read, own), step)
         add(attention.output, attended, stream, layer.attention_post_norm)
-        read = self._read(stream, layer, layer.mlp_norm, mlp.up, mlp.epilogue, own)
+        read = self._read(stream, layer, layer.mlp_norm, own)
         add(mlp.down, self._inner(mlp, read, own), stream, layer.mlp_post_norm)
 
     def _parallel(self, layer: LayerPlan, stream: _Stream, step: _Step) -> None:
@@ -186,41 +176,24 @@ class FusedDecoder:
 
     # ---- its parts
 
-    def _read(
-        self,
-        stream: _Stream,
-        layer: LayerPlan,
-        norm: NormWeights | None,
-        matrix: Linear,
-        epilogue: Epilogue,
-        own: bool,
-    ) -> _Read:
-        """The input of a matmul, with what the matmul does before it. Every program of its kernel adds up squares for
-        itself, which pays off for one row or very few; for more, the matmul before must have left them.
+    def _read(self, stream: _Stream, layer: LayerPlan, norm: NormWeights | None, own: bool) -> _Read:
+        """The input of a matmul, with what the matmul does before it if there is one row: every program of its kernel
+        adds up squares for itself.
         """
         x, delta, joined = stream.x, stream.delta, None
-        if not own or not self.folds or not layer.folds:
-            return _Read(self._joined(stream, norm))
-        if len(x) > 1:
-            if layer.folded_norms and norm is not None and delta is None:
-                match own_tiling(matrix, len(x), epilogue, self.choices):
-                    case VectorTiling():
-                        return _Read(x, norm=(norm.weight, norm.eps))
-                    case DotTiling() as tiling if stream.squares is not None and holds_squares(stream.squares, tiling):
-                        return _Read(x, row_norm=RowNorm(stream.squares, norm.eps))
+        if len(x) > 1 or not own or not self.folds or not layer.folds:
             return _Read(self._joined(stream, norm))
         if delta is not None:
             assert delta.norm is not None
             weight, eps, _ = delta.norm
             joined = Joined(delta.value, weight, eps, delta.multiplier, torch.empty_like(x))
-            stream.x, stream.delta, stream.squares = joined.out, None, None
+            stream.x, stream.delta = joined.out, None
         return _Read(x, None if norm is None else (norm.weight, norm.eps), joined)
 
     def _joined(self, stream: _Stream, norm: NormWeights | None) -> Tensor:
         """The norm of the stream, after adding to it what is still to be added."""
         value, delta_norm, multiplier = stream.delta or (None, None, 1.0)
-        if stream.delta is not None:
-            stream.delta = stream.squares = None
+        stream.delta = None
         return add_norm(
             stream.x,
             value,
@@ -240,7 +213,6 @@ class FusedDecoder:
         *,
         multiplier: float,
         own: bool,
-        leaves_squares: bool = False,
     ) -> None:
         """Adds a product to the stream, or leaves it to be added later: if a norm stands between, if the ranks' results
         must be summed up first, or if it is the library's.
@@ -248,29 +220,17 @@ class FusedDecoder:
         if adding(normed=norm is not None, reduced=layer.reduce is not None) == "plain":
             stream.delta = Delta(self._product(layer, _Read(x), own), norm, multiplier)
         elif own and (tiling := own_tiling(layer, len(x), "added", self.choices)) is not None:
-            stream.squares = None
-            if leaves_squares and isinstance(tiling, DotTiling):
-                stream.squares = empty_squares(stream.x, tiling)
-            small_product(
-                layer,
-                x,
-                residual=stream.x,
-                squares=stream.squares,
-                multiplier=multiplier,
-                tiling=tiling,
-                pdl=self.overlaps,
-            )
+            small_product(layer, x, residual=stream.x, multiplier=multiplier, tiling=tiling, pdl=self.overlaps)
         else:
             stream.delta = Delta(self._many(layer, x), norm, multiplier)
 
     def _inner(self, mlp: MlpPlan, read: _Read, own: bool) -> Tensor:
-        x, norm, joined, row_norm = read
+        x, norm, joined = read
         if own and (tiling := own_tiling(mlp.up, len(x), mlp.epilogue, self.choices)) is not None:
             return small_product(
                 mlp.up,
                 x,
                 norm=norm,
-                row_norm=row_norm,
                 joined=joined,
                 activation=mlp.activation,
                 gated=mlp.gated,
@@ -280,9 +240,9 @@ class FusedDecoder:
         return activated(self._many(mlp.up, x), mlp.activation, gated=mlp.gated, pdl=self.overlaps)
 
     def _product(self, layer: Linear, read: _Read, own: bool) -> Tensor:
-        x, norm, joined, row_norm = read
+        x, norm, joined = read
         if own and (tiling := own_tiling(layer, len(x), "plain", self.choices)) is not None:
-            y = small_product(layer, x, norm=norm, row_norm=row_norm, joined=joined, tiling=tiling, pdl=self.overlaps)
+            y = small_product(layer, x, norm=norm, joined=joined, tiling=tiling, pdl=self.overlaps)
             return y if layer.reduce is None else layer.reduce(y)
         return self._many(layer, x)
 
@@ -298,22 +258,12 @@ class FusedDecoder:
     def _attend(self, attention: AttentionPlan, qkv: Tensor, step: _Step) -> Tensor:
         keys, values = step.attention.pages.layers[attention.layer]
         rotation = None if attention.rope is None else step.rotations[attention.rope]
-        if self.rotates_in_attention and attention.is_by_head:
-            attended = step.attention.attend_raw(
-                attention.layer,
-                qkv,
-                rotation,
-                attention.norm,
-                attention.spec,
-                pdl=self.overlaps,
-                leads=self.attends_ahead,
-            )
-            if attended is not None:
-                return attended
         if attention.joint_norm is not None:
             qk = qkv.unflatten(1, (-1, keys.shape[-1]))[:, : -keys.shape[1]]
             qk.copy_(attention.joint_norm(qk))
         q = rope_store(
             qkv, rotation, step.slots, keys, values, norm=attention.norm, invariant=self.invariant, pdl=self.overlaps
         )
-        return step.attention.attend_stored(attention.layer, q, attention.spec, pdl=self.attends_ahead)
+        return step.attention.attend_stored(
+            attention.layer, q, attention.spec, pdl=self.overlaps, leads=self.leads_from_attention
+        )

@@ -35,11 +35,6 @@ class AttentionPlan:
     joint_norm: Callable[[Tensor], Tensor] | None
     """The same as a module, [tokens, heads, head_dim], where ranks must add up their sums for it."""
 
-    @property
-    def is_by_head(self) -> bool:
-        """Whether no head's norm depends on other heads."""
-        return self.joint_norm is None and (self.norm is None or self.norm.over == "head")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MlpPlan:
@@ -67,16 +62,6 @@ class LayerPlan:
     multiplier: float
     """Of what attention and MLP add."""
     parallel: bool
-    folded_norms: bool = False
-    """Whether the weights of the norms are part of the matrices after them: see `folded_norms`."""
-
-    @property
-    def can_fold_norms(self) -> bool:
-        """Whether RMS norms stand between sums that a product's kernel can do and products that can norm their inputs:
-        there, no kernel is needed for a norm whose weight is part of the matrix after it.
-        """
-        after, read = (self.attention_post_norm, self.mlp_post_norm), (self.attention.qkv, self.mlp.up)
-        return self.folds and after == (None, None) and not any(isinstance(each, Fp8Linear) for each in read)
 
     @property
     def folds(self) -> bool:

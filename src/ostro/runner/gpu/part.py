@@ -24,10 +24,6 @@ from ostro.torch_models.decoder import Decoder
 from ostro.torch_models.lora import Adapters
 from ostro.torch_models.shard import Collective
 
-# The defaults on all ranks, and of what is compiled ahead. Off until they were measured on a GPU.
-ROTATES_IN_ATTENTION = False
-FOLDED_NORMS = False
-
 
 class GpuPart:
     def __init__(
@@ -46,16 +42,13 @@ class GpuPart:
         finish: Callable[[Tensor, Tensor, StepKind], None] | None = None,
         group: Collective | None = None,
         kernel_choices: str = "off",
-        rotates_in_attention: bool = ROTATES_IN_ATTENTION,
-        folded_norms: bool = FOLDED_NORMS,
         gpu: Gpu | None = None,
     ) -> None:
         """`tokens` are those that the latest step drew. Decode steps of up to `captured` rows are graphs; `finish` is
         what they do with their logits, and gets these, the inputs and the kind: on the first rank, which samples. Its
         tokens then go to the others of the `group`. Unless `captured` is 0, padded steps with prompts are graphs too.
-        `kernel_choices` are as in `EngineConfig`, `rotates_in_attention` as in `GpuRunner`. `folded_norms` lets
-        `FusedDecoder` change the weights, unless there are adapters. A `gpu` is what the part is made for if the model
-        is on the meta device: it can then say what it would compile (`launches`), and run nothing.
+        `kernel_choices` are as in `EngineConfig`. A `gpu` is what the part is made for if the model is on the meta
+        device: it can then say what it would compile (`launches`), and run nothing.
         """
         parameter = next(model.parameters())
         self.model, self.device, self._adapters = model, parameter.device, adapters
@@ -76,8 +69,6 @@ class GpuPart:
                 model,
                 overlaps=self.attention.scratch.overlaps,
                 invariant=deterministic,
-                rotates_in_attention=rotates_in_attention,
-                folded_norms=folded_norms and adapters is None,
             )
             if isinstance(model, Decoder) and unfused is None
             else None

@@ -4,7 +4,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ostro.kernels.gpu.dot_linear import RowNorm
 from ostro.kernels.gpu.fp8 import (
     MOST_FEW,
     default_tiling,
@@ -66,10 +65,8 @@ def small_product(
     x: Tensor,
     *,
     norm: tuple[Tensor, float] | None = None,
-    row_norm: RowNorm | None = None,
     joined: Joined | None = None,
     residual: Tensor | None = None,
-    squares: Tensor | None = None,
     activation: str | None = None,
     gated: bool = False,
     multiplier: float = 1.0,
@@ -79,8 +76,6 @@ def small_product(
     """Small-batch matmul with fused prologue and epilogue: see `small_linear`."""
     if isinstance(layer, Fp8Linear):
         assert joined is None
-        assert row_norm is None
-        assert squares is None
         return fp8_small_linear(
             x,
             layer.weight,
@@ -99,10 +94,8 @@ def small_product(
         layer.weight,
         layer.bias,
         norm=norm,
-        row_norm=row_norm,
         joined=joined,
         residual=residual,
-        squares=squares,
         activation=activation,
         gated=gated,
         multiplier=multiplier,

@@ -37,7 +37,7 @@ from ostro.runner.gpu.decode_rows import DecodeRows, asked_logprobs, edits, mask
 from ostro.runner.gpu.graphs import StepGraphs
 from ostro.runner.gpu.layer_plan import why_unfused
 from ostro.runner.gpu.masks import TokenMasks, masked
-from ostro.runner.gpu.part import FOLDED_NORMS, ROTATES_IN_ATTENTION, GpuPart
+from ostro.runner.gpu.part import GpuPart
 from ostro.runner.gpu.projections import Fp8Linear
 from ostro.runner.gpu.sampling import DrawnTokens, Sampler, edited, failure
 from ostro.runner.gpu.shared_prefixes import PrefixLimits, SharedPrefixes
@@ -103,15 +103,10 @@ class GpuRunner:
         group: Collective | None = None,
         kernel_choices: str = "off",
         prefix_limits: PrefixLimits | None = None,
-        rotates_in_attention: bool = ROTATES_IN_ATTENTION,
-        folded_norms: bool = FOLDED_NORMS,
     ) -> None:
         """With `ranks`, the model is the first rank's part of the `group`'s, and the others have loaded theirs. Steps
         with prompts of up to `graph_max_tokens` tokens are padded, and are graphs where decode steps are. Without
-        `prefix_limits` every row reads the prefix that it shares for itself. With `rotates_in_attention`, the attention
-        kernel of decode steps also norms and rotates queries and keys and writes the KV cache, where it can: a kernel
-        less per layer. `folded_norms` multiplies norms' weights into the model's matrices, where it can, so that
-        matmuls norm their own inputs: see `runner.gpu.folded_norms`.
+        `prefix_limits` every row reads the prefix that it shares for itself.
         """
         if deterministic:
             _check_deterministic(model, adapters)
@@ -161,8 +156,6 @@ class GpuRunner:
             finish=self._finish_decode,
             group=group,
             kernel_choices=kernel_choices,
-            rotates_in_attention=rotates_in_attention,
-            folded_norms=folded_norms,
         )
         self.part.mixed.most = graph_max_tokens
         scratch = self.part.attention.scratch
@@ -601,8 +594,6 @@ def rank_part(
     adapters: Adapters | None,
     group: Collective,
     captures: bool,
-    rotates_in_attention: bool = ROTATES_IN_ATTENTION,
-    folded_norms: bool = FOLDED_NORMS,
 ) -> GpuPart:
     """What a rank other than the first has: its graphs are those of the first, and so are its kernels."""
     device = next(model.parameters()).device
@@ -619,8 +610,6 @@ def rank_part(
         adapters=adapters,
         group=group,
         kernel_choices=config.kernel_choices,
-        rotates_in_attention=rotates_in_attention,
-        folded_norms=folded_norms,
     )
 
 
