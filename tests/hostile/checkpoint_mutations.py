@@ -109,6 +109,13 @@ CONFIGS: Mapping[str, Mapping[str, object]] = {
     },
     # Their experts are stored one by one, or all in one tensor; some layers have none, or an MLP beside them.
     "mixtral": {**_SIZES, **_EXPERTS, "architectures": ["MixtralForCausalLM"], "sliding_window": 8},
+    "gpt_oss": {
+        **_SIZES,
+        **_EXPERTS,
+        "architectures": ["GptOssForCausalLM"],
+        "sliding_window": 8,
+        "rope_scaling": {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 32},
+    },
     "olmoe": {**_SIZES, **_EXPERTS, "architectures": ["OlmoeForCausalLM"]},
     "granitemoe": {**_SIZES, **_EXPERTS, "architectures": ["GraniteMoeForCausalLM"], "attention_multiplier": 0.2},
     "qwen2_moe": {
