@@ -33,6 +33,9 @@ class Rates:
 # Measured: device-to-device copies, and products of large bfloat16 matrices. Of 8-bit ones, nominally twice as many.
 H200 = Rates(bytes_per_second=4.3e12, flops_per_second=780e12, fp8_flops_per_second=1560e12)
 
+# A weight's; in 4 bits, 128 weights share four bytes.
+_BYTES = {"none": 2.0, "fp8": 1.0, "int4": 0.5 + 4 / 128}
+
 
 @dataclass(frozen=True, slots=True)
 class Step:
@@ -72,11 +75,11 @@ def floor_seconds(
     described: Architecture,
     work: Sequence[Work],
     *,
-    fp8_weights: bool = False,
+    quantize: str = "none",
     fp8_kv: bool = False,
     rates: Rates = H200,
 ) -> float:
-    """Of the layers' weights and of keys and values in 16 bits each, or in 8; the head has 16."""
+    """Of the layers' weights in 16 bits, in 8 (fp8) or 4 (int4), and of keys and values in 16 or 8; the head has 16."""
     shape = described.shape
     layers = sum(
         projection.rows * projection.columns
@@ -85,8 +88,8 @@ def floor_seconds(
     )
     head = shape.vocab_size * shape.hidden_size
     windows = Counter(layer.attention.spec.window for layer in described.layers)
-    weight_bytes = layers * (1 if fp8_weights else 2) + head * 2
-    layer_rate = rates.fp8_flops_per_second if fp8_weights else rates.flops_per_second
+    weight_bytes = layers * _BYTES[quantize] + head * 2
+    layer_rate = rates.fp8_flops_per_second if quantize == "fp8" else rates.flops_per_second
     bytes_a_key = 2 * shape.num_kv_heads * shape.head_dim * (1 if fp8_kv else 2)
     # A score and its share of the sum: a multiplication and an addition for each number, twice.
     flops_a_pair = 4 * shape.num_heads * shape.head_dim

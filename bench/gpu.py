@@ -70,7 +70,8 @@ def settings(options: argparse.Namespace):  # type: ignore[no-untyped-def]
         cuda_graphs=not options.no_cuda_graphs,
         deterministic=options.deterministic,
         cascade_attention=options.cascade_attention,
-        quantize=options.quantize,
+        # Random weights in 4 bits are made here, not by the engine.
+        quantize="none" if options.quantize == "int4" else options.quantize,
         kv_dtype=options.kv_dtype,
         kernel_choices=options.kernel_choices,
         tensor_parallel=1,
@@ -88,7 +89,31 @@ def random_model(config: dict[str, object], options: argparse.Namespace):  # typ
     torch.manual_seed(0)
     for parameter in model.parameters():
         parameter.data.normal_(0.0 if parameter.dim() > 1 else 1.0, 0.02)
+    if options.quantize == "int4":
+        pack(model)
     return model
+
+
+def pack(model) -> None:  # type: ignore[no-untyped-def]
+    """Gives the layers' projections random weights of 4 bits in groups of 128, as a quantised checkpoint has them."""
+    import torch
+
+    from ostro.kernels.gpu.packed_words import Packed, pack_pairs
+    from ostro.runner.gpu.projections import PackedLinear
+    from ostro.torch_models.layers import Linear
+
+    for layer in model.layers:
+        for parent in list(layer.modules()):
+            for name, child in list(parent.named_children()):
+                if not isinstance(child, Linear):
+                    continue
+                (outs, ins), device = child.shape, child.weight.device
+                words = torch.randint(-(2**31), 2**31, (outs, ins // 8), dtype=torch.int32, device=device)
+                # Codes from 0 to 15 with the same standard deviation as weights that are not quantised.
+                scales = torch.full((outs, ins // 128), 0.02 / 4.6, dtype=torch.float16, device=device)
+                pairs = pack_pairs(scales, torch.full_like(scales, 7.5))
+                setattr(parent, name, PackedLinear(child, Packed(words, pairs, 4, 128, False)))
+    torch.cuda.empty_cache()
 
 
 def engine(config: dict[str, object], options: argparse.Namespace, model=None):  # type: ignore[no-untyped-def]
@@ -132,7 +157,7 @@ def run(core, work: list[Work]) -> tuple[float, int]:  # type: ignore[no-untyped
 
 
 def measure(  # type: ignore[no-untyped-def]
-    core, config: dict[str, object], name: str, *, fp8_weights: bool = False, fp8_kv: bool = False
+    core, config: dict[str, object], name: str, *, quantize: str = "none", fp8_kv: bool = False
 ) -> Row:
     from ostro.models.architecture import Architecture
     from ostro.models.registry import describe
@@ -143,7 +168,7 @@ def measure(  # type: ignore[no-untyped-def]
     output = sum(each.output for each in work)
     described = describe(config)
     assert isinstance(described, Architecture), "only decoders have a floor"
-    best = floor_seconds(described, work, fp8_weights=fp8_weights, fp8_kv=fp8_kv)
+    best = floor_seconds(described, work, quantize=quantize, fp8_kv=fp8_kv)
     return Row(
         workload=name,
         requests=len(work),
@@ -339,7 +364,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--no-cuda-graphs", action="store_true")
     parser.add_argument("--deterministic", action="store_true")
     parser.add_argument("--cascade-attention", action="store_true", help="rows read shared prefixes together")
-    parser.add_argument("--quantize", choices=["none", "fp8"], default="none")
+    parser.add_argument("--quantize", choices=["none", "fp8", "int4"], default="none")
     parser.add_argument("--kv-dtype", choices=["auto", "fp8"], default="auto")
     parser.add_argument("--kernel-choices", default="off", metavar="auto|off|FILE")
     parser.add_argument("--no-overlaps", action="store_true", help="launch no kernel ahead of its inputs")
@@ -378,8 +403,8 @@ def main() -> None:
         if options.host:
             measure_host(core, name)
             continue
-        fp8_weights, fp8_kv = options.quantize == "fp8", options.kv_dtype == "fp8"
-        rows.append(row := measure(core, config, name, fp8_weights=fp8_weights, fp8_kv=fp8_kv))
+        fp8_kv = options.kv_dtype == "fp8"
+        rows.append(row := measure(core, config, name, quantize=options.quantize, fp8_kv=fp8_kv))
         figures = " ".join(
             f"{s:8.3f} s {t:9.0f} tok/s" for s, t in zip(row.seconds, row.tokens_per_second, strict=True)
         )

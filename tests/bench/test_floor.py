@@ -1,7 +1,6 @@
 """The floor that GPU benchmarks are measured against: its arithmetic on sizes that can be computed by hand."""
 
 from collections import Counter
-from collections.abc import Mapping
 
 import pytest
 from tiny_configs import BY_MODEL_TYPE
@@ -93,15 +92,14 @@ def test_each_step_is_bound_by_what_is_longer_in_it() -> None:
     assert floor_seconds(described, work, rates=rates) == pytest.approx(sizes * (5 + 5 + 2), rel=0.01)
 
 
-def test_8_bit_weights_and_keys_take_half_the_bytes_but_for_the_head() -> None:
+def test_weights_and_keys_of_fewer_bits_take_fewer_bytes_but_for_the_head() -> None:
     work = [Work([1, 2, 3], 2)]
-    halves = {
-        "fp8_weights": 2 * (LAYERS + 2 * HEAD) + 4 * KEY_BYTES,
-        "fp8_kv": 2 * 2 * (LAYERS + HEAD) + 4 * KEY_BYTES / 2,
-    }
-    for name, expected in halves.items():
-        options: Mapping[str, bool] = {name: True}
-        assert floor_seconds(architecture(), work, rates=SLOW_MEMORY, **options) == pytest.approx(expected)
+    keys = 4 * KEY_BYTES
+    for quantize, size in {"none": 2.0, "fp8": 1.0, "int4": 0.53125}.items():
+        found = floor_seconds(architecture(), work, rates=SLOW_MEMORY, quantize=quantize)
+        assert found == pytest.approx(2 * (size * LAYERS + 2 * HEAD) + keys)
+    half = floor_seconds(architecture(), work, rates=SLOW_MEMORY, fp8_kv=True)
+    assert half == pytest.approx(2 * 2 * (LAYERS + HEAD) + keys / 2)
 
 
 def test_plain_mlps_have_two_matrices_and_windows_hold_in_their_layers_only() -> None:

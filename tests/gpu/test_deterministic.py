@@ -245,7 +245,7 @@ def test_8_bit_weights_are_refused(device: torch.device) -> None:
     layer = model.get_submodule("model.layers.0")
     assert isinstance(layer, DecoderLayer)
     assert isinstance(layer.mlp, GatedMLP)
-    layer.mlp.down_proj = Fp8Linear(layer.mlp.down_proj)
+    layer.mlp.down_proj = Fp8Linear.quantized(layer.mlp.down_proj)
     with pytest.raises(BadRequest, match="quantize") as refusal:
         engine(model)
     assert refusal.value.param == "deterministic"

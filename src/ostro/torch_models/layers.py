@@ -5,6 +5,7 @@ Each module with weights states their names and layout in checkpoints, so that l
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -31,19 +32,6 @@ ACTIVATIONS: Mapping[arch.Activation, Callable[[Tensor], Tensor]] = {
 }
 
 
-def clamped_silu(gate: Tensor, up: Tensor) -> Tensor:
-    gate, up = gate.clamp(max=arch.CLAMP), up.clamp(-arch.CLAMP, arch.CLAMP)
-    return torch.sigmoid(gate * arch.SLOPE).mul_(gate).mul_(up.add_(1.0))
-
-
-def gating(activation: arch.Activation) -> Callable[[Tensor, Tensor], Tensor]:
-    """Turns gates and ups into inner states."""
-    if activation == "clamped_silu":
-        return clamped_silu
-    act = ACTIVATIONS[activation]
-    return lambda gate, up: act(gate).mul_(up)
-
-
 def parameter(*shape: int, dtype: torch.dtype | None = None) -> nn.Parameter:
     return nn.Parameter(torch.empty(shape, dtype=dtype), requires_grad=False)
 
@@ -56,12 +44,29 @@ class Matrix(Weighted):
         self.weight = parameter(out_features, in_features)
         self.packed: Tensor | None = None
 
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Outputs and inputs, however the numbers are stored."""
+        out_features, in_features = self.weight.shape
+        return out_features, in_features
+
     def pack(self) -> None:
         """Makes a second copy in the layout for many rows. The weight must not change afterwards."""
         self.packed = pack(self.weight.data)
 
     def product(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         return linear(x, self.weight, bias, self.packed)
+
+
+class OwnPart(NamedTuple):
+    """What a rank has of a described projection: all of it, if there is one rank."""
+
+    described: arch.Projection
+    share: Share
+
+    def rows(self) -> list[tuple[range, ...]]:
+        """The rows of each part of the projection that are here, numbered within the part."""
+        return part_rows(self.described, self.share)
 
 
 class Linear(Matrix):
@@ -74,6 +79,8 @@ class Linear(Matrix):
         """Adds the adapters' terms for the rows of x to y; see `torch_models.lora`."""
         self.reduce: Callable[[Tensor], Tensor] | None = None
         """Sums up the ranks' results, if each has a part of the inputs only."""
+        self.own: OwnPart | None = None
+        """What this is of a described projection, if it is one."""
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.product(x, self.bias)
@@ -89,6 +96,7 @@ class Projection(Linear):
         own = share or Share((range(described.rows),), range(described.columns))
         super().__init__(len(own.columns), sum(map(len, own.rows)) + own.padding, bias=described.bias)
         self.described, self.share, self.is_whole = described, own, share is None
+        self.own = OwnPart(described, own)
         # Not filled from a checkpoint: whatever was in memory there would be multiplied.
         self.weight.data[len(self.weight) - own.padding :].zero_()
         self.adds_bias = not own.summed or shard is None or shard.rank == 0
@@ -96,12 +104,8 @@ class Projection(Linear):
         if own.summed and shard is not None:
             self.reduce = shard.group.sum
 
-    def own_rows(self) -> list[tuple[range, ...]]:
-        """The rows of each part of the described projection that are here, numbered within the part."""
-        return part_rows(self.described, self.share)
-
     def places(self, path: str) -> dict[str, Place]:
-        own = self.own_rows()
+        own = part_rows(self.described, self.share)
         sizes = [sum(map(len, ranges)) for ranges in own]
         places: dict[str, Place] = {}
         for name, local in self.named_parameters(recurse=False):
@@ -294,18 +298,6 @@ class CutEmbedding(Embedding):
         return {f"{self.name}.weight": Place(self.weight.data[: len(self._own)], taken=taken)}
 
 
-class Sinks(Weighted):
-    """A score per head that takes part in each softmax, without a value."""
-
-    def __init__(self, described: arch.Sinks) -> None:
-        super().__init__()
-        self.weight = parameter(described.heads)
-        self.described = described
-
-    def places(self, path: str) -> dict[str, Place]:
-        return {self.described.name: Place(self.weight.data)}
-
-
 class Attention(Module):
     """Grouped-query attention. Norms and rotation process queries and keys together."""
 
@@ -317,7 +309,6 @@ class Attention(Module):
         qkv: Share | None = None
         output: Share | None = None
         if shard is not None:
-            assert described.sinks is None, "sinks are not divided over ranks"
             qkv = qkv_share(shape, described.qkv, shard.cut, shard.rank)
             shape = shard.cut.shape(shape)
             output = input_share(described.output, shard.cut, shard.rank)
@@ -326,7 +317,6 @@ class Attention(Module):
         self.qk_and_v = (shape.num_heads + shape.num_kv_heads, shape.num_kv_heads)
         self.qkv_proj = Projection(described.qkv, qkv)
         self.qk_norm = _qk_norm(described.qk_norm, shape, shard)
-        self.sinks = None if described.sinks is None else Sinks(described.sinks)
         self.o_proj = Projection(described.output, output, shard)
 
     def forward(self, x: Tensor, rotation: Rotation | None, ctx: AttentionContext) -> Tensor:
@@ -337,8 +327,7 @@ class Attention(Module):
         if rotation is not None:
             qk = rotation(qk)
         q, k = qk.split_with_sizes(self.q_and_k, 1)
-        sinks = None if self.sinks is None else self.sinks.weight
-        return self.o_proj(ctx.attend(self.layer, q, k, v, self.spec, sinks))
+        return self.o_proj(ctx.attend(self.layer, q, k, v, self.spec))
 
 
 class GatedMLP(Module):

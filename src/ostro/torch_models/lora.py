@@ -38,7 +38,7 @@ from ostro.models.adapter_places import expert_names, placed
 from ostro.models.row_order import RowOrder
 from ostro.torch_models.base import Model
 from ostro.torch_models.decoder import Decoder
-from ostro.torch_models.layers import Linear, Projection
+from ostro.torch_models.layers import Linear
 
 
 class LowRank(Protocol):
@@ -79,9 +79,12 @@ class Adapters:
         self._slots = {name: slot for slot, name in enumerate(name for names in groups for name in names)}
         self._stacks: dict[str, list[_Stack | None]] = {}
         for path in {path for modules in terms.values() for path in modules}:
-            size = len(model.get_submodule(path).get_parameter("weight"))
+            module = model.get_submodule(path)
+            assert isinstance(module, Linear)
             self._stacks[path] = [
-                _stacked([terms[name][path] for name in names], size, like) if path in terms[names[0]] else None
+                _stacked([terms[name][path] for name in names], module.shape[0], like)
+                if path in terms[names[0]]
+                else None
                 for names in groups
             ]
         self.begin(())
@@ -210,16 +213,16 @@ def _places(model: Model) -> dict[str, _Place]:
     for path, module in model.named_modules():
         if not isinstance(module, Linear) or not path.startswith(f"{model.backbone_name}."):
             continue
-        out_features, in_features = module.weight.shape
-        if not isinstance(module, Projection):
+        out_features, in_features = module.shape
+        if (own := module.own) is None:
             whole = (range(out_features),)
             places[path] = _Place(path, slice(0, out_features), (out_features, in_features), whole, range(in_features))
             continue
-        described, first = module.described, 0
-        for (name, size, order), outputs in zip(described.parts, module.own_rows(), strict=True):
+        described, first = own.described, 0
+        for (name, size, order), outputs in zip(described.parts, own.rows(), strict=True):
             rows = slice(first, first + sum(map(len, outputs)))
             shape = (size, described.columns)
-            places[name] = _Place(path, rows, shape, outputs, module.share.columns, order)
+            places[name] = _Place(path, rows, shape, outputs, own.share.columns, order)
             first = rows.stop
     return places
 

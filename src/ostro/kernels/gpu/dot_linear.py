@@ -186,6 +186,56 @@ def _dot_kernel(
         by = tl.load(x_scale + m, mask=m < rows, other=0.0)[None, :]
         main *= by
         up *= by
+    conclude(
+        main,
+        up,
+        before,
+        scale,
+        bias,
+        out,
+        partials,
+        counters,
+        rows,
+        outs,
+        out_stride,
+        splits,
+        has_scale,
+        has_bias,
+        adds,
+        activation,
+        gated,
+        multiplier,
+    )
+
+
+@triton.jit
+def conclude(
+    main: tl.tensor,
+    up: tl.tensor,
+    before: tl.tensor,
+    scale: tl.tensor,
+    bias: tl.tensor,
+    out: tl.tensor,
+    partials: tl.tensor,
+    counters: tl.tensor,
+    rows: tl.tensor,
+    outs: tl.tensor,
+    out_stride: tl.tensor,
+    splits: tl.constexpr,
+    has_scale: tl.constexpr,
+    has_bias: tl.constexpr,
+    adds: tl.constexpr,
+    activation: tl.constexpr,
+    gated: tl.constexpr,
+    multiplier: tl.constexpr,
+) -> None:
+    """Adds up the splits, and stores what the epilogue makes of a tile's sums, [outs, rows]."""
+    block_out: tl.constexpr = main.shape[0]
+    block_rows: tl.constexpr = main.shape[1]
+    split = tl.program_id(1)
+    n, m = tl.program_id(0) * block_out + tl.arange(0, block_out), tl.arange(0, block_rows)
+    target = out + m[None, :] * out_stride
+    keep = (n < outs)[:, None] & (m < rows)[None, :]
     column = n[:, None]
     if splits == 1:
         finish(

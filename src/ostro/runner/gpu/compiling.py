@@ -25,6 +25,7 @@ from ostro.kernels.gpu.fp8 import quantize_rows
 from ostro.kernels.gpu.logits import finished_logits
 from ostro.kernels.gpu.mlp import activated
 from ostro.kernels.gpu.norm import NormWeights, add_norm
+from ostro.kernels.gpu.packed import MOST_FEW
 from ostro.kernels.gpu.prefill_attention import prefill_attention
 from ostro.kernels.gpu.prefix_attention import GROUP_ARRAYS
 from ostro.kernels.gpu.rope_store import QKNormWeights, rope_store, rotation_table
@@ -35,7 +36,7 @@ from ostro.kernels.gpu.tilings import Epilogue, Tiling, binary_of
 from ostro.kernels.gpu.vector_linear import Joined
 from ostro.runner.gpu.choices import Choices
 from ostro.runner.gpu.layer_plan import AttentionPlan, LayerPlan, norm_weights
-from ostro.runner.gpu.projections import Fp8Linear, own_tiling, product_of, small_product
+from ostro.runner.gpu.projections import Fp8Linear, PackedLinear, own_tiling, product, product_of, small_product
 from ostro.runner.gpu.shared_prefixes import PrefixLimits
 from ostro.torch_models.decoder import Decoder
 from ostro.torch_models.layers import Linear, Matrix
@@ -222,7 +223,7 @@ def _products(model: Decoder, layer: LayerPlan, like: Tensor, pdl: bool, choices
             )
         for each, epilogue in ((output, added), (down, added_down)):
             if (tiling := chosen(each, epilogue, rows)) is not None:
-                read = like.new_zeros(rows, each.weight.shape[1])
+                read = like.new_zeros(rows, each.shape[1])
                 adds = epilogue == "added"
                 multiplier = layer.multiplier if adds and not layer.parallel else 1.0
                 yield partial(
@@ -250,17 +251,22 @@ def _join(x: Tensor, norm: NormWeights | None, layer: LayerPlan) -> Joined | Non
 def _between(model: Decoder, layers: Sequence[LayerPlan], like: Tensor, pages: Tensor, pdl: bool) -> Jobs:
     shape, mlp = model.shape, layers[0].mlp
     keys, values = pages
-    yield partial(activated, like.new_zeros(1, mlp.up.weight.shape[0]), mlp.activation, gated=mlp.gated, pdl=pdl)
+    yield partial(activated, like.new_zeros(1, mlp.up.shape[0]), mlp.activation, gated=mlp.gated, pdl=pdl)
     # The inputs of 8-bit weights, if there are many rows.
     for width in {matrix.weight.shape[1] for matrix, _ in layers[0].products if isinstance(matrix, Fp8Linear)}:
         yield partial(quantize_rows, like.new_zeros(1, width), pdl=pdl)
+    # Packed weights and more rows than kernels with epilogues take: some, and so many that weights are widened first.
+    packed = {matrix.shape: matrix for matrix, _ in layers[0].products if isinstance(matrix, PackedLinear)}
+    for matrix in packed.values():
+        for rows in (MOST_FEW, MOST_FEW + 1):
+            yield partial(product, matrix, like.new_zeros(rows, matrix.shape[1]), pdl=pdl)
     # By the numbers of a head that are rotated together, half of them on either side.
     norms: dict[int | None, QKNormWeights | None] = {}
     for attention in (layer.attention for layer in layers):
         norms[_half(model, attention)] = attention.norm
     for tokens in _TOKENS:
         x = like.new_zeros(tokens, len(like))
-        qkv = like.new_zeros(tokens, layers[0].attention.qkv.weight.shape[0])
+        qkv = like.new_zeros(tokens, layers[0].attention.qkv.shape[0])
         positions = torch.zeros(tokens, dtype=torch.int64, device=like.device)
         nowhere = torch.full((tokens,), -1, dtype=torch.int64, device=like.device)
         for half, norm in norms.items():

@@ -35,7 +35,7 @@ from ostro.runner.gpu.attention import StepAttention
 from ostro.runner.gpu.choices import Choices, adding
 from ostro.runner.gpu.layer_plan import AttentionPlan, LayerPlan, MlpPlan, layer_plans, norm_weights
 from ostro.runner.gpu.measuring import Operand
-from ostro.runner.gpu.projections import Fp8Linear, own_tiling, product, product_of, small_product
+from ostro.runner.gpu.projections import QuantizedLinear, own_tiling, product, product_of, small_product
 from ostro.torch_models.decoder import Decoder
 from ostro.torch_models.layers import Linear
 from ostro.torch_models.rope import Rotary
@@ -106,7 +106,7 @@ class FusedDecoder:
         found: defaultdict[Product, list[Operand]] = defaultdict(list)
         for layer in self.layers:
             for linear, epilogue in layer.products:
-                if not isinstance(linear, Fp8Linear):
+                if not isinstance(linear, QuantizedLinear):
                     found[product_of(linear, epilogue)].append(Operand(linear.weight, linear.bias))
         if (head := self.model.lm_head) is not None:
             found[product_of(head)].append(Operand(head.weight, None))

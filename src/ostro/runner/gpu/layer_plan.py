@@ -15,7 +15,7 @@ from ostro.kernels.gpu.rope_store import QKNormWeights
 from ostro.kernels.gpu.tilings import Epilogue
 from ostro.models import architecture as arch
 from ostro.runner.gpu.choices import adding
-from ostro.runner.gpu.projections import Fp8Linear
+from ostro.runner.gpu.projections import QuantizedLinear
 from ostro.torch_models.base import Model
 from ostro.torch_models.decoder import Decoder, DecoderLayer
 from ostro.torch_models.experts import Experts
@@ -73,7 +73,9 @@ class LayerPlan:
             return False
         if after == (None, None):
             return None not in before and self.attention.output.reduce is self.mlp.down.reduce is None
-        return None not in after and not any(isinstance(each, Fp8Linear) for each in (self.attention.qkv, self.mlp.up))
+        return None not in after and not any(
+            isinstance(each, QuantizedLinear) for each in (self.attention.qkv, self.mlp.up)
+        )
 
     @property
     def products(self) -> tuple[tuple[Linear, Epilogue], ...]:
@@ -90,8 +92,6 @@ def why_unfused(model: Model) -> str | None:
     """The reason why there is no layer plan for a model; None if there is one."""
     if not isinstance(model, Decoder):
         return "its layers run several times a token"
-    if model.described.has_sinks:
-        return "its attention has sinks"
     return "it is a mixture of experts" if model.described.has_experts else None
 
 

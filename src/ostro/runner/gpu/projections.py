@@ -1,5 +1,7 @@
 """A projection's matmul on a GPU, with the kernels for its weights' format."""
 
+from typing import Self
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -13,6 +15,9 @@ from ostro.kernels.gpu.fp8 import (
     fp8_small_linear_plain,
     quantize_weight,
 )
+from ostro.kernels.gpu.packed import MOST_FUSED, packed_linear, packed_linear_plain, packed_small_linear
+from ostro.kernels.gpu.packed import default_tiling as packed_tiling
+from ostro.kernels.gpu.packed_words import Packed
 from ostro.kernels.gpu.small_batch import small_linear
 from ostro.kernels.gpu.tilings import Epilogue, Product, Tiling
 from ostro.kernels.gpu.vector_linear import Joined
@@ -21,35 +26,77 @@ from ostro.torch_models.layers import Linear, Matrix
 from ostro.torch_models.shard import Collective
 
 
-class Fp8Linear(Linear):
-    """A projection with 8-bit weights. Its own `product` is the plain twin of the two functions below."""
+class QuantizedLinear(Linear):
+    """A projection whose weights have fewer bits than its inputs. Its own `product` is the plain twin of the functions
+    below.
+    """
 
-    def __init__(self, plain: Linear, group: Collective | None = None) -> None:
-        """Of a rank's part of the inputs, the `group` finds the scales, so that they are those of the whole rows."""
-        out_features, in_features = plain.weight.shape
+    def __init__(self, plain: Linear) -> None:
+        """Takes the place of a projection, whose weight need not be in memory."""
+        out_features, in_features = plain.shape
         with torch.device("meta"):
             super().__init__(in_features, out_features)
-        agree = None if group is None or plain.reduce is None else group.max
-        small, scale = quantize_weight(plain.weight.data, agree)
+        self.bias, self.reduce, self.own = plain.bias, plain.reduce, plain.own
+
+
+class Fp8Linear(QuantizedLinear):
+    """A projection with 8-bit floats, and one scale per output."""
+
+    def __init__(self, plain: Linear, small: Tensor, scale: Tensor) -> None:
+        super().__init__(plain)
         self.weight = nn.Parameter(small, requires_grad=False)
         self.scale = nn.Parameter(scale, requires_grad=False)
-        self.bias, self.reduce = plain.bias, plain.reduce
+
+    @classmethod
+    def quantized(cls, plain: Linear, group: Collective | None = None) -> Self:
+        """Of a rank's part of the inputs, the `group` finds the scales, so that they are those of the whole rows."""
+        agree = None if group is None or plain.reduce is None else group.max
+        return cls(plain, *quantize_weight(plain.weight.data, agree))
 
     def product(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         plain = fp8_small_linear_plain if len(x) <= MOST_FEW else fp8_linear_plain
         return plain(x, self.weight, self.scale, bias)
 
 
+class PackedLinear(QuantizedLinear):
+    """A projection with integers of 4 or 8 bits, and scales for groups of inputs."""
+
+    def __init__(self, plain: Linear, packed: Packed) -> None:
+        super().__init__(plain)
+        self._shape = packed.shape
+        del self.weight
+        # As buffers, because parameters define the model's dtype; as bytes, which tell the number of bits.
+        held = packed.words.view(torch.uint8 if packed.bits == 4 else torch.int8)
+        self.register_buffer("weight", held, persistent=False)
+        self.register_buffer("pairs", packed.pairs, persistent=False)
+        self.pairs: Tensor
+        self._bits, self._group, self._has_minimum = packed.bits, packed.group, packed.has_minimum
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self._shape
+
+    @property
+    def packed_weight(self) -> Packed:
+        return Packed(self.weight.view(torch.int32), self.pairs, self._bits, self._group, self._has_minimum)
+
+    def product(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        return packed_linear_plain(x, self.packed_weight, bias)
+
+
 def product_of(layer: Matrix, epilogue: Epilogue = "plain") -> Product:
     """What a layer's matmul is to the choice of its kernel."""
-    out_features, in_features = layer.weight.shape
-    return Product(out_features, in_features, 8 * layer.weight.element_size(), epilogue)
+    bits = layer.packed_weight.bits if isinstance(layer, PackedLinear) else 8 * layer.weight.element_size()
+    return Product(*layer.shape, bits, epilogue)
 
 
 def own_tiling(layer: Matrix, rows: int, epilogue: Epilogue, choices: Choices) -> Tiling | None:
-    """How our own kernel is to compute a layer's matmul; None if the library is to."""
+    """How our own kernel is to compute a layer's matmul; None if `product` is to."""
+    gated = epilogue == "gated"
     if isinstance(layer, Fp8Linear):
-        return default_tiling(rows, *layer.weight.shape, gated=epilogue == "gated") if rows <= MOST_FEW else None
+        return default_tiling(rows, *layer.shape, gated=gated) if rows <= MOST_FEW else None
+    if isinstance(layer, PackedLinear):
+        return packed_tiling(rows, layer.packed_weight, gated=gated) if rows <= MOST_FUSED else None
     return choices.tiling(product_of(layer, epilogue), rows)
 
 
@@ -57,6 +104,8 @@ def product(layer: Linear, x: Tensor, *, pdl: bool = False) -> Tensor:
     """Matmul for many rows."""
     if isinstance(layer, Fp8Linear):
         return fp8_linear(x, layer.weight, layer.scale, layer.bias, pdl=pdl)
+    if isinstance(layer, PackedLinear):
+        return packed_linear(x, layer.packed_weight, layer.bias, pdl=pdl)
     return F.linear(x, layer.weight, layer.bias)
 
 
@@ -80,6 +129,20 @@ def small_product(
             x,
             layer.weight,
             layer.scale,
+            layer.bias,
+            norm=norm,
+            residual=residual,
+            activation=activation,
+            gated=gated,
+            multiplier=multiplier,
+            tiling=tiling,
+            pdl=pdl,
+        )
+    if isinstance(layer, PackedLinear):
+        assert joined is None
+        return packed_small_linear(
+            x,
+            layer.packed_weight,
             layer.bias,
             norm=norm,
             residual=residual,

@@ -29,7 +29,7 @@ def quantize_fp8(model: Model, group: Collective | None = None) -> None:
             for name, child in list(parent.named_children()):
                 # One at a time, so that at most one weight exists in both formats.
                 if isinstance(child, Linear):
-                    setattr(parent, name, Fp8Linear(child, group))
+                    setattr(parent, name, Fp8Linear.quantized(child, group))
     if torch.cuda.is_available():
         # The device's free memory is measured next.
         torch.cuda.empty_cache()

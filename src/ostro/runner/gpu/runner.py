@@ -38,7 +38,7 @@ from ostro.runner.gpu.graphs import StepGraphs
 from ostro.runner.gpu.layer_plan import why_unfused
 from ostro.runner.gpu.masks import TokenMasks, masked
 from ostro.runner.gpu.part import GpuPart
-from ostro.runner.gpu.projections import Fp8Linear
+from ostro.runner.gpu.projections import QuantizedLinear
 from ostro.runner.gpu.sampling import DrawnTokens, Sampler, edited, failure
 from ostro.runner.gpu.shared_prefixes import PrefixLimits, SharedPrefixes
 from ostro.runner.gpu.step_plan import (
@@ -630,8 +630,8 @@ def _check_deterministic(model: Model, adapters: Adapters | None) -> None:
             f"{unfused}. Leave it off, or serve the model on a CPU.",
             param="deterministic",
         )
-    if any(isinstance(module, Fp8Linear) for module in model.modules()):
+    if any(isinstance(module, QuantizedLinear) for module in model.modules()):
         raise BadRequest(
-            "Products of 8-bit weights depend on the batch: leave out deterministic, or quantize.",
+            "Products of quantized weights depend on the batch: leave out deterministic, or quantize.",
             param="deterministic",
         )

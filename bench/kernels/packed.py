@@ -1,0 +1,150 @@
+"""Products with packed weights of 4 or 8 bits on a GPU: checked against float32 twins, then timed against those with
+bfloat16 weights.
+
+Each product is a CUDA graph over copies of one matrix that together do not fit the cache. Default tilings come first,
+others as long as there is time. Few rows have the epilogues that a model's layers have; many do without.
+
+python bench/kernels/packed.py [--models 0.6B,8B] [--bits 4] [--group 128] [--seconds 80]
+"""
+
+import argparse
+import time
+
+import torch
+import torch.nn.functional as F
+from fp8 import BF16, CACHE, GPU, SHAPES, drawn, error_of, microseconds
+from torch import Tensor
+from triton.errors import TritonError
+
+from ostro.kernels.gpu import packed
+from ostro.kernels.gpu.packed_words import Packed, pack_pairs
+from ostro.kernels.gpu.small_batch import small_linear
+from ostro.kernels.gpu.tilings import DotTiling, Tiling, VectorTiling
+
+ROWS = (1, 8, 16, 64, 128, 256)
+MANY = (512, 2048)
+# Sums of 4096 products in another order, and weights rounded to bfloat16.
+CLOSE = 1e-2
+
+
+def weights(outs: int, ins: int, bits: int, group: int) -> Packed:
+    words = torch.randint(-(2**31), 2**31, (outs, ins * bits // 32), device=GPU, dtype=torch.int32)
+    scales = torch.rand(outs, ins // group, device=GPU).mul_(0.02).add_(0.01) / (1 << bits)
+    zeros = torch.randint(0, 1 << bits, scales.shape, device=GPU)
+    return Packed(words, pack_pairs(scales.half(), zeros.half()), bits, group, False)
+
+
+def others(rows: int, ins: int, chosen: Tiling) -> list[Tiling]:
+    if isinstance(chosen, VectorTiling):
+        found = [VectorTiling(outs, width, warps) for outs, width, warps in _vector_cuts(chosen)]
+        return [each for each in found if each != chosen]
+    found_dots = []
+    for splits in (1, 2, 4, 8) if chosen.splits > 1 else (1,):
+        for outs, warps in ((64, 4), (128, 8), (128, 4)) if rows <= 128 else ((128, 8), (64, 8), (64, 4)):
+            for stages in (chosen.stages, max(2, chosen.stages // 2)):
+                found_dots.append(DotTiling(outs, chosen.ins, warps, stages=stages, splits=splits))
+    return [each for each in dict.fromkeys(found_dots) if each != chosen and ins // each.ins >= 4 * each.splits]
+
+
+def _vector_cuts(chosen: VectorTiling) -> list[tuple[int, int, int]]:
+    outs, ins, warps = chosen.outs, chosen.ins, chosen.warps
+    return [(max(1, outs // 2), ins, warps), (max(1, outs // 2), 2 * ins, 2 * warps), (outs * 2, ins // 2, warps // 2)]
+
+
+class Product:
+    """One of a model's matmuls, with the epilogue that it has there."""
+
+    def __init__(self, name: str, outs: int, ins: int, gated: bool, bits: int, group: int) -> None:
+        self.name, self.outs, self.ins, self.gated = name, outs, ins, gated
+        copies = max(2, min(60, CACHE // (outs * ins * bits // 8)))
+        self.small = [weights(outs, ins, bits, group) for _ in range(copies)]
+        plain = packed.unpacked(self.small[0], BF16)
+        self.plain = [plain.clone() for _ in range(max(2, copies * bits // 16))]
+        self.nbytes = self.small[0].nbytes
+        self.norm = (drawn(ins).add_(1.0), 1e-5)
+
+    def run(self, rows: int) -> None:
+        x, fused = drawn(rows, self.ins), rows <= packed.MOST_FUSED
+        before = microseconds(lambda copy: self.usual(x, copy), len(self.plain))
+        chosen = packed.default_tiling(rows, self.small[0], gated=self.gated and fused)
+        self.tried(x, chosen, f"bf16 {before:7.1f} us, packed")
+
+    def tried(self, x: Tensor, tiling: Tiling, what: str) -> float:
+        rows = len(x)
+        try:
+            error = error_of(self.ours(x, 0, tiling), self.twin(x))
+            took = microseconds(lambda copy: self.ours(x, copy, tiling), len(self.small))
+        except (TritonError, RuntimeError, AssertionError) as failure:
+            print(f"FAILED {self.name} {rows} rows {tiling}: {str(failure).strip()[:200]}", flush=True)
+            return float("inf")
+        print(
+            f"{self.name:>8} {rows:>5} rows: {what} {took:7.1f} ({self.nbytes / took / 1e6:.2f} TB/s, "
+            f"{2 * rows * self.outs * self.ins / took / 1e6:.0f} TFLOP/s), error {error:.1e}"
+            f"{' WRONG' if not error < CLOSE else ''}  {tiling}",
+            flush=True,
+        )
+        return took
+
+    def _epilogue(self, x: Tensor) -> dict[str, object]:
+        """What the kernel does besides multiplying, in a model's layer."""
+        if len(x) > packed.MOST_FUSED:
+            return {}
+        found: dict[str, object] = {}
+        if len(x) == 1 and self.name in ("qkv", "gate_up"):
+            found["norm"] = self.norm
+        if self.gated:
+            found |= {"activation": "silu", "gated": True}
+        return found
+
+    def ours(self, x: Tensor, copy: int, tiling: Tiling) -> Tensor:
+        return packed.packed_small_linear(x, self.small[copy], tiling=tiling, pdl=True, **self._epilogue(x))  # type: ignore[arg-type]
+
+    def twin(self, x: Tensor) -> Tensor:
+        return packed.packed_small_linear_plain(x.float(), self.small[0], **self._epilogue(x))  # type: ignore[arg-type]
+
+    def usual(self, x: Tensor, copy: int) -> Tensor:
+        if len(x) <= 16:
+            return small_linear(x, self.plain[copy], pdl=True, **self._epilogue(x))  # type: ignore[arg-type]
+        return F.linear(x, self.plain[copy])
+
+    def many(self, rows: int) -> None:
+        x = drawn(rows, self.ins)
+        before = microseconds(lambda copy: F.linear(x, self.plain[copy]), 2)
+        took = microseconds(lambda copy: packed.packed_linear(x, self.small[copy]), 2)
+        error = error_of(packed.packed_linear(x, self.small[0]), self.twin(x))
+        wrong = " WRONG" if not error < CLOSE else ""
+        print(
+            f"{self.name:>8} {rows:>5} rows: bf16 {before:7.1f} us, widened first {took:7.1f}, {error:.1e}{wrong}",
+            flush=True,
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", default="8B")
+    parser.add_argument("--bits", type=int, choices=[4, 8], default=4)
+    parser.add_argument("--group", type=int, default=128)
+    parser.add_argument("--rows", type=int, nargs="+", default=ROWS)
+    parser.add_argument("--seconds", type=float, default=80.0, help="after which no further tiling is tried")
+    options = parser.parse_args()
+    torch.manual_seed(0)
+    until = time.monotonic() + options.seconds
+    products = []
+    for model in options.models.split(","):
+        for name, outs, ins, gated in SHAPES[model]:
+            products.append(Product(name, outs, ins, gated, options.bits, options.group))
+            for rows in options.rows:
+                products[-1].run(rows)
+            for rows in MANY:
+                products[-1].many(rows)
+    for rows in options.rows:
+        for each in products:
+            chosen = packed.default_tiling(rows, each.small[0], gated=each.gated and rows <= packed.MOST_FUSED)
+            x = drawn(rows, each.ins)
+            for tiling in others(rows, each.ins, chosen):
+                if time.monotonic() < until:
+                    each.tried(x, tiling, "tried")
+
+
+if __name__ == "__main__":
+    main()

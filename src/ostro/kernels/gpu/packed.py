@@ -1,0 +1,188 @@
+"""Matmul with packed weights of 4 or 8 bits: see `packed_words` for the form.
+
+For one row, and up to MOST_FEW rows, weights are widened after they are read, by kernels that read as few bytes as
+there are: `packed_vector` and `packed_dot`. For more rows the whole weight is widened first, into memory that the next
+matmul uses again, and the library does the rest. Weights that meet 16-bit inputs in the tensor cores are rounded to 16
+bits; for one row they are exact. What `small_batch` says about programmatic dependent launch applies here too.
+
+Knows shapes; knows no layers. The plain twins end in `_plain`.
+"""
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ostro.kernels.gpu import packed_dot, packed_vector
+from ostro.kernels.gpu.packed_words import SLICE, Packed, factors, widened, widened_words
+from ostro.kernels.gpu.small_batch import small_linear_plain
+from ostro.kernels.gpu.tilings import MOST_ROWS, Tiling, VectorTiling
+
+MOST_FEW = MOST_ROWS
+"""The maximum number of rows that `packed_small_linear` takes."""
+MOST_FUSED = 128
+"""The maximum number of rows for which it has registers for an epilogue: for more, another kernel must do that."""
+_UNPACKED_OUTS, _UNPACKED_BLOCKS = 16, 4
+
+
+def default_tiling(rows: int, weight: Packed, *, gated: bool) -> Tiling:
+    if rows == 1:
+        return packed_vector.default_tiling(weight.shape[1], bits=weight.bits, gated=gated)
+    return packed_dot.default_tiling(rows, *weight.shape, bits=weight.bits, gated=gated)
+
+
+def packed_small_linear(
+    x: Tensor,
+    weight: Packed,
+    bias: Tensor | None = None,
+    *,
+    norm: tuple[Tensor, float] | None = None,
+    residual: Tensor | None = None,
+    activation: str | None = None,
+    gated: bool = False,
+    multiplier: float = 1.0,
+    tiling: Tiling | None = None,
+    pdl: bool = False,
+) -> Tensor:
+    """x [rows, in], weight [out, in] -> [rows, out], for 1 to MOST_FEW rows.
+
+    `norm` (weight, eps) applies an RMSNorm to x first, for one row only. With `residual` [rows, out], the result is
+    added to it in place, times the `multiplier`, and it is returned. With `activation`, a name in mlp.PLAIN, the result
+    is act(y), or if `gated`, where the weight is gate above up, act(gate) * up, [rows, out / 2].
+
+    The first call on a device must not be inside a graph capture: it allocates the counters of split matmuls.
+    """
+    rows, adds = len(x), residual is not None
+    assert 1 <= rows <= MOST_FEW
+    assert activation is not None or not gated
+    assert activation is None or not adds
+    assert adds or multiplier == 1.0
+    assert weight.words.is_contiguous()
+    assert weight.pairs.is_contiguous()
+    tiling = tiling or default_tiling(rows, weight, gated=gated)
+    out = residual
+    if out is None:
+        out = torch.empty(rows, weight.shape[0] // (2 if gated else 1), dtype=x.dtype, device=x.device)
+    if isinstance(tiling, VectorTiling):
+        assert rows == 1
+        packed_vector.packed_vector(
+            x,
+            weight,
+            bias,
+            out,
+            tiling,
+            norm=norm,
+            adds=adds,
+            activation=activation,
+            gated=gated,
+            multiplier=multiplier,
+            pdl=pdl,
+        )
+    else:
+        assert norm is None
+        packed_dot.packed_dot(
+            x,
+            weight,
+            bias,
+            out,
+            tiling,
+            adds=adds,
+            activation=activation,
+            gated=gated,
+            multiplier=multiplier,
+            pdl=pdl,
+        )
+    return out
+
+
+def packed_small_linear_plain(
+    x: Tensor,
+    weight: Packed,
+    bias: Tensor | None = None,
+    *,
+    norm: tuple[Tensor, float] | None = None,
+    residual: Tensor | None = None,
+    activation: str | None = None,
+    gated: bool = False,
+    multiplier: float = 1.0,
+) -> Tensor:
+    wide = widened(weight)
+    return small_linear_plain(
+        x,
+        wide if len(x) == 1 else wide.to(x.dtype),
+        bias,
+        norm=norm,
+        residual=residual,
+        activation=activation,
+        gated=gated,
+        multiplier=multiplier,
+    )
+
+
+def packed_linear(x: Tensor, weight: Packed, bias: Tensor | None = None, *, pdl: bool = False) -> Tensor:
+    """x [rows, in] -> [rows, out], for any number of rows."""
+    if len(x) <= MOST_FEW:
+        return packed_small_linear(x, weight, bias, pdl=pdl)
+    return F.linear(x, unpacked(weight, x.dtype), bias)
+
+
+def packed_linear_plain(x: Tensor, weight: Packed, bias: Tensor | None = None) -> Tensor:
+    return packed_small_linear_plain(x, weight, bias)
+
+
+def unpacked(weight: Packed, dtype: torch.dtype) -> Tensor:
+    """The weight [out, in] in a number format of the library's."""
+    outs, ins = weight.shape
+    words = weight.words.shape[1]
+    wide = torch.empty(outs, ins, dtype=dtype, device=weight.words.device)
+    grid = (triton.cdiv(outs, _UNPACKED_OUTS), triton.cdiv(words, SLICE * _UNPACKED_BLOCKS))
+    _unpack_kernel[grid](
+        weight.words,
+        weight.pairs,
+        wide,
+        outs,
+        words,
+        weight.pairs.shape[1],
+        weight.blocks_a_group,
+        bits=weight.bits,
+        groups_a_block=weight.groups_a_block,
+        has_minimum=weight.has_minimum,
+        block_out=_UNPACKED_OUTS,
+        block_words=SLICE * _UNPACKED_BLOCKS,
+        num_warps=4,
+    )
+    return wide
+
+
+@triton.jit
+def _unpack_kernel(
+    words: tl.tensor,
+    pairs: tl.tensor,
+    wide: tl.tensor,
+    outs: tl.tensor,
+    in_words: tl.tensor,
+    groups: tl.tensor,
+    blocks_a_group: tl.tensor,
+    bits: tl.constexpr,
+    groups_a_block: tl.constexpr,
+    has_minimum: tl.constexpr,
+    block_out: tl.constexpr,
+    block_words: tl.constexpr,
+) -> None:
+    places: tl.constexpr = 32 // bits
+    n = (tl.program_id(0) * block_out + tl.arange(0, block_out)).to(tl.int64)
+    start = tl.program_id(1) * block_words
+    w = start + tl.arange(0, block_words)
+    there = (n < outs)[:, None] & (w < in_words)[None, :]
+    loaded = tl.load(words + n[:, None] * in_words + w[None, :], mask=there, other=0)
+    found = ()  # type: tuple[tl.tuple, ...]
+    for group in tl.static_range(groups_a_block):
+        block = w // 16
+        index = block // blocks_a_group if groups_a_block == 1 else block * groups_a_block + group
+        pair = tl.load(pairs + n[:, None] * groups + index[None, :], mask=there, other=0)
+        found += (factors(pair, has_minimum),)
+    values = widened_words(loaded, found, bits, wide.dtype.element_ty)
+    k = start * places + tl.arange(0, block_words * places)
+    inside = (n < outs)[:, None] & (k < in_words * places)[None, :]
+    tl.store(wide + n[:, None] * (in_words * places) + k[None, :], values, mask=inside)

@@ -1,0 +1,359 @@
+"""GEMV with packed weights of 4 or 8 bits, for one row, with fused prologue and epilogue: see `vector_linear`.
+
+Each thread has four words of a row, 16 bytes, at a time, and multiplies what they hold with the inputs as they are:
+
+    Σ x · weight  =  scale · (Σ x · code  -  zero · Σ x)              the last sum is the same for all outputs
+
+A weight costs one mask, one multiply-add and three eighths of a shift: see `packed_words`.
+
+Knows shapes; knows no layers.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from ostro.kernels.gpu.epilogue import finish, previous
+from ostro.kernels.gpu.packed_words import LOWER, RAISED, UPPER, Packed, coded, halves
+from ostro.kernels.gpu.tilings import VectorTiling, power_of_two
+
+_WORDS_A_THREAD = 4
+# Words per thread that are loaded before the wait for the previous kernel; the rest is loaded in a loop after it.
+_HELD_WORDS = 64
+_MOST_WARPS = 4
+
+
+def default_tiling(in_features: int, *, bits: int, gated: bool) -> VectorTiling:
+    a_warp = 32 * _WORDS_A_THREAD * 32 // bits
+    warps = max(1, min(_MOST_WARPS, power_of_two(in_features) // a_warp))
+    chunks = -(-in_features // (warps * a_warp))
+    outs = max(1, _HELD_WORDS // _WORDS_A_THREAD // chunks // (2 if gated else 1))
+    return VectorTiling(
+        outs=1 << (outs.bit_length() - 1), ins=min(warps * a_warp, power_of_two(in_features)), warps=warps
+    )
+
+
+def packed_vector(
+    x: Tensor,
+    weight: Packed,
+    bias: Tensor | None,
+    out: Tensor,
+    tiling: VectorTiling,
+    *,
+    norm: tuple[Tensor, float] | None = None,
+    adds: bool = False,
+    activation: str | None = None,
+    gated: bool = False,
+    multiplier: float = 1.0,
+    pdl: bool = False,
+) -> None:
+    """Writes out [1, outs], or adds to it."""
+    out_features, in_features = weight.shape
+    outs = out_features // (2 if gated else 1)
+    a_quad = _WORDS_A_THREAD * 32 // weight.bits
+    quads = in_features // a_quad
+    block_quads = max(1, tiling.ins // a_quad)
+    chunks = triton.cdiv(quads, block_quads)
+    a_thread = max(1, block_quads // (32 * tiling.warps))
+    held = min(chunks, max(1, _HELD_WORDS // (_WORDS_A_THREAD * a_thread * tiling.outs * (2 if gated else 1))))
+    norm_weight, eps = (x, 0.0) if norm is None else norm
+    _vector_kernel[(triton.cdiv(outs, tiling.outs),)](
+        _fours(x),
+        weight.words,
+        weight.pairs,
+        weight.pairs if bias is None else bias,
+        _fours(norm_weight),
+        out,
+        eps,
+        outs,
+        quads,
+        weight.pairs.shape[1],
+        weight.blocks_a_group,
+        bits=weight.bits,
+        groups_a_block=weight.groups_a_block,
+        has_minimum=weight.has_minimum,
+        block_out=tiling.outs,
+        block_quads=block_quads,
+        held=held,
+        loops=held < chunks,
+        even_out=outs % tiling.outs == 0,
+        even_in=quads % block_quads == 0,
+        has_norm=norm is not None,
+        has_bias=bias is not None,
+        adds=adds,
+        activation=activation or "",
+        gated=gated,
+        multiplier=multiplier,
+        pdl=pdl,
+        num_warps=tiling.warps,
+        num_stages=1,
+        launch_pdl=pdl,
+    )
+
+
+def _fours(row: Tensor) -> Tensor:
+    """Four bfloat16 values per word: one load instead of four."""
+    return row.view(torch.int64) if row.dtype == torch.bfloat16 else row
+
+
+@triton.jit
+def _vector_kernel(
+    x: tl.tensor,
+    words: tl.tensor,
+    pairs: tl.tensor,
+    bias: tl.tensor,
+    norm_weight: tl.tensor,
+    out: tl.tensor,
+    eps: tl.tensor,
+    outs: tl.tensor,
+    quads: tl.tensor,
+    groups: tl.tensor,
+    blocks_a_group: tl.tensor,
+    bits: tl.constexpr,
+    groups_a_block: tl.constexpr,
+    has_minimum: tl.constexpr,
+    block_out: tl.constexpr,
+    block_quads: tl.constexpr,
+    held: tl.constexpr,
+    loops: tl.constexpr,
+    even_out: tl.constexpr,
+    even_in: tl.constexpr,
+    has_norm: tl.constexpr,
+    has_bias: tl.constexpr,
+    adds: tl.constexpr,
+    activation: tl.constexpr,
+    gated: tl.constexpr,
+    multiplier: tl.constexpr,
+    pdl: tl.constexpr,
+) -> None:
+    if pdl:
+        gdc_launch_dependents()
+    # With gate and up, rows of the weight come first from the one, then from the other.
+    num_rows: tl.constexpr = block_out * (2 if gated else 1)
+    first = tl.program_id(0) * block_out
+    quad = tl.arange(0, block_quads)
+
+    # Words stay packed until they are multiplied: unpacking would have to wait for the loads, and would come before the
+    # wait for the previous kernel.
+    words_held = ()  # type: tuple[tl.tuple, ...]
+    pairs_held = ()  # type: tuple[tl.tuple, ...]
+    for chunk in tl.static_range(held):
+        for row in tl.static_range(num_rows):
+            n, inside = _row(first, row, outs, block_out, even_out)
+            at = quad + chunk * block_quads
+            words_held += (_words(words, n, inside, at, quads, even_out, even_in),)
+            pairs_held += (_pairs(pairs, n, inside, at, quads, groups, blocks_a_group, groups_a_block),)
+    if pdl:
+        gdc_wait()
+
+    n = first + tl.arange(0, block_out)
+    before = previous(out + n, n < outs, adds)
+    sums = ()  # type: tuple[tl.tensor, ...]
+    for _row_number in tl.static_range(num_rows):
+        sums += (tl.zeros([block_quads], tl.float32),)
+    squares = tl.zeros([block_quads], tl.float32)
+    for chunk in tl.static_range(held):
+        inputs, squares = _inputs(x, norm_weight, quad + chunk * block_quads, quads, squares, bits, has_norm, even_in)
+        totals = _totals(inputs, bits, groups_a_block)
+        so_far = sums
+        sums = ()
+        for row in tl.static_range(num_rows):
+            own, by = words_held[chunk * num_rows + row], pairs_held[chunk * num_rows + row]
+            sums += (so_far[row] + _products(own, by, inputs, totals, bits, groups_a_block, has_minimum),)
+    if loops:
+        for start in range(held * block_quads, quads, block_quads):
+            inputs, squares = _inputs(x, norm_weight, quad + start, quads, squares, bits, has_norm, even_in)
+            totals = _totals(inputs, bits, groups_a_block)
+            so_far = sums
+            sums = ()
+            for row in tl.static_range(num_rows):
+                at, inside = _row(first, row, outs, block_out, even_out)
+                own = _words(words, at, inside, quad + start, quads, even_out, even_in)
+                by = _pairs(pairs, at, inside, quad + start, quads, groups, blocks_a_group, groups_a_block)
+                sums += (so_far[row] + _products(own, by, inputs, totals, bits, groups_a_block, has_minimum),)
+
+    y = _added_up(sums, 0, block_out)
+    y_up = y
+    if gated:
+        y_up = _added_up(sums, block_out, block_out)
+    if has_norm:
+        # The norm's factor is the same for the whole row, so it can be applied last.
+        factor = tl.rsqrt(tl.sum(squares, 0) / (quads * (128 // bits)) + eps)
+        y *= factor
+        y_up *= factor
+    finish(y, y_up, before, bias, bias, out, n, n < outs, outs, False, has_bias, adds, activation, gated, multiplier)
+
+
+@triton.jit
+def _row(
+    first: tl.tensor, row: tl.constexpr, outs: tl.tensor, block_out: tl.constexpr, even_out: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor]:
+    """A row of the weight, and whether it is there."""
+    n = first + row % block_out
+    inside = n < outs
+    if row >= block_out:
+        n += outs
+    return n.to(tl.int64), inside
+
+
+@triton.jit
+def _added_up(sums: tl.tuple, start: tl.constexpr, number: tl.constexpr) -> tl.tensor:
+    """[number], each the total of one of the sums: together, so that threads meet only once."""
+    stack = ()  # type: tuple[tl.tensor, ...]
+    for each in tl.static_range(number):
+        stack += (sums[start + each],)
+    # Halves are joined first: the last dimension is the lowest bit of the number, which is at most 16.
+    for _level in tl.static_range(4):
+        if len(stack) > 1:
+            joined = ()  # type: tuple[tl.tensor, ...]
+            for each in tl.static_range(len(stack) // 2):
+                joined += (tl.join(stack[each], stack[each + len(stack) // 2]),)
+            stack = joined
+    return tl.sum(stack[0].reshape(sums[0].shape[0], number), 0)
+
+
+@triton.jit
+def _words(
+    words: tl.tensor,
+    n: tl.tensor,
+    inside: tl.tensor,
+    quad: tl.tensor,
+    quads: tl.tensor,
+    even_out: tl.constexpr,
+    even_in: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
+    at = words + n * quads * 4 + (quad[:, None] * 4 + tl.arange(0, 4)[None, :])
+    # Read only once: leave the cache to data that is read again.
+    if even_out and even_in:
+        loaded = tl.load(at, eviction_policy="evict_first")
+    else:
+        loaded = tl.load(at, mask=inside & (quad < quads)[:, None], other=0, eviction_policy="evict_first")
+    even, odd = tl.split(loaded.reshape(quad.shape[0], 2, 2))
+    a, c = tl.split(even)
+    b, d = tl.split(odd)
+    return a, b, c, d
+
+
+@triton.jit
+def _pairs(
+    pairs: tl.tensor,
+    n: tl.tensor,
+    inside: tl.tensor,
+    quad: tl.tensor,
+    quads: tl.tensor,
+    groups: tl.tensor,
+    blocks_a_group: tl.tensor,
+    groups_a_block: tl.constexpr,
+) -> tl.tuple:
+    """Of the groups in a block of words, which four threads share; zeros beyond the end."""
+    there = inside & (quad < quads)
+    at = pairs + n * groups
+    found = ()  # type: tuple[tl.tensor, ...]
+    if groups_a_block == 1:
+        found += (tl.load(at + quad // 4 // blocks_a_group, mask=there, other=0),)
+    else:
+        for group in tl.static_range(groups_a_block):
+            found += (tl.load(at + quad // 4 * groups_a_block + group, mask=there, other=0),)
+    return found
+
+
+@triton.jit
+def _inputs(
+    x: tl.tensor,
+    norm_weight: tl.tensor,
+    quad: tl.tensor,
+    quads: tl.tensor,
+    squares: tl.tensor,
+    bits: tl.constexpr,
+    has_norm: tl.constexpr,
+    even_in: tl.constexpr,
+) -> tuple[tl.tuple, tl.tensor]:
+    """For each place in a word the inputs of the four words, raised; and the sum of squares so far."""
+    places: tl.constexpr = 32 // bits
+    found = ()  # type: tuple[tl.tuple, ...]
+    for place in tl.static_range(places):
+        at = quad // 4 * (4 * places) + place * 4 + quad % 4
+        a, b, c, d = _four(x, at, quad < quads, even_in)
+        if has_norm:
+            squares += a * a + b * b + c * c + d * d
+            e, f, g, h = _four(norm_weight, at, quad < quads, even_in)
+            a *= e
+            b *= f
+            c *= g
+            d *= h
+        found += ((a * RAISED, b * RAISED, c * RAISED, d * RAISED),)
+    return found, squares
+
+
+@triton.jit
+def _four(
+    at: tl.tensor, k: tl.tensor, inside: tl.tensor, even_in: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
+    """Elements 4 k to 4 k + 3, in float32. bfloat16 values, four per word, are the upper halves of float32."""
+    if at.dtype.element_ty == tl.int64:
+        word = tl.load(at + k) if even_in else tl.load(at + k, mask=inside, other=0)
+        low, high = word.to(tl.int32), (word >> 32).to(tl.int32)
+        a, b = (low << 16).to(tl.float32, bitcast=True), (low & -65536).to(tl.float32, bitcast=True)
+        c, d = (high << 16).to(tl.float32, bitcast=True), (high & -65536).to(tl.float32, bitcast=True)
+    else:
+        a = tl.load(at + 4 * k, mask=inside, other=0.0).to(tl.float32)
+        b = tl.load(at + 4 * k + 1, mask=inside, other=0.0).to(tl.float32)
+        c = tl.load(at + 4 * k + 2, mask=inside, other=0.0).to(tl.float32)
+        d = tl.load(at + 4 * k + 3, mask=inside, other=0.0).to(tl.float32)
+    return a, b, c, d
+
+
+@triton.jit
+def _totals(inputs: tl.tuple, bits: tl.constexpr, groups_a_block: tl.constexpr) -> tl.tuple:
+    """The sum of the inputs for each group of a block."""
+    found = ()  # type: tuple[tl.tensor, ...]
+    a_group: tl.constexpr = 32 // bits // groups_a_block
+    for group in tl.static_range(groups_a_block):
+        total = tl.zeros_like(inputs[0][0])
+        for place in tl.static_range(group * a_group, (group + 1) * a_group):
+            total += _sum(inputs[place])
+        found += (total,)
+    return found
+
+
+@triton.jit
+def _sum(four: tl.tuple) -> tl.tensor:
+    return (four[0] + four[1]) + (four[2] + four[3])
+
+
+@triton.jit
+def _products(
+    words: tl.tuple,
+    pairs: tl.tuple,
+    inputs: tl.tuple,
+    totals: tl.tuple,
+    bits: tl.constexpr,
+    groups_a_block: tl.constexpr,
+    has_minimum: tl.constexpr,
+) -> tl.tensor:
+    """Of the weights in four words with their inputs."""
+    result = tl.zeros_like(inputs[0][0])
+    a_group: tl.constexpr = 4 // groups_a_block
+    for group in tl.static_range(groups_a_block):
+        lower = tl.zeros_like(result)
+        upper = tl.zeros_like(result)
+        for byte in tl.static_range(group * a_group, (group + 1) * a_group):
+            for word in tl.static_range(4):
+                if bits == 8:
+                    lower += coded(words[word], byte, 0x7F8000) * inputs[byte][word]
+                else:
+                    lower += coded(words[word], byte, 0x78000) * inputs[2 * byte][word]
+                    upper += coded(words[word], byte, 0x780000) * inputs[2 * byte + 1][word]
+        scale, second = halves(pairs[group])
+        product = lower * LOWER
+        if bits == 4:
+            product += upper * UPPER
+        # The inputs are raised, and their sum is as well.
+        total = totals[group] * (1.0 / RAISED)
+        if has_minimum:
+            result += scale * product + second * total
+        else:
+            result += scale * (product - second * total)
+    return result

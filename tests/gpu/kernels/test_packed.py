@@ -1,0 +1,152 @@
+"""Products with packed weights of 4 and 8 bits, against their plain twins."""
+
+import pytest
+import torch
+from torch import Tensor
+from triton_device import DEVICE
+
+from ostro.kernels.gpu import packed
+from ostro.kernels.gpu.packed_words import Packed, fits, pack_codes, pack_pairs, unpacked_codes, widened
+from ostro.kernels.gpu.tilings import DotTiling, Tiling, VectorTiling
+
+ON_GPU = DEVICE.type == "cuda"
+ONE = VectorTiling(outs=4, ins=256, warps=4)
+LONG = VectorTiling(outs=1, ins=4096, warps=4)
+# More words than a thread holds, the last ones cut.
+LOOPS = VectorTiling(outs=16, ins=256, warps=1)
+CLOSE = {torch.float32: 2e-4, torch.float16: 4e-3, torch.bfloat16: 2e-2}
+FORMS = pytest.mark.parametrize(
+    ("bits", "group", "has_minimum"),
+    [(4, 128, False), (4, 256, False), (4, 32, True), (4, 64, False), (8, 16, True), (8, 32, False), (8, 256, False)],
+)
+
+
+def dot(bits: int, splits: int = 1) -> DotTiling:
+    return DotTiling(outs=16, ins=512 // bits, warps=4, stages=2, splits=splits)
+
+
+def drawn(device: torch.device, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(shape).to(device, dtype)
+
+
+def weights(device: torch.device, outs: int, ins: int, bits: int, group: int, has_minimum: bool) -> Packed:
+    codes = torch.randint(0, 1 << bits, (outs, ins), dtype=torch.uint8)
+    groups = -(-ins // group)
+    scales = (torch.rand(outs, groups) + 0.1) / (1 << bits)
+    seconds = torch.randn(outs, groups) if has_minimum else torch.randint(0, 1 << bits, (outs, groups)).float()
+    words, pairs = pack_codes(codes, bits), pack_pairs(scales.half(), seconds.half())
+    return Packed(words.to(device), pairs.to(device), bits, group, has_minimum)
+
+
+def check(ours: Tensor, plain: Tensor) -> None:
+    tolerance = CLOSE[plain.dtype]
+    torch.testing.assert_close(ours, plain, rtol=tolerance, atol=tolerance * plain.abs().max().item())
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_codes_come_back_from_their_words(bits: int) -> None:
+    codes = torch.randint(0, 1 << bits, (5, 256), dtype=torch.uint8)
+    words = pack_codes(codes, bits)
+    assert words.shape == (5, 256 * bits // 32)
+    assert torch.equal(unpacked_codes(words, bits), codes.int())
+
+
+def test_what_fits() -> None:
+    assert fits(4, 4096, 128)
+    assert fits(4, 4096, 4096)
+    assert fits(4, 256, 32)
+    assert fits(8, 192, 16)
+    assert not fits(4, 192, 32), "not whole blocks"
+    assert not fits(4, 256, 16), "too many groups in a block"
+    assert not fits(4, 384, 256), "the last group is cut"
+    assert not fits(4, 384, 96)
+
+
+@FORMS
+def test_unpacked_weights_are_those_of_the_plain_twin(
+    device: torch.device, bits: int, group: int, has_minimum: bool
+) -> None:
+    torch.manual_seed(0)
+    weight = weights(device, 21, 256, bits, group, has_minimum)
+    torch.testing.assert_close(packed.unpacked(weight, torch.float32), widened(weight), rtol=1e-6, atol=1e-6)
+
+
+@FORMS
+@pytest.mark.parametrize("rows", [1, 3])
+def test_product_of_few_equals_the_plain_twin(
+    device: torch.device, rows: int, bits: int, group: int, has_minimum: bool
+) -> None:
+    torch.manual_seed(0)
+    x, weight, bias = drawn(device, rows, 512), weights(device, 11, 512, bits, group, has_minimum), drawn(device, 11)
+    tiling = ONE if rows == 1 else dot(bits)
+    check(
+        packed.packed_small_linear(x, weight, bias, tiling=tiling),
+        packed.packed_small_linear_plain(x, weight, bias),
+    )
+
+
+@pytest.mark.parametrize("tiling", [LOOPS, LONG, dot(4, splits=3)], ids=["loops", "beyond the end", "split"])
+def test_rows_of_other_lengths_than_tiles_have(device: torch.device, tiling: Tiling) -> None:
+    torch.manual_seed(0)
+    rows = 1 if isinstance(tiling, VectorTiling) else 2
+    x, weight = drawn(device, rows, 896), weights(device, 5, 896, 4, 128, False)
+    check(packed.packed_small_linear(x, weight, tiling=tiling), packed.packed_small_linear_plain(x, weight))
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_every_code_is_exact_in_the_vector_kernel(device: torch.device, bits: int) -> None:
+    ins = 256
+    codes = (torch.arange(ins) % (1 << bits)).to(torch.uint8)
+    words = pack_codes(codes[None].repeat(4, 1), bits)
+    pairs = pack_pairs(torch.ones(4, 1).half(), torch.zeros(4, 1).half())
+    weight = Packed(words.to(device), pairs.to(device), bits, ins, False)
+    for place in (0, 15, 16, 77, 255):
+        one = torch.zeros(1, ins, device=device)
+        one[0, place] = 1.0
+        ours = packed.packed_small_linear(one, weight, tiling=ONE)
+        assert torch.equal(ours, torch.full_like(ours, float(codes[place])))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_norm_of_one_row_comes_before_the_product(device: torch.device, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x, norm = drawn(device, 1, 384, dtype=dtype), (drawn(device, 384, dtype=dtype), 1e-6)
+    weight = weights(device, 20, 384, 4, 128, False)
+    # Added to float32, so that no rounding hides what is wrong before it.
+    stream = drawn(device, 1, 20)
+    plain = packed.packed_small_linear_plain(x, weight, norm=norm, residual=stream.clone())
+    check(packed.packed_small_linear(x, weight, norm=norm, residual=stream, tiling=ONE), plain)
+
+
+@pytest.mark.parametrize(
+    ("rows", "tiling"), [(1, ONE), (2, dot(4)), (20, dot(4, splits=3))], ids=["vector", "dot", "split"]
+)
+def test_result_is_added_to_the_residual_in_place(device: torch.device, rows: int, tiling: Tiling) -> None:
+    torch.manual_seed(0)
+    x, weight, residual = drawn(device, rows, 384), weights(device, 20, 384, 4, 128, False), drawn(device, rows, 20)
+    plain = packed.packed_small_linear_plain(x, weight, residual=residual.clone(), multiplier=0.5)
+    for _ in range(2):  # The second time finds the counters of splits as the first did.
+        stream = residual.clone()
+        ours = packed.packed_small_linear(x, weight, residual=stream, multiplier=0.5, tiling=tiling)
+        assert ours is stream
+        check(stream, plain)
+
+
+@pytest.mark.parametrize(("rows", "tiling"), [(1, ONE), (2, dot(4))], ids=["vector", "dot"])
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+def test_gate_and_up_meet_in_one_program(device: torch.device, rows: int, tiling: Tiling, activation: str) -> None:
+    torch.manual_seed(0)
+    x, weight, bias = drawn(device, rows, 256) / 16, weights(device, 24, 256, 4, 64, True), drawn(device, 24)
+    for gated in (True, False):
+        ours = packed.packed_small_linear(x, weight, bias, activation=activation, gated=gated, tiling=tiling)
+        assert ours.shape == (rows, 12 if gated else 24)
+        check(ours, packed.packed_small_linear_plain(x, weight, bias, activation=activation, gated=gated))
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("rows", [1, 2, 300])
+def test_default_tilings_give_the_plain_twins_results(device: torch.device, rows: int, bits: int) -> None:
+    torch.manual_seed(0)
+    dtype = torch.bfloat16 if ON_GPU else torch.float32
+    x, weight = drawn(device, rows, 512, dtype=dtype), weights(device, 16, 512, bits, 128, False)
+    check(packed.packed_linear(x, weight), packed.packed_linear_plain(x, weight))
