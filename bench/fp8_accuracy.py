@@ -198,8 +198,10 @@ class RoundedKeys:
     def __init__(self, context: AttentionContext, rounding: Rounding) -> None:
         self.context, self.rounding = context, rounding
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
-        return self.context.attend(layer, q, self.rounding(k), self.rounding(v), spec)
+    def attend(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, sinks: Tensor | None = None
+    ) -> Tensor:
+        return self.context.attend(layer, q, self.rounding(k), self.rounding(v), spec, sinks)
 
 
 def apply(variant: Variant, model: Model) -> None:

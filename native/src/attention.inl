@@ -124,7 +124,7 @@ inline float weigh_scores(float top, Seen seen, Floats (&row)[kPageVectors]) {
 
 template <int queries, typename Cell>
 inline void attend_queries(const Attention& how, const HeadPages& head, const int32_t* pages, int position,
-                           const float* q, float* out) {
+                           const float* sinks, const float* q, float* out) {
   const int dim = how.dim, first = how.window ? std::max(0, position + 1 - how.window) : 0;
   float top[queries], sum[queries];
   for (int query = 0; query < queries; ++query) top[query] = -INFINITY, sum[query] = 0.0f;
@@ -158,17 +158,19 @@ inline void attend_queries(const Attention& how, const HeadPages& head, const in
     add_values(weights, here.values, next.values, seen.begin, seen.end, dim, out);
   }
   for (int query = 0; query < queries; ++query) {
+    if (sinks) sum[query] += std::exp(sinks[query] - top[query]);
     const float share = 1.0f / sum[query];
     for (int d = 0; d < dim; d += kPanel) store(out + query * dim + d, load(out + query * dim + d) * share);
   }
 }
 
 static void attend(const Attention& how, const HeadPages& head, const int32_t* pages, int position, int count,
-                   const float* q, float* out) {
+                   const float* sinks, const float* q, float* out) {
   auto all_of = [&]<typename Cell>() {
     auto some = [&]<int queries>() {
-      attend_queries<queries, Cell>(how, head, pages, position, q, out);
+      attend_queries<queries, Cell>(how, head, pages, position, sinks, q, out);
       q += queries * how.dim, out += queries * how.dim, count -= queries;
+      if (sinks) sinks += queries;
     };
     while (count >= 4) some.template operator()<4>();
     if (count == 3) some.template operator()<3>();

@@ -96,7 +96,7 @@ class Steps {
       case Op::kAdapt: adapt(step); break;
       case Op::kActivate:
         width(step);
-        require_range("after", step.after, static_cast<int>(After::kSilu), static_cast<int>(After::kGelu));
+        require(has_gates(static_cast<After>(step.after)), "after is ", step.after, ", which has no gates");
         whole("in", step.in, step.in_at, 2 * static_cast<int64_t>(step.width));
         whole("out", step.out, step.out_at, step.width);
         require(step.in != step.out, "it reads the buffer that it writes");
@@ -163,9 +163,9 @@ class Steps {
   void linear(const Step& step) const {
     require_matrix(kernels_, step);
     norm(step, step.cols);
-    require_range("after", step.after, 0, static_cast<int>(After::kGelu));
     const int rows = step.matrix->rows;
-    const bool gated = step.after >= static_cast<int>(After::kSilu);
+    const bool gated = has_gates(static_cast<After>(step.after));
+    if (!gated) require_range("after", step.after, 0, static_cast<int>(After::kAdd));
     require(!gated || rows % (2 * kernels_.panel) == 0, "its gates and ups are ", rows,
             " rows, no multiple of two panels of ", kernels_.panel);
     require(!step.bias || step.bias_size >= rows, "its bias has ", step.bias_size, " numbers for ", rows, " rows");
@@ -202,7 +202,7 @@ class Steps {
     routed(step);
     require_matrix(kernels_, step);
     norm(step, step.cols);
-    const bool gated = step.after == static_cast<int>(After::kSilu) || step.after == static_cast<int>(After::kGelu);
+    const bool gated = has_gates(static_cast<After>(step.after));
     require(gated || step.after == static_cast<int>(After::kStore), "after is ", step.after, ", which adds to slots");
     const int all = step.matrix->rows, rows = all / experts_, whole_panels = kernels_.panel * (gated ? 2 : 1);
     require(all % experts_ == 0 && rows % whole_panels == 0, "its ", experts_, " experts share ", all,
@@ -247,6 +247,7 @@ class Steps {
     norm(step, dim);
     require(!step.norm || step.norm_size >= (heads + kv_heads) * dim, "its norm has ", step.norm_size, " weights for ",
             heads + kv_heads, " heads of ", dim);
+    require(!step.bias || step.bias_size >= heads, "it has ", step.bias_size, " sinks for ", heads, " heads");
     whole("in", step.in, step.in_at, (heads + 2 * kv_heads) * dim);
     whole("out", step.out, step.out_at, heads * dim);
     require(step.in != step.out, "it reads the buffer that it writes");

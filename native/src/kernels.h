@@ -19,7 +19,13 @@ enum class After : int32_t {
   kGelu = 3,       // the same with the tanh approximation of gelu
   kExactGelu = 4,  // not available in matmuls, like the next
   kRelu = 5,
+  kClampedSilu = 6,  // like kSilu, but clamped, and one is added to ups
 };
+
+// Whether half of a matmul's rows are gates.
+constexpr bool has_gates(After after) {
+  return after == After::kSilu || after == After::kGelu || after == After::kClampedSilu;
+}
 
 enum class Cells : int32_t { kFloat = 0, kHalf = 1, kInt8 = 2 };
 
@@ -68,9 +74,9 @@ struct Kernels {
   void (*linear)(const Matrix& matrix, const void* x, long x_stride, int rows, int begin, int end, After after,
                  const float* bias, float* out, long stride, uint8_t* scratch);
   // Attention of queries q[0 .. count) of one position, which share a KV head; each has length `dim`, adjacent to the
-  // next.
+  // next. Each also attends to a key with the score in `sinks`, whose value is zero; null for none.
   void (*attend)(const Attention& how, const HeadPages& head, const int32_t* pages, int position, int count,
-                 const float* q, float* out);
+                 const float* sinks, const float* q, float* out);
   // Stores a token's key and value, of length `dim` each, in their pages.
   void (*keep)(const Attention& how, const HeadPages& head, const int32_t* pages, int position, const float* key,
                const float* value);
@@ -84,7 +90,7 @@ struct Kernels {
   float (*dot)(const float* a, const float* b, int count);
   // out += scale * x; whole panels
   void (*add_scaled)(const float* x, float scale, int count, float* out);
-  // out = activation(gates) * ups; writes `count` numbers, whole panels; x alternates panels of gates and ups
+  // out = gated(gates, ups); writes `count` numbers, whole panels; x alternates panels of gates and ups
   void (*activate)(const float* x, int count, After after, float* out);
   // out[i] = exp((x[i] - top) / temperature)
   void (*weigh)(const float* x, int count, float top, float temperature, float* out);

@@ -192,11 +192,9 @@ inline void finish(const Sums<panels, rows>& sums, float factor, After after, co
       if (bias) value[i] = value[i] + load(bias + (panel + i) * kPanel);
     }
     float* to = out + row * stride;
-    if (after == After::kSilu || after == After::kGelu) {
-      for (int i = 0; i + 1 < panels; i += 2) {
-        const Floats gate = after == After::kSilu ? silu(value[i]) : gelu(value[i]);
-        store(to + (panel + i) / 2 * kPanel, gate * value[i + 1]);
-      }
+    if (has_gates(after)) {
+      for (int i = 0; i + 1 < panels; i += 2)
+        store(to + (panel + i) / 2 * kPanel, gated(after, value[i], value[i + 1]));
       continue;
     }
     for (int i = 0; i < panels; ++i) {

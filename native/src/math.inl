@@ -1,6 +1,8 @@
 // Functions of float vectors. Included once per instruction set.
 #pragma once
 
+#include "kernels.h"
+
 namespace OSTRO_ISA {
 
 // exp(x), to about one unit in the last place: 2^n * e^r with |r| <= ln 2 / 2. Adding 1.5 * 2^23 rounds n to an integer
@@ -38,6 +40,19 @@ inline Floats exact_gelu(Floats x) {
   sum = madd(all(0.254829592f), sum, t);
   const Floats tail = sum * t * exponential(x * x * all(-0.5f)) * 0.5f;
   return max(x, zeros()) - size * tail;
+}
+
+// silu of the gate, which is steeper here, * (up + 1); the gate is at most 7, and the up's size too.
+inline Floats clamped_silu(Floats gate, Floats up) {
+  const Floats most = all(7.0f), low = min(gate, most);
+  const Floats share = all(1.0f) + exponential(low * all(-1.702f));
+  return low / share * (max(min(up, most), all(-7.0f)) + all(1.0f));
+}
+
+// Inner states of a gate and an up.
+inline Floats gated(ostro::After after, Floats gate, Floats up) {
+  if (after == ostro::After::kClampedSilu) return clamped_silu(gate, up);
+  return (after == ostro::After::kSilu ? silu(gate) : gelu(gate)) * up;
 }
 
 // cap * tanh(x / cap)

@@ -331,7 +331,8 @@ void Plan::attend(const Step& step, const Batch& batch, std::atomic<int>& taken)
       const int i = unit / units, head = unit % units * queries;
       const Piece& piece = batch.pieces[piece_of_row_[i]];
       kernels_.attend(attention, pages_of(step.layer, head / each), piece.pages, piece.start + i - piece.row, queries,
-                      row(step.in, i) + step.in_at + head * dim, row(step.out, i) + step.out_at + head * dim);
+                      step.bias ? step.bias + head : nullptr, row(step.in, i) + step.in_at + head * dim,
+                      row(step.out, i) + step.out_at + head * dim);
     }
   });
 }

@@ -64,7 +64,7 @@ struct Step {
   int32_t norm_size, bias_size;  // their lengths
   int32_t width;                 // columns written by kAdapt and kActivate
   const float* norm;             // null for none; for kAttend, per query and key head
-  const float* bias;
+  const float* bias;             // null for none; for kAttend, a sink per query head
   const Matrix* matrix;
   const Term* terms;  // for kAdapt, one per adapter
   int32_t num_terms;

@@ -59,7 +59,8 @@ static void apply(float* x, int cols, After activation) {
     case After::kExactGelu: each([](Floats value) { return exact_gelu(value); }); break;
     case After::kRelu: each([](Floats value) { return max(value, zeros()); }); break;
     case After::kStore:
-    case After::kAdd: break;
+    case After::kAdd:
+    case After::kClampedSilu: break;
   }
 }
 
@@ -102,10 +103,8 @@ static void add_scaled(const float* x, float scale, int count, float* out) {
 }
 
 static void activate(const float* x, int count, ostro::After after, float* out) {
-  for (int at = 0; at < count; at += kPanel) {
-    const Floats gate = load(x + 2 * at);
-    store(out + at, (after == ostro::After::kSilu ? silu(gate) : gelu(gate)) * load(x + 2 * at + kPanel));
-  }
+  for (int at = 0; at < count; at += kPanel)
+    store(out + at, gated(after, load(x + 2 * at), load(x + 2 * at + kPanel)));
 }
 
 static void weigh(const float* x, int count, float top, float temperature, float* out) {

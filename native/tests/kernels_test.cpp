@@ -54,6 +54,10 @@ Values numbers(long count, float least, float most) {
   return values;
 }
 
+double clamped_silu(double gate, double up) {
+  gate = std::min(gate, 7.0), up = std::clamp(up, -7.0, 7.0);
+  return gate / (1 + std::exp(-1.702 * gate)) * (up + 1);
+}
 double silu(double x) { return x / (1 + std::exp(-x)); }
 double gelu(double x) { return 0.5 * x * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x))); }
 
@@ -334,7 +338,7 @@ void check_after(const Kind& kind) {
   const Packed packed(meaning, panel, out_rows);
   const Values x = numbers(long(rows) * cols, -1, 1), bias = numbers(out_rows, -2, 2);
   const Values before = numbers(rows * stride, -1, 1);
-  for (const After after : {After::kStore, After::kAdd, After::kSilu, After::kGelu})
+  for (const After after : {After::kStore, After::kAdd, After::kSilu, After::kGelu, After::kClampedSilu})
     for (const float* added : {static_cast<const float*>(nullptr), bias.data()}) {
       const Values out = run(packed, x.data(), rows, {0, panels, after, added}, before, stride);
       remember(out);
@@ -358,6 +362,11 @@ void check_after(const Kind& kind) {
         for (int i = 0; i < out_rows / 2; ++i) {
           const int at = i / panel * 2 * panel + i % panel;
           const Sum gate = sum_of(row, at), up = sum_of(row, at + panel);
+          if (after == After::kClampedSilu) {
+            const double want = clamped_silu(gate.value, up.value);
+            expect_near(got[i], want, 4e-6 * ((gate.size + 1) * 8 + 7 * up.size), what);
+            continue;
+          }
           const double open = after == After::kSilu ? silu(gate.value) : gelu(gate.value);
           expect_near(got[i], open * up.value, 2e-6 * (gate.size * std::fabs(up.value) + std::fabs(open) * up.size),
                       what);
@@ -472,7 +481,7 @@ struct Head {
   }
 };
 
-Values attended(const Head& head, int position, const float* q) {
+Values attended(const Head& head, int position, const float* q, const float* sink) {
   const Attention& how = head.how;
   const int first = how.window ? std::max(0, position + 1 - how.window) : 0;
   std::vector<double> weights, out(how.dim, 0.0);
@@ -485,17 +494,21 @@ Values attended(const Head& head, int position, const float* q) {
     weights.push_back(score);
     top = std::max(top, score);
   }
+  if (sink) top = std::max<double>(top, *sink), sum = std::exp(*sink - top);
   for (double& weight : weights) sum += weight = std::exp(weight - top);
   for (int token = first; token <= position; ++token)
     for (int d = 0; d < how.dim; ++d) out[d] += weights[token - first] / sum * head.value(token, d);
   return Values(out.begin(), out.end());
 }
 
-void check_attention(Cells cells, int dim, int window, float cap) {
+void check_attention(Cells cells, int dim, int window, float cap, bool sunk = false) {
   const int tokens = 53;
+  Values sinks = numbers(9, -4, 4);
+  sinks[4] = 200.0f;  // takes everything
   Head head({dim, window, cells, 1.0f / std::sqrt(static_cast<float>(dim)), cap}, tokens);
   const std::string what = "cells " + std::to_string(static_cast<int>(cells)) + ", dim " + std::to_string(dim) +
-                           ", window " + std::to_string(window) + ", cap " + std::to_string(cap);
+                           ", window " + std::to_string(window) + ", cap " + std::to_string(cap) +
+                           (sunk ? ", sinks" : "");
   for (int position = 0; position < tokens; ++position) {
     const Values key = numbers(dim, -2, 2), value = numbers(dim, -2, 2);
     table->keep(head.how, head.view(), head.pages.data(), position, key.data(), value.data());
@@ -512,16 +525,18 @@ void check_attention(Cells cells, int dim, int window, float cap) {
     Values alone(9L * dim);
     for (int query = 0; query < 9; ++query) {
       float* out = &alone[long(query) * dim];
-      table->attend(head.how, head.view(), head.pages.data(), position, 1, &q[long(query) * dim], out);
+      const float* sink = sunk ? &sinks[query] : nullptr;
+      table->attend(head.how, head.view(), head.pages.data(), position, 1, sink, &q[long(query) * dim], out);
       if (query % 4) continue;
-      const Values want = attended(head, position, &q[long(query) * dim]);
+      const Values want = attended(head, position, &q[long(query) * dim], sink);
       // A score is a sum of `dim` products, and as far off as they are many.
       for (int d = 0; d < dim; ++d) expect_near(out[d], want[d], 3e-6 + 4e-8 * dim, "attention, " + what);
     }
     remember(alone);
     for (int count : {2, 3, 4, 5, 6, 7, 9}) {
       Values out(long(count) * dim + 1, kUntouched);
-      table->attend(head.how, head.view(), head.pages.data(), position, count, q.data(), out.data());
+      table->attend(head.how, head.view(), head.pages.data(), position, count, sunk ? sinks.data() : nullptr, q.data(),
+                    out.data());
       expect(same_bits(out.data(), alone.data(), long(count) * dim), "queries beside others, " + what);
       expect(out.back() == kUntouched, "attention wrote beyond its queries, " + what);
     }
@@ -606,7 +621,7 @@ void check_dot_and_add_scaled(int count) {
 void check_activate() {
   const int panel = table->panel, count = 6 * panel;
   const Values x = numbers(2 * count, -9, 9);
-  for (const After after : {After::kSilu, After::kGelu}) {
+  for (const After after : {After::kSilu, After::kGelu, After::kClampedSilu}) {
     Values out(count + 1, kUntouched);
     table->activate(x.data(), count, after, out.data());
     remember(out);
@@ -614,7 +629,8 @@ void check_activate() {
       const double gate = x[i / panel * 2 * panel + i % panel], up = x[(i / panel * 2 + 1) * panel + i % panel];
       const double inner = 0.7978845608 * (gate + 0.044715 * gate * gate * gate);
       const double activated = after == After::kSilu ? gate / (1 + std::exp(-gate)) : gate / (1 + std::exp(-2 * inner));
-      expect_near(out[i], activated * up, 2e-5 * (1 + std::fabs(activated * up)), "activate");
+      const double want = after == After::kClampedSilu ? clamped_silu(gate, up) : activated * up;
+      expect_near(out[i], want, 2e-5 * (1 + std::fabs(want)), "activate");
     }
     expect(out[count] == kUntouched, "activate wrote beyond its row");
   }
@@ -687,6 +703,8 @@ Values check(const Kernels* kernels) {
       for (int window : {0, 1, 7, 16, 20})
         for (float cap : {0.0f, 5.0f})
           if (dim <= 64 || (window % 7 == 0 && cap == 0.0f)) check_attention(cells, dim, window, cap);
+  for (const Cells cells : {Cells::kFloat, Cells::kHalf, Cells::kInt8})
+    for (int window : {0, 20}) check_attention(cells, 64, window, 0.0f, true);
   for (int cols : {16, 48, 64, 80, 576}) check_norm(cols);
   for (int dim : {16, 64, 80, 96, 128})
     for (int rotated : {dim, dim / 2}) check_rotate(dim, rotated);

@@ -57,7 +57,7 @@ constexpr int kRank = 3, kExperts = 16, kChosen = 3;
 struct Model {
   std::vector<Packed> matrices;
   std::vector<float> norm, cosines, sines;
-  std::vector<float> a, b;
+  std::vector<float> a, b, sinks;
   std::vector<Term> terms;
   std::vector<Step> steps;
 
@@ -74,6 +74,7 @@ struct Model {
       matrices.emplace_back(numbers, rows, cols, panel, bits);
       return &matrices.back().matrix;
     };
+    sinks = numbers.many(kHeads, 1.0f);
     a = numbers.many(kRank * kHidden, 0.4f), b = numbers.many(kRank * 2 * kHidden, 0.4f);
     terms = {{kRank, 0, a.data(), b.data()}, {0, 0, nullptr, nullptr}};
     const Matrix* embedding = matrix(kVocab, kHidden);
@@ -82,6 +83,7 @@ struct Model {
       add(Op::kLinear, 0, 1, kHidden, After::kStore, matrix(kQkv, kHidden), true);
       Step& attend = add(Op::kAttend, 1, 2, 0, After::kStore, nullptr, false);
       attend.layer = layer, attend.scale = 0.25f;
+      if (layer) attend.bias = sinks.data(), attend.bias_size = kHeads;
       add(Op::kLinear, 2, 0, kHeads * kDim, After::kAdd, matrix(kHidden, kHeads * kDim), false);
       add(Op::kLinear, 0, 6, kHidden, After::kStore, matrix(2 * kHidden, kHidden), true);
       Step& adapt = add(Op::kAdapt, 0, 6, kHidden, After::kStore, nullptr, true);
@@ -90,7 +92,8 @@ struct Model {
       add(Op::kLinear, 3, 0, kHidden, After::kAdd, matrix(kHidden, kHidden), false);
       add(Op::kLinear, 0, 7, kHidden, After::kStore, matrix(kExperts, kHidden), true);
       add_mixed(Op::kRoute, 7, 0, 0, After::kStore, nullptr, false).normalized = layer;
-      add_mixed(Op::kExpand, 0, 8, kHidden, After::kSilu, matrix(kExperts * 2 * kHidden, kHidden), true);
+      add_mixed(Op::kExpand, 0, 8, kHidden, layer ? After::kClampedSilu : After::kSilu,
+                matrix(kExperts * 2 * kHidden, kHidden), true);
       add_mixed(Op::kExpert, 8, 9, kHidden, After::kStore, matrix(kExperts * kHidden, kHidden), false);
       add_mixed(Op::kCombine, 9, 0, kHidden, After::kAdd, nullptr, false);
     }

@@ -66,6 +66,14 @@ FAMILIES: Mapping[str, Mapping[str, object]] = {
         "H_cycles": 2,
         "L_cycles": 3,
     },
+    "gpt_oss": {
+        **WIDE,
+        "architectures": ["GptOssForCausalLM"],
+        "num_experts": 6,
+        "num_experts_per_tok": 2,
+        "sliding_window": 12,
+        "rope_scaling": {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 64},
+    },
     "olmoe": {**WIDE, "architectures": ["OlmoeForCausalLM"], "num_experts": 6, "num_experts_per_tok": 2},
     "qwen2_moe": {**WIDE, **EXPERT_SIZES, "architectures": ["Qwen2MoeForCausalLM"]},
     "gpt2": {

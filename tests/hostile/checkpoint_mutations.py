@@ -14,7 +14,9 @@ import numpy as np
 from native_directory import write as write_directory
 from native_models import ModelCheckpoint, savable_model
 from peft_directory import random_adapter
-from quantized_packers import FORMATS, write_quantized
+from quantized_packers import FORMATS, mxfp4, write_quantized
+from safetensors.torch import save_file
+from torch import Tensor
 
 from ostro.torch_models.base import Model
 
@@ -109,6 +111,13 @@ CONFIGS: Mapping[str, Mapping[str, object]] = {
     },
     # Their experts are stored one by one, or all in one tensor; some layers have none, or an MLP beside them.
     "mixtral": {**_SIZES, **_EXPERTS, "architectures": ["MixtralForCausalLM"], "sliding_window": 8},
+    "gpt_oss": {
+        **_SIZES,
+        **_EXPERTS,
+        "architectures": ["GptOssForCausalLM"],
+        "sliding_window": 8,
+        "rope_scaling": {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 32},
+    },
     "olmoe": {**_SIZES, **_EXPERTS, "architectures": ["OlmoeForCausalLM"]},
     "granitemoe": {**_SIZES, **_EXPERTS, "architectures": ["GraniteMoeForCausalLM"], "attention_multiplier": 0.2},
     "qwen2_moe": {
@@ -187,6 +196,7 @@ def subjects() -> list[Subject]:
         found = [_directory(root / name, name, config) for name, config in CONFIGS.items()]
         found += [_gguf(root, name, kind) for name, kind in _GGUF_TYPES.items()]
         found += [_quantized(root / name, name) for name in _QUANTIZED]
+        found.append(_stacked(root / "mxfp4"))
         found.append(_adapted(root))
     return found
 
@@ -200,6 +210,21 @@ def _quantized(path: Path, name: str) -> Subject:
     tensors = ModelCheckpoint(savable_model(CONFIGS["llama"]), CONFIGS["llama"]).tensors()
     write_quantized(path, CONFIGS["llama"], dict(tensors), FORMATS[name])
     return Subject(f"quantized-{name}", _read(path, "model"), "model", quantized=True)
+
+
+def _stacked(path: Path) -> Subject:
+    """gpt-oss as it is published."""
+    config = {**CONFIGS["gpt_oss"], "quantization_config": {"quant_method": "mxfp4"}}
+    stored: dict[str, Tensor] = {}
+    for name, tensor in ModelCheckpoint(savable_model(CONFIGS["gpt_oss"]), CONFIGS["gpt_oss"]).tensors():
+        if tensor.dim() == 3:
+            stored |= {f"{name}_{part}": each for part, each in mxfp4(tensor)[0].items()}
+        else:
+            stored[name] = tensor
+    path.mkdir()
+    (path / "config.json").write_text(json.dumps(config))
+    save_file({name: tensor.contiguous() for name, tensor in stored.items()}, path / "model.safetensors")
+    return Subject("quantized-mxfp4", _read(path, "model"), "model", quantized=True)
 
 
 def _adapted(root: Path) -> Subject:

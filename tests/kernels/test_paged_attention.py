@@ -39,15 +39,16 @@ def attention_step(pieces: list[Piece], *, masks: bool = True) -> tuple[PagedAtt
     return PagedAttention(cache, pieces, PAGE, masks=masks), q, k, v
 
 
-@given(steps(), st.sampled_from([None, 3, 10, 100]), st.booleans())
+@given(steps(), st.sampled_from([None, 3, 10, 100]), st.booleans(), st.booleans())
 def test_fast_path_equals_the_plain_twin_wherever_pages_lie(
-    pieces: list[Piece], window: int | None, masks: bool
+    pieces: list[Piece], window: int | None, masks: bool, sunk: bool
 ) -> None:
     ctx, q, k, v = attention_step(pieces, masks=masks)
     spec = AttentionSpec(scale=DIM**-0.5, window=window)
-    fast = ctx.attend(1, q, k, v, spec)
+    sinks = 2 * torch.randn(KV_HEADS * GROUP) if sunk else None
+    fast = ctx.attend(1, q, k, v, spec, sinks)
     grouped = q.view(-1, KV_HEADS, GROUP, DIM)
-    plain = torch.cat([reference_attention(ctx, 1, grouped, piece, spec) for piece in pieces]).flatten(1)
+    plain = torch.cat([reference_attention(ctx, 1, grouped, piece, spec, sinks) for piece in pieces]).flatten(1)
     torch.testing.assert_close(fast, plain, atol=1e-5, rtol=1e-5)
 
 

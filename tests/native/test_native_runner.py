@@ -103,6 +103,13 @@ CONFIGS: Mapping[str, Config] = {
         },
     },
     "starcoder2": {**WIDE, "architectures": ["Starcoder2ForCausalLM"], "sliding_window": 12},
+    "gpt_oss": {
+        **WIDE,
+        **LOCAL_EXPERTS,
+        "architectures": ["GptOssForCausalLM"],
+        "sliding_window": 12,
+        "intermediate_size": 22,
+    },
     "mixtral": {**WIDE, **LOCAL_EXPERTS, "architectures": ["MixtralForCausalLM"], "sliding_window": 12},
     "olmoe": {**WIDE, **EXPERTS, "architectures": ["OlmoeForCausalLM"], "num_experts": 7},
     "granitemoe": {**WIDE, **GRANITE_SCALES, **LOCAL_EXPERTS, "architectures": ["GraniteMoeForCausalLM"]},
@@ -212,7 +219,7 @@ def test_tokens_and_scores_are_torchs(name: str, weights: _Weights) -> None:
             assert [each.logprob for each in ours] == pytest.approx([each.logprob for each in theirs], abs=2e-3)
 
 
-@pytest.mark.parametrize("name", ["llama", "olmoe"])
+@pytest.mark.parametrize("name", ["llama", "gpt_oss", "olmoe"])
 @pytest.mark.parametrize("isa", instruction_sets() if needs_library.args[0] is False else [])
 def test_every_instruction_set_gives_torchs_tokens(isa: str, name: str, weights: _Weights) -> None:
     asked = [ask(id, length) for id, length in enumerate((3, 30))]
@@ -221,7 +228,7 @@ def test_every_instruction_set_gives_torchs_tokens(isa: str, name: str, weights:
 
 
 @pytest.mark.parametrize("bits", BITS)
-@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma2", "gpt2", "olmo2", "olmoe", "qwen2_moe"])
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma2", "gpt2", "gpt_oss", "olmo2", "olmoe", "qwen2_moe"])
 def test_alone_equals_batched(name: str, bits: str, weights: _Weights) -> None:
     runner = native(weights(name, bits=BITS[bits]))
     asked = [ask(id, length, SCORED) for id, length in enumerate((1, 9, 33, 16, 2, 50, 7))]

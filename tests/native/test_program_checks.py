@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from native_models import needs_library, packed, savable_model
-from tiny_configs import EXPERT_SIZES
+from tiny_configs import BY_MODEL_TYPE, EXPERT_SIZES
 from tiny_models import GEMMA2, LLAMA
 
 from ostro.errors import BadCheckpoint
@@ -36,6 +36,8 @@ _MIXTURE = {
     "num_hidden_layers": 1,
     "architectures": ["Qwen2MoeForCausalLM"],
 }
+# The same with biases, and with sinks in its attention.
+_SINKS = {**BY_MODEL_TYPE["gpt_oss"], "hidden_size": 64, "num_hidden_layers": 1}
 _WRONG = (-(2**31), -1, 1, 3, 17, 64, 65, 1000, 2**31 - 1, 2**40)
 _NUM_PAGES, _MAX_TOKENS = 8, 16
 
@@ -55,9 +57,14 @@ def mixture(tmp_path_factory: pytest.TempPathFactory) -> PackedFile:
     return packed(_MIXTURE, savable_model(_MIXTURE), tmp_path_factory.mktemp("packed") / "mixture.ostro")
 
 
+@pytest.fixture(scope="module")
+def sinks(tmp_path_factory: pytest.TempPathFactory) -> PackedFile:
+    return packed(_SINKS, savable_model(_SINKS), tmp_path_factory.mktemp("packed") / "sinks.ostro")
+
+
 @pytest.fixture(autouse=True)
-def restored(weights: PackedFile, gpt2: PackedFile, mixture: PackedFile) -> Iterator[None]:
-    programs = [(each.program, deepcopy(each.program)) for each in (weights, gpt2, mixture)]
+def restored(weights: PackedFile, gpt2: PackedFile, mixture: PackedFile, sinks: PackedFile) -> Iterator[None]:
+    programs = [(each.program, deepcopy(each.program)) for each in (weights, gpt2, mixture, sinks)]
     yield
     for program, right in programs:
         program.clear()
@@ -92,15 +99,16 @@ def run(program: Program, **changes: Any) -> None:
 def places(program: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
     parts = [program, *program["buffers"], *program["rotations"], *program["steps"]]
     if any(step["op"] == Op.ROUTE for step in program["steps"]):
-        # Those of experts and the buffers between them: the other models have the rest.
-        parts = [*program["buffers"][-3:], *(step for step in program["steps"] if step["op"] >= Op.ROUTE)]
+        # Those of experts and sinks, and the buffers between them: the other models have the rest.
+        own = [step for step in program["steps"] if step["op"] >= Op.ROUTE or step["op"] == Op.ATTEND]
+        parts = [*program["buffers"][-3:], *own]
     for part in parts:
         for name, value in part.items():
             if isinstance(value, int | float) and not isinstance(value, bool):
                 yield part, name
 
 
-@pytest.mark.parametrize("model", ["weights", "gpt2", "mixture"])
+@pytest.mark.parametrize("model", ["weights", "gpt2", "mixture", "sinks"])
 def test_every_number_of_a_program_may_be_wrong_and_nothing_dies(model: str, request: pytest.FixtureRequest) -> None:
     """Each is set to each wrong value: the program is refused, or what it computes stays within its memory."""
     weights: PackedFile = request.getfixturevalue(model)
@@ -131,8 +139,8 @@ def test_every_number_of_a_program_may_be_wrong_and_nothing_dies(model: str, req
         (1, "in_at", 1, "columns 1 to 65 of buffer 0 do not exist: it has 64"),
         (1, "out_at", -8, "columns -8 to "),
         (1, "norm", -1, "reads vector -1"),
-        (1, "after", 4, "after is 4, not from 0 to 3"),
-        (1, "after", 6, r"Invalid enum value 6 - at `\$\.steps\[\d+\]\.after`"),
+        (1, "after", 4, "after is 4, not from 0 to 1"),
+        (1, "after", 7, r"Invalid enum value 7 - at `\$\.steps\[\d+\]\.after`"),
         (1, "out", 7, "out is 7, not from 0 to 6"),
         (1, "eps", 0.0, "its eps is not a number above zero"),
         (2, "cols", 128, "for 128 columns"),

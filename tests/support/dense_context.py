@@ -13,7 +13,9 @@ class DenseContext:
     def __init__(self) -> None:
         self.cache: dict[int, tuple[Tensor, Tensor]] = {}
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
+    def attend(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, sinks: Tensor | None = None
+    ) -> Tensor:
         if layer in self.cache:
             past_k, past_v = self.cache[layer]
             k, v = torch.cat((past_k, k)), torch.cat((past_v, v))
@@ -24,7 +26,10 @@ class DenseContext:
         if spec.softcap is not None:
             scores = spec.softcap * torch.tanh(scores / spec.softcap)
         scores = scores.masked_fill(~_visible(len(q), len(k), spec.window), float("-inf"))
-        return torch.einsum("hqk,khd->qhd", scores.softmax(-1), values.float()).flatten(1).to(q.dtype)
+        if sinks is not None:
+            scores = torch.cat((scores, sinks.float()[:, None, None].expand(-1, len(q), 1)), -1)
+        weights = scores.softmax(-1)[..., : len(k)]
+        return torch.einsum("hqk,khd->qhd", weights, values.float()).flatten(1).to(q.dtype)
 
 
 def _visible(queries: int, keys: int, window: int | None) -> Tensor:

@@ -68,8 +68,7 @@ def stored_in(place: Place) -> torch.Tensor:
     if not isinstance(place.taken, Picked):
         return place.memory[0] if place.repeated else place.memory
     stored = torch.empty(place.shape, dtype=place.memory.dtype)
-    stored[list(place.taken.rows)] = place.memory
-    return stored
+    return stored.index_copy_(place.taken.dim, torch.tensor(place.taken.rows), place.memory)
 
 
 def packed(

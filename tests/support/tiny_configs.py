@@ -38,6 +38,13 @@ GRANITE: Mapping[str, object] = {**LLAMA, **GRANITE_SCALES, "architectures": ["G
 EXPERTS: Mapping[str, object] = {"num_experts": 4, "num_experts_per_tok": 2}
 LOCAL_EXPERTS: Mapping[str, object] = {"num_local_experts": 4, "num_experts_per_tok": 2}
 MIXTURES: Mapping[str, Mapping[str, object]] = {
+    "gpt_oss": {
+        **LLAMA,
+        **LOCAL_EXPERTS,
+        "architectures": ["GptOssForCausalLM"],
+        "sliding_window": 12,
+        "rope_scaling": {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 32},
+    },
     "granitemoe": {**LLAMA, **GRANITE_SCALES, **LOCAL_EXPERTS, "architectures": ["GraniteMoeForCausalLM"]},
     "mixtral": {**LLAMA, **LOCAL_EXPERTS, "architectures": ["MixtralForCausalLM"], "sliding_window": 12},
     "olmoe": {**LLAMA, **EXPERTS, "architectures": ["OlmoeForCausalLM"]},

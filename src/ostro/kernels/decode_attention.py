@@ -27,6 +27,19 @@ def flash(
     return torch._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, attn_mask=mask, scale=scale)
 
 
+def joined(outs: Tensor, lses: Tensor, dim: int) -> Partial:
+    """Attention to the keys of all parts along this dimension together. Overwrites `outs`."""
+    return outs.mul_(lses.softmax(dim)[..., None]).sum(dim), lses.logsumexp(dim)
+
+
+def with_sinks(part: Partial, sinks: Tensor) -> Tensor:
+    """Attention to these keys and to the sinks, which broadcast to the log-sum-exps: a sink has no value, so that it
+    only takes its share. Overwrites the part.
+    """
+    out, lse = part
+    return out.mul_(torch.sigmoid(lse - sinks)[..., None])
+
+
 @dataclass(frozen=True, slots=True)
 class Run:
     """Cache slots `low` to `high`, for the token in row `row`."""
@@ -69,21 +82,20 @@ class DecodePlan:
         self._groups = [_Group(cache, group) for group in groups]
         self._order = _order([run.row for group in groups for run in group], num_rows, cache.device)
 
-    def attend(self, layer: int, q: Tensor, scale: float) -> Tensor:
-        """[rows, kv_heads, group, head_dim] -> the same. Query heads that share a KV head read it once."""
+    def attend(self, layer: int, q: Tensor, scale: float) -> Partial:
+        """q is [rows, kv_heads, group, head_dim]: query heads that share a KV head read it once."""
         parts = [group.attend(layer, q, scale) for group in self._groups]
         if self._order is None and len(parts) == 1:
-            return parts[0][0]
+            return parts[0]
         outs, lses = (torch.cat(each) for each in zip(*parts, strict=True))
         if self._order is None:
-            return outs
+            return outs, lses
         if self._order.dim() == 1:
-            return outs[self._order]
+            return outs[self._order], lses[self._order]
         # Rows with fewer runs than others are padded with a part of weight zero.
         outs = torch.cat((outs, torch.zeros_like(outs[:1])))
         lses = torch.cat((lses, torch.full_like(lses[:1], float("-inf"))))
-        weights = lses[self._order].softmax(1)
-        return outs[self._order].mul_(weights[..., None]).sum(1)
+        return joined(outs[self._order], lses[self._order], 1)
 
 
 class _Group:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ostro.kernels.decode_attention import DecodePlan, Partial, Run, flash
+from ostro.kernels.decode_attention import DecodePlan, Partial, Run, flash, joined, with_sinks
 from ostro.models.architecture import AttentionSpec
 
 
@@ -72,31 +72,35 @@ class PagedAttention:
         # By window, because it may differ between layers.
         self._plans: dict[int | None, DecodePlan] = {}
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
+    def attend(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, sinks: Tensor | None = None
+    ) -> Tensor:
         self.store(layer, k, v)
         # Query heads that share a KV head are adjacent.
         q = q.view(q.shape[0], k.shape[1], -1, q.shape[2])
         if spec.softcap is not None or self.cache.device.type != "cpu":
-            return torch.cat([reference_attention(self, layer, q, piece, spec) for piece in self.pieces]).flatten(1)
+            parts = [reference_attention(self, layer, q, piece, spec, sinks) for piece in self.pieces]
+            return torch.cat(parts).flatten(1)
         if not self._several:
-            return self._decode(layer, q, spec).flatten(1)
+            return self._decode(layer, q, spec, sinks).flatten(1)
         out = q.new_empty(q.shape)
         if self._single:
-            out[self._single_rows] = self._decode(layer, q[self._single_rows], spec)
+            out[self._single_rows] = self._decode(layer, q[self._single_rows], spec, sinks)
         for piece in self._several:
-            out[piece.offset : piece.offset + piece.length] = self._prefill(layer, q, k, v, piece, spec)
+            out[piece.offset : piece.offset + piece.length] = self._prefill(layer, q, k, v, piece, spec, sinks)
         return out.flatten(1)
 
     def store(self, layer: int, k: Tensor, v: Tensor) -> None:
         self.cache[layer, 0].index_copy_(1, self.slots, k.transpose(0, 1))
         self.cache[layer, 1].index_copy_(1, self.slots, v.transpose(0, 1))
 
-    def _decode(self, layer: int, q: Tensor, spec: AttentionSpec) -> Tensor:
+    def _decode(self, layer: int, q: Tensor, spec: AttentionSpec, sinks: Tensor | None) -> Tensor:
         """Single tokens, which see all of their sequence or window: causality needs no mask."""
         plan = self._plans.get(spec.window)
         if plan is None:
             plan = self._plans[spec.window] = self._plan(spec.window)
-        return plan.attend(layer, q, spec.scale)
+        part = plan.attend(layer, q, spec.scale)
+        return part[0] if sinks is None else with_sinks(part, sinks.view(q.shape[1:3]))
 
     def _plan(self, window: int | None) -> DecodePlan:
         found = [
@@ -108,10 +112,12 @@ class PagedAttention:
         ]
         return DecodePlan(self.cache, found, len(self._single), masks=self.masks)
 
-    def _prefill(self, layer: int, q: Tensor, k: Tensor, v: Tensor, piece: Piece, spec: AttentionSpec) -> Tensor:
+    def _prefill(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, piece: Piece, spec: AttentionSpec, sinks: Tensor | None
+    ) -> Tensor:
         """Several tokens, which see everything before them through views, and each other causally."""
         if spec.window is not None and piece.end > spec.window:
-            return reference_attention(self, layer, q, piece, spec)
+            return reference_attention(self, layer, q, piece, spec, sinks)
         rows = slice(piece.offset, piece.offset + piece.length)
         queries, keys, values = (each[rows].transpose(0, 1).unsqueeze(0) for each in (q.flatten(1, 2), k, v))
         cached = self.cache[layer].unsqueeze(1)
@@ -120,10 +126,14 @@ class PagedAttention:
             for low, high in runs(piece.pages, self.page_size, 0, piece.start)
         ]
         parts.append(flash(queries, keys, values, spec.scale, causal=True))
-        return _join(parts)[0].transpose(0, 1).reshape(piece.length, *q.shape[1:])
+        whole = _join(parts)
+        out = whole[0] if sinks is None else with_sinks(whole, sinks[:, None])
+        return out[0].transpose(0, 1).reshape(piece.length, *q.shape[1:])
 
 
-def reference_attention(ctx: PagedAttention, layer: int, q: Tensor, piece: Piece, spec: AttentionSpec) -> Tensor:
+def reference_attention(
+    ctx: PagedAttention, layer: int, q: Tensor, piece: Piece, spec: AttentionSpec, sinks: Tensor | None = None
+) -> Tensor:
     """The plain twin: gathers the sequence's keys and values, masks, and applies the formula.
 
     Also handles what the fast path cannot: devices other than CPUs, soft-capped scores, and windows shorter than the
@@ -140,13 +150,17 @@ def reference_attention(ctx: PagedAttention, layer: int, q: Tensor, piece: Piece
     at = torch.arange(piece.start, piece.end, device=q.device)[:, None]
     of = torch.arange(first, piece.end, device=q.device)
     hidden = of > at if spec.window is None else (of > at) | (of <= at - spec.window)
-    weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
+    scores = scores.masked_fill(hidden, float("-inf"))
+    if sinks is not None:
+        column = sinks.to(scores.dtype).view(*scores.shape[:2], 1, 1).expand(*scores.shape[:-1], 1)
+        scores = torch.cat((scores, column), -1)
+    weights = scores.softmax(-1)[..., : len(of)]
     return (weights @ values).permute(2, 0, 1, 3)
 
 
-def _join(parts: list[Partial]) -> Tensor:
+def _join(parts: list[Partial]) -> Partial:
     """Attention to all parts' keys together."""
     if len(parts) == 1:
-        return parts[0][0]
+        return parts[0]
     outs, lses = zip(*parts, strict=True)
-    return torch.stack(outs).mul_(torch.stack(lses).softmax(0)[..., None]).sum(0)
+    return joined(torch.stack(outs), torch.stack(lses), 0)

@@ -19,7 +19,11 @@ from typing import Literal, NamedTuple
 from ostro.models.rope_settings import RopeSettings
 from ostro.models.row_order import RowOrder
 
-Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "clamped_silu"]
+"""The last exists only between gates and ups: both are capped at CLAMP, ups also at -CLAMP, and a gate g and an up u
+become g * sigmoid(SLOPE * g) * (u + 1).
+"""
+CLAMP, SLOPE = 7.0, 1.702
 
 
 class StoredTensor(NamedTuple):
@@ -33,6 +37,8 @@ class StoredTensor(NamedTuple):
     """Whether it is stored as [in, out]."""
     order: RowOrder | None = None
     """Of its rows, if it is not ours."""
+    stacked: bool = False
+    """Whether it holds one such matrix or vector per expert; its first dimension numbers them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,6 +130,17 @@ class AttentionSpec:
     softcap: float | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Sinks:
+    """A number per head: each query also attends to a key with this score, whose value is zero."""
+
+    name: str
+    heads: int
+
+    def tensors(self) -> Iterator[StoredTensor]:
+        yield StoredTensor(self.name, (self.heads,))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attention:
     spec: AttentionSpec
@@ -133,6 +150,7 @@ class Attention:
     rope: int | None
     """Index of the model's rope that rotates queries and keys; None for no rotation."""
     qk_norm: QKNorm | None = None
+    sinks: Sinks | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,18 +187,38 @@ class ExpertMatrices:
     """Rows of each matrix, stored as separate tensors. In a name, `{}` stands for the expert's number; a tensor whose
     name has none holds the rows of all experts, [experts, rows, columns].
     """
+    weight: str = ".weight"
+    """What tensors' names end with."""
+    bias: str | None = None
+    """The same for biases; None if there are none."""
+    transposed: bool = False
+    """Whether checkpoints store each matrix as [in, out]."""
 
     @property
     def rows(self) -> int:
         return sum(part.rows for part in self.parts)
 
+    def weight_names(self, part: Part) -> list[str]:
+        """One for each expert, or one for all."""
+        return self._names(part, self.weight)
+
+    def bias_names(self, part: Part) -> list[str]:
+        return [] if self.bias is None else self._names(part, self.bias)
+
+    def _names(self, part: Part, ending: str) -> list[str]:
+        if is_stacked(part):
+            return [f"{part.name}{ending}"]
+        return [f"{part.name.format(expert)}{ending}" for expert in range(self.experts)]
+
     def tensors(self) -> Iterator[StoredTensor]:
         for part in self.parts:
-            if is_stacked(part):
-                yield StoredTensor(f"{part.name}.weight", (self.experts, part.rows, self.columns))
-                continue
-            for expert in range(self.experts):
-                yield StoredTensor(f"{part.name.format(expert)}.weight", (part.rows, self.columns))
+            stacked, order = is_stacked(part), part.order
+            stack = (self.experts,) if stacked else ()
+            shape = (self.columns, part.rows) if self.transposed else (part.rows, self.columns)
+            for name in self.weight_names(part):
+                yield StoredTensor(name, stack + shape, transposed=self.transposed, order=order, stacked=stacked)
+            for name in self.bias_names(part):
+                yield StoredTensor(name, (*stack, part.rows), order=order, stacked=stacked)
 
 
 def is_stacked(part: Part) -> bool:
@@ -274,6 +312,8 @@ class Layer:
             yield from norm.tensors()
         if self.attention.qk_norm is not None:
             yield from self.attention.qk_norm.tensors()
+        if self.attention.sinks is not None:
+            yield from self.attention.sinks.tensors()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -321,6 +361,10 @@ class Architecture:
     @property
     def has_experts(self) -> bool:
         return any(isinstance(layer.mlp, Experts) for layer in self.layers)
+
+    @property
+    def has_sinks(self) -> bool:
+        return any(layer.attention.sinks is not None for layer in self.layers)
 
     def tensors(self) -> Iterator[StoredTensor]:
         """All tensors that a checkpoint must contain."""

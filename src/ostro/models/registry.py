@@ -24,6 +24,7 @@ _FILES = (
     "glm4",
     "gpt2",
     "gpt_neox",
+    "gpt_oss",
     "granite",
     "granitemoe",
     "hrm_text",

@@ -1,5 +1,6 @@
 """Orders in which checkpoints store a projection's rows, where it is not ours: all queries, then all keys, then all
-values; and within a head, the dimensions that rotate together half of the rotated ones apart. Imports no numpy.
+values; all gates, then all ups; and within a head, the dimensions that rotate together half of the rotated ones apart.
+Imports no numpy.
 """
 
 from dataclasses import dataclass
@@ -22,6 +23,14 @@ class ByHead:
         return [
             (3 * head + part) * width + row for part in range(3) for head in range(self.heads) for row in range(width)
         ]
+
+
+@dataclass(frozen=True, slots=True)
+class ByTurns:
+    """Rows of the first and of the second half follow each other by turns: gates and ups."""
+
+    def stored(self, rows: int) -> list[int]:
+        return [*range(0, rows, 2), *range(1, rows, 2)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,11 +18,13 @@ class Module(nn.Module):
 class AttentionContext(Protocol):
     """One step's view of the KV cache, passed to the model explicitly."""
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
+    def attend(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, sinks: Tensor | None = None
+    ) -> Tensor:
         """Stores k and v, and attends each query to its own sequence so far.
 
         q is [tokens, heads, head_dim], k and v are [tokens, kv_heads, head_dim], usually not contiguous; returns
-        [tokens, heads * head_dim].
+        [tokens, heads * head_dim]. `sinks` are scores without a value, one per head: see `architecture.Sinks`.
         """
         ...
 

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from ostro.models import architecture as arch
 from ostro.torch_models.base import Module
-from ostro.torch_models.layers import ACTIVATIONS, GatedMLP, Projection, parameter
-from ostro.torch_models.loading import Place, Weighted
+from ostro.torch_models.layers import GatedMLP, Projection, gating, parameter
+from ostro.torch_models.loading import Picked, Place, Weighted
 
 _ALIGNMENT = 8
 """`grouped_mm` takes bfloat16 rows whose lengths are multiples of 16 bytes."""
@@ -31,11 +31,12 @@ def route(logits: Tensor, chosen: int, *, normalized: bool) -> tuple[Tensor, Ten
 
 
 class ExpertMatrices(Weighted):
-    """A matrix per expert, [experts, out, in]."""
+    """A matrix per expert, [experts, out, in], and a bias if the family has any, [experts, out]."""
 
     def __init__(self, described: arch.ExpertMatrices) -> None:
         super().__init__()
         self.weight = parameter(described.experts, described.rows, described.columns)
+        self.bias = None if described.bias is None else parameter(described.experts, described.rows)
         self.described = described
 
     @property
@@ -45,8 +46,14 @@ class ExpertMatrices(Weighted):
         aligned = not any(size % _ALIGNMENT for size in weight.shape[1:])
         return weight.is_cuda and weight.dtype == torch.bfloat16 and aligned
 
-    def forward(self, x: Tensor, ends: Tensor) -> Tensor:
-        """Rows sorted by expert, each times its expert's matrix. `ends` has the end of each expert's rows, as int32."""
+    def forward(self, x: Tensor, experts: Tensor, ends: Tensor) -> Tensor:
+        """Rows, sorted by their `experts`, each times its expert's matrix. `ends` has the end of each expert's rows, as
+        int32.
+        """
+        out = self._products(x, ends)
+        return out if self.bias is None else out.add_(self.bias[experts])
+
+    def _products(self, x: Tensor, ends: Tensor) -> Tensor:
         if self.is_grouped:
             return F.grouped_mm(x, self.weight.transpose(1, 2), offs=ends)
         out = x.new_empty(len(x), self.weight.shape[1])
@@ -58,14 +65,25 @@ class ExpertMatrices(Weighted):
         return out
 
     def places(self, path: str) -> dict[str, Place]:
-        parts = self.described.parts
-        places: dict[str, Place] = {}
-        for part, rows in zip(parts, self.weight.data.split([part.rows for part in parts], 1), strict=True):
-            if arch.is_stacked(part):
-                places[f"{part.name}.weight"] = Place(rows)
-            else:
-                places |= {f"{part.name.format(expert)}.weight": Place(own) for expert, own in enumerate(rows)}
+        described, places = self.described, dict[str, Place]()
+        sizes = [part.rows for part in described.parts]
+        for part, rows in zip(described.parts, self.weight.data.split(sizes, 1), strict=True):
+            memory = rows.transpose(1, 2) if described.transposed else rows
+            places |= _places(described.weight_names(part), part, memory, dim=2 if described.transposed else 1)
+        if self.bias is not None:
+            for part, rows in zip(described.parts, self.bias.data.split(sizes, 1), strict=True):
+                places |= _places(described.bias_names(part), part, rows, dim=1)
         return places
+
+
+def _places(names: list[str], part: arch.Part, memory: Tensor, *, dim: int) -> dict[str, Place]:
+    """Of one part of all experts, which has its rows along `dim` of the memory."""
+    order = None if part.order is None else tuple(part.order.stored(part.rows))
+    if arch.is_stacked(part):
+        [name] = names
+        return {name: Place(memory, taken=None if order is None else Picked(tuple(memory.shape), order, dim))}
+    picked = None if order is None else Picked(tuple(memory.shape[1:]), order, dim - 1)
+    return {name: Place(own, taken=picked) for name, own in zip(names, memory, strict=True)}
 
 
 class Experts(Module):
@@ -75,7 +93,7 @@ class Experts(Module):
         self.up, self.down = ExpertMatrices(described.up), ExpertMatrices(described.down)
         self.shared = None if described.shared is None else GatedMLP(described.shared)
         self.shared_gate = None if described.shared_gate is None else Projection(described.shared_gate)
-        self.act = ACTIVATIONS[described.activation]
+        self.gate = gating(described.activation)
         self.count, self.chosen, self.normalized = described.count, described.chosen, described.normalized
 
     def forward(self, x: Tensor) -> Tensor:
@@ -87,8 +105,8 @@ class Experts(Module):
         in_order, order = experts.flatten().sort(stable=True)
         numbers = torch.arange(self.count, device=x.device)
         ends = torch.searchsorted(in_order, numbers, right=True, out_int32=True)
-        gate, up = self.up(x[order // self.chosen], ends).chunk(2, -1)
-        rows = self.down(self.act(gate).mul_(up), ends)
+        gate, up = self.up(x[order // self.chosen], in_order, ends).chunk(2, -1)
+        rows = self.down(self.gate(gate, up), in_order, ends)
         # Back to the order of tokens, and of each token's experts.
         by_token = torch.empty_like(rows).index_copy_(0, order, rows).view(len(x), self.chosen, -1)
         return torch.bmm(weights.to(x.dtype).unsqueeze(1), by_token).squeeze(1)

@@ -32,6 +32,19 @@ ACTIVATIONS: Mapping[arch.Activation, Callable[[Tensor], Tensor]] = {
 }
 
 
+def clamped_silu(gate: Tensor, up: Tensor) -> Tensor:
+    gate, up = gate.clamp(max=arch.CLAMP), up.clamp(-arch.CLAMP, arch.CLAMP)
+    return torch.sigmoid(gate * arch.SLOPE).mul_(gate).mul_(up.add_(1.0))
+
+
+def gating(activation: arch.Activation) -> Callable[[Tensor, Tensor], Tensor]:
+    """Turns gates and ups into inner states."""
+    if activation == "clamped_silu":
+        return clamped_silu
+    act = ACTIVATIONS[activation]
+    return lambda gate, up: act(gate).mul_(up)
+
+
 def parameter(*shape: int, dtype: torch.dtype | None = None) -> nn.Parameter:
     return nn.Parameter(torch.empty(shape, dtype=dtype), requires_grad=False)
 
@@ -298,6 +311,18 @@ class CutEmbedding(Embedding):
         return {f"{self.name}.weight": Place(self.weight.data[: len(self._own)], taken=taken)}
 
 
+class Sinks(Weighted):
+    """A score per head that takes part in each softmax, without a value."""
+
+    def __init__(self, described: arch.Sinks) -> None:
+        super().__init__()
+        self.weight = parameter(described.heads)
+        self.described = described
+
+    def places(self, path: str) -> dict[str, Place]:
+        return {self.described.name: Place(self.weight.data)}
+
+
 class Attention(Module):
     """Grouped-query attention. Norms and rotation process queries and keys together."""
 
@@ -309,6 +334,7 @@ class Attention(Module):
         qkv: Share | None = None
         output: Share | None = None
         if shard is not None:
+            assert described.sinks is None, "sinks are not divided over ranks"
             qkv = qkv_share(shape, described.qkv, shard.cut, shard.rank)
             shape = shard.cut.shape(shape)
             output = input_share(described.output, shard.cut, shard.rank)
@@ -317,6 +343,7 @@ class Attention(Module):
         self.qk_and_v = (shape.num_heads + shape.num_kv_heads, shape.num_kv_heads)
         self.qkv_proj = Projection(described.qkv, qkv)
         self.qk_norm = _qk_norm(described.qk_norm, shape, shard)
+        self.sinks = None if described.sinks is None else Sinks(described.sinks)
         self.o_proj = Projection(described.output, output, shard)
 
     def forward(self, x: Tensor, rotation: Rotation | None, ctx: AttentionContext) -> Tensor:
@@ -327,7 +354,8 @@ class Attention(Module):
         if rotation is not None:
             qk = rotation(qk)
         q, k = qk.split_with_sizes(self.q_and_k, 1)
-        return self.o_proj(ctx.attend(self.layer, q, k, v, self.spec))
+        sinks = None if self.sinks is None else self.sinks.weight
+        return self.o_proj(ctx.attend(self.layer, q, k, v, self.spec, sinks))
 
 
 class GatedMLP(Module):

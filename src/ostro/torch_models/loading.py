@@ -31,9 +31,11 @@ class Picked(NamedTuple):
     shape: tuple[int, ...]
     """The whole tensor's."""
     rows: tuple[int, ...]
+    dim: int = 0
+    """The one that numbers the rows."""
 
     def of(self, tensor: Tensor) -> Tensor:
-        return tensor[list(self.rows)]
+        return tensor.index_select(self.dim, torch.tensor(self.rows, device=tensor.device))
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,9 +28,9 @@ class Case:
     tables: Tensor
     lens: Tensor
 
-    def expected(self, spec: AttentionSpec) -> Tensor:
+    def expected(self, spec: AttentionSpec, sinks: Tensor | None = None) -> Tensor:
         rows = [
-            reference_attention(self.q[i : i + 1], self.keys, self.values, self.tables[i], length - 1, spec)
+            reference_attention(self.q[i : i + 1], self.keys, self.values, self.tables[i], length - 1, spec, sinks)
             if length
             else torch.zeros_like(self.q[i : i + 1], dtype=torch.float32)
             for i, length in enumerate(self.lens.tolist())
@@ -88,10 +88,17 @@ def a_scratch(
     )
 
 
-def attend(case: Case, scratch: DecodeScratch, spec: AttentionSpec) -> Tensor:
+def attend(case: Case, scratch: DecodeScratch, spec: AttentionSpec, sinks: Tensor | None = None) -> Tensor:
     plan_decode(case.lens, scratch, spec.window)
     out = torch.full_like(case.q, float("nan"), memory_format=torch.contiguous_format)
-    return decode_attention(case.q, case.keys, case.values, case.tables, scratch, out, spec)
+    return decode_attention(case.q, case.keys, case.values, case.tables, scratch, out, spec, sinks)
+
+
+def some_sinks(case: Case) -> Tensor:
+    """Of the queries' format; one takes everything, and one nothing."""
+    sinks = 3 * torch.randn(case.q.shape[1])
+    sinks[0], sinks[-1] = 300.0, -300.0
+    return sinks.to(case.q)
 
 
 def assert_near(actual: Tensor, expected: Tensor) -> None:
@@ -142,6 +149,17 @@ def test_window_and_softcap_match_the_twin(window: int, softcap: float | None, d
     assert_near(attend(case, scratch, spec), case.expected(spec))
     everything = spec_for(case, softcap=softcap)
     assert_near(attend(case, scratch, everything), case.expected(everything))
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered in exp2")  # NumPy's notice of the sink that takes everything
+@pytest.mark.parametrize("window", [None, 50])
+@pytest.mark.parametrize("joins_in_place", [True, False])
+def test_sinks_match_the_twin(window: int | None, joins_in_place: bool, device: torch.device) -> None:
+    """In rows of one part and of several, and in one without keys."""
+    case = a_case([400, 30, 1, 0], device, heads=6, kv_heads=2)
+    spec, sinks = spec_for(case, window=window), some_sinks(case)
+    scratch = a_scratch(case, windows=(window,), tuning=DecodeTuning(joins_in_place=joins_in_place))
+    assert_near(attend(case, scratch, spec, sinks), case.expected(spec, sinks))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])

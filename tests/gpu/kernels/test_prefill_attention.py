@@ -29,12 +29,12 @@ class Case:
     tables: Tensor
     chunks: Sequence[Chunk]
 
-    def expected(self, spec: AttentionSpec) -> Tensor:
+    def expected(self, spec: AttentionSpec, sinks: Tensor | None = None) -> Tensor:
         out = torch.zeros(self.q.shape, device=self.q.device)
         for chunk in self.chunks:
             span = slice(chunk.offset, chunk.offset + chunk.length)
             pages = self.tables[chunk.row]
-            out[span] = reference_attention(self.q[span], self.keys, self.values, pages, chunk.start, spec)
+            out[span] = reference_attention(self.q[span], self.keys, self.values, pages, chunk.start, spec, sinks)
         return out
 
 
@@ -72,11 +72,11 @@ def a_case(
     return Case(fused[:, :heads], cache[:, 0], cache[:, 1], tables.to(device), chunks)
 
 
-def attend(case: Case, spec: AttentionSpec, tuning: PrefillTuning) -> Tensor:
+def attend(case: Case, spec: AttentionSpec, tuning: PrefillTuning, sinks: Tensor | None = None) -> Tensor:
     listed = prefill_tiles(case.chunks, tokens_in_tile(case.q.shape[1], case.keys.shape[1], tuning))
     tiles = torch.tensor(listed, dtype=torch.int32, device=case.q.device)
     out = torch.zeros_like(case.q, memory_format=torch.contiguous_format)
-    return prefill_attention(case.q, case.keys, case.values, case.tables, tiles, out, spec, tuning)
+    return prefill_attention(case.q, case.keys, case.values, case.tables, tiles, out, spec, tuning, sinks)
 
 
 def assert_near(actual: Tensor, expected: Tensor) -> None:
@@ -102,6 +102,16 @@ def test_chunks_of_every_kind_match_the_twin(
     spec = spec_for(case)
     tuning = PrefillTuning(rows=64, block=32, buffers=1, warps=4, descriptors=descriptors, blocks_a_step=blocks_a_step)
     assert_near(attend(case, spec, tuning), case.expected(spec))
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered in exp2")  # NumPy's notice of the sink that takes everything
+@pytest.mark.parametrize("window", [None, 20])
+def test_sinks_match_the_twin(window: int | None, device: torch.device) -> None:
+    case = a_case([(0, 70), (64, 33)], device, heads=6)
+    sinks = 3 * torch.randn(6)
+    sinks[0], sinks[-1] = 300.0, -300.0
+    spec, sinks = spec_for(case, window=window), sinks.to(case.q)
+    assert_near(attend(case, spec, SMALL, sinks), case.expected(spec, sinks))
 
 
 @pytest.mark.parametrize("window", [None, 20])

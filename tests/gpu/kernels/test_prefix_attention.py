@@ -63,13 +63,15 @@ def a_scratch(
     )  # fmt: skip
 
 
-def attend(case: Case, groups: Tensor | None, scratch: DecodeScratch, spec: AttentionSpec) -> Tensor:
+def attend(
+    case: Case, groups: Tensor | None, scratch: DecodeScratch, spec: AttentionSpec, sinks: Tensor | None = None
+) -> Tensor:
     plan_decode(case.lens, scratch, spec.window, groups)
     # A part that nobody wrote shows.
     scratch.partial.fill_(float("nan"))
     scratch.partial_lse.fill_(float("nan"))
     out = torch.full_like(case.q, float("nan"), memory_format=torch.contiguous_format)
-    decode_attention(case.q, case.keys, case.values, case.tables, scratch, out, spec, groups=groups)
+    decode_attention(case.q, case.keys, case.values, case.tables, scratch, out, spec, sinks, groups=groups)
     assert not scratch.arrived.any()
     return out
 
@@ -142,6 +144,12 @@ def test_keys_and_values_in_8_bits_match_the_twin(device: torch.device) -> None:
     keys, values = (each.to(torch.float8_e4m3fn) for each in (case.keys, case.values))
     case = replace(case, keys=keys, values=values)
     assert_matches(case, groups, a_scratch(case), spec_for(case))
+
+
+def test_sinks_count_once_beside_a_prefix(device: torch.device) -> None:
+    case, groups = a_shared_case([140, 200, 65, 130], [Group((0, 1, 3), 2)], device, page_size=64)
+    spec, sinks = spec_for(case), torch.randn(case.q.shape[1]).to(case.q)
+    assert_near(attend(case, groups, a_scratch(case), spec, sinks), case.expected(spec, sinks))
 
 
 def test_windowed_layers_read_their_own_keys_beside_layers_that_share(device: torch.device) -> None:

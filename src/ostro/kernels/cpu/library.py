@@ -22,7 +22,7 @@ from pathlib import Path
 from ostro.errors import Unsupported
 
 # Must match native/src/api.cpp.
-_VERSION = 8
+_VERSION = 9
 _SUFFIX = {"darwin": "dylib", "win32": "dll"}.get(sys.platform, "so")
 
 PAGE = 16
@@ -62,6 +62,7 @@ class After(IntEnum):
     GELU = 3
     EXACT_GELU = 4
     RELU = 5
+    CLAMPED_SILU = 6
 
 
 class Cells(IntEnum):

@@ -33,7 +33,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from ostro.kernels.gpu.pages import operand, page_of, scaled, within_page
+from ostro.kernels.gpu.pages import operand, page_of, scaled, with_sinks, within_page
 from ostro.kernels.gpu.prefix_attention import (
     GROUP_ARRAYS,
     GROUP_END,
@@ -190,6 +190,7 @@ def decode_attention(
     scratch: DecodeScratch,
     out: Tensor,
     spec: AttentionSpec,
+    sinks: Tensor | None = None,
     *,
     groups: Tensor | None = None,
     pdl: bool = False,
@@ -198,9 +199,10 @@ def decode_attention(
     """Attends each row's single query to its sequence, as planned for `spec.window` with the same `groups`; fills and
     returns `out`.
 
-    q and out are [rows, heads, head_dim], keys and values [pages, kv_heads, page_size, head_dim]. For `pdl` see
-    `small_batch`; here the plan and the page tables are read before the wait as well, so that a kernel that is launched
-    without it must stand between them and the first such call. With `leads`, the next kernel may start ahead.
+    q and out are [rows, heads, head_dim], keys and values [pages, kv_heads, page_size, head_dim], sinks [heads] (see
+    `architecture.Sinks`). For `pdl` see `small_batch`; here the plan and the page tables are read before the wait as
+    well, so that a kernel that is launched without it must stand between them and the first such call. With `leads`,
+    the next kernel may start ahead.
     """
     # Rows' own keys are read while prefixes are still being attended to.
     follows = groups is not None and scratch.overlaps
@@ -258,6 +260,7 @@ def decode_attention(
         keys.stride(0),
         values.stride(0),
         tables.stride(0),
+        sinks,
         **shape,
         tile=_TILE,
         page_size=scratch.page_size,
@@ -283,6 +286,7 @@ def decode_attention(
             out,
             out.stride(0),
             out.stride(1),
+            sinks,
             **shape,
             tile=_TILE,
             num_warps=2,
@@ -291,7 +295,13 @@ def decode_attention(
 
 
 def reference_attention(
-    q: Tensor, keys: Tensor, values: Tensor, pages: Tensor, start: int, spec: AttentionSpec
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    pages: Tensor,
+    start: int,
+    spec: AttentionSpec,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """The plain twin for one sequence: q is [tokens, heads, head_dim], its tokens are at positions `start` onwards.
 
@@ -307,7 +317,11 @@ def reference_attention(
     at = torch.arange(start, end, device=q.device)[:, None]
     of = torch.arange(end, device=q.device)
     hidden = of > at if spec.window is None else (of > at) | (of <= at - spec.window)
-    weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
+    scores = scores.masked_fill(hidden, float("-inf"))
+    if sinks is not None:
+        column = sinks.float().view(*scores.shape[:2], 1, 1).expand(*scores.shape[:-1], 1)
+        scores = torch.cat((scores, column), -1)
+    weights = scores.softmax(-1)[..., :end]
     return (weights @ v[:, None]).permute(2, 0, 1, 3).flatten(1, 2)
 
 
@@ -489,6 +503,7 @@ def _decode_kernel(
     key_page_stride,
     value_page_stride,
     table_stride,
+    sinks,
     kv_heads: tl.constexpr,
     group: tl.constexpr,
     head_dim: tl.constexpr,
@@ -579,7 +594,11 @@ def _decode_kernel(
             mean = tl.dot(chance.to(v.dtype), v, mean * fade[:, None], input_precision="ieee")
             peak = new_peak
 
-        mean = mean / tl.where(weight > 0, weight, 1.0)[:, None]
+        total_weight = weight
+        if sinks is not None:
+            # Several parts count them once, when they are merged.
+            total_weight = tl.where(num_parts == 1, with_sinks(weight, peak, sinks, head, member < group), weight)
+        mean = mean / tl.where(total_weight > 0, total_weight, 1.0)[:, None]
         if num_parts == 1:
             to = out + row.to(tl.int64) * out_row_stride + head[:, None] * out_head_stride + dim[None, :]
             tl.store(to, mean.to(out.dtype.element_ty), mask=held)
@@ -605,6 +624,7 @@ def _decode_kernel(
                         slot,
                         num_parts,
                         head_tile,
+                        sinks,
                         kv_heads,
                         group,
                         head_dim,
@@ -648,6 +668,7 @@ def _join_kernel(
     out,
     out_row_stride,
     out_head_stride,
+    sinks,
     kv_heads: tl.constexpr,
     group: tl.constexpr,
     head_dim: tl.constexpr,
@@ -668,6 +689,7 @@ def _join_kernel(
             slot,
             num_parts,
             tl.program_id(1),
+            sinks,
             kv_heads,
             group,
             head_dim,
@@ -687,6 +709,7 @@ def _join_parts(
     slot,
     num_parts,
     head_tile,
+    sinks,
     kv_heads: tl.constexpr,
     group: tl.constexpr,
     head_dim: tl.constexpr,
@@ -718,6 +741,7 @@ def _join_parts(
         weight = weight * fade + tl.sum(share, axis=0)
         mean = mean * fade[:, None] + tl.sum(means * share[:, :, None], axis=0)
         peak = new_peak
+    weight = with_sinks(weight, peak, sinks, head, member < group)
     mean = mean / tl.where(weight > 0, weight, 1.0)[:, None]
     to = out_row + head[:, None] * out_head_stride + dim[None, :]
     tl.store(to, mean.to(out_row.dtype.element_ty), mask=held)

@@ -1,5 +1,5 @@
-"""What attention kernels share: where keys lie in pages, in what format they are multiplied, and how scores become
-exponents. Imports no torch.
+"""What attention kernels share: where keys lie in pages, in what format they are multiplied, how scores become
+exponents, and what sinks add to them. Imports no torch.
 """
 
 import triton
@@ -48,3 +48,12 @@ def scaled(score, scale, softcap, capped: tl.constexpr):
         # tanh, using exp2, which the device has in hardware.
         exponent = (1.0 - 2.0 / (tl.exp2(exponent * (2.0 / softcap)) + 1.0)) * (softcap * _LOG2_E)
     return exponent
+
+
+@triton.jit
+def with_sinks(weight, peak, sinks, head, held):
+    """A softmax's sum of exp2(exponent - peak) with each head's sink, whose score is not an exponent yet."""
+    if sinks is not None:
+        score = tl.load(sinks + head, mask=held, other=float("-inf")).to(tl.float32)
+        weight += tl.exp2(score * _LOG2_E - peak)
+    return weight

@@ -21,7 +21,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from ostro.kernels.gpu.pages import operand, page_of, scaled, within_page
+from ostro.kernels.gpu.pages import operand, page_of, scaled, with_sinks, within_page
 from ostro.models.architecture import AttentionSpec
 
 _LOWEST = tl.constexpr(-1.0e30)
@@ -90,12 +90,13 @@ def prefill_attention(
     out: Tensor,
     spec: AttentionSpec,
     tuning: PrefillTuning | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Attends the tokens of the tiles, each to its sequence up to itself; fills those rows of `out` and returns it.
 
     q and out are [tokens, heads, head_dim], keys and values [pages, kv_heads, page_size, head_dim], tiles int32
-    [tiles, 4] from `prefill_tiles` with at most `tokens_in_tile` tokens each, for the same tuning:
-    `tuning_for` the dtype by default. Tiles of zeros have no tokens.
+    [tiles, 4] from `prefill_tiles` with at most `tokens_in_tile` tokens each, for the same tuning: `tuning_for` the
+    dtype by default. Tiles of zeros have no tokens. Sinks are [heads]: see `architecture.Sinks`.
     """
     tuning = tuning or tuning_for(q.dtype)
     _, kv_heads, page_size, head_dim = keys.shape
@@ -128,6 +129,7 @@ def prefill_attention(
         keys.stride(0),
         values.stride(0),
         tables.stride(0),
+        sinks,
         group=q.shape[1] // kv_heads,
         head_dim=head_dim,
         padded_dim=padded_dim,
@@ -171,6 +173,7 @@ def _prefill_kernel(
     key_page_stride,
     value_page_stride,
     table_stride,
+    sinks,
     group: tl.constexpr,
     head_dim: tl.constexpr,
     padded_dim: tl.constexpr,
@@ -247,6 +250,7 @@ def _prefill_kernel(
         key_page_stride, value_page_stride, kv_head, head_dim, padded_dim, page_size, block, windowed, capped, stages,
     )  # fmt: skip
 
+    weight = with_sinks(weight, peak, sinks, head, position < end)
     mean = mean / tl.where(weight > 0, weight, 1.0)[:, None]
     to = out + at[:, None] * out_token_stride + head[:, None] * out_head_stride + dim[None, :]
     tl.store(to, mean.to(out.dtype.element_ty), mask=held)

@@ -92,13 +92,22 @@ class StepAttention(ABC):
         self._is_padded = is_padded
         self._zeros: Tensor | None = None
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
+    def attend(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, sinks: Tensor | None = None
+    ) -> Tensor:
         self.pages.store(layer, self.slots, k, v)
-        return self.attend_stored(layer, q, spec)
+        return self.attend_stored(layer, q, spec, sinks)
 
     @abstractmethod
     def attend_stored(
-        self, layer: int, q: Tensor, spec: AttentionSpec, *, pdl: bool = False, leads: bool = False
+        self,
+        layer: int,
+        q: Tensor,
+        spec: AttentionSpec,
+        sinks: Tensor | None = None,
+        *,
+        pdl: bool = False,
+        leads: bool = False,
     ) -> Tensor:
         """For keys and values that are already stored: [tokens, heads, head_dim] -> [tokens, heads * head_dim].
 
@@ -142,7 +151,14 @@ class PlannedAttention(StepAttention):
                 plan_decode(lens, scratch, window, groups if window is None else None)
 
     def attend_stored(
-        self, layer: int, q: Tensor, spec: AttentionSpec, *, pdl: bool = False, leads: bool = False
+        self,
+        layer: int,
+        q: Tensor,
+        spec: AttentionSpec,
+        sinks: Tensor | None = None,
+        *,
+        pdl: bool = False,
+        leads: bool = False,
     ) -> Tensor:
         keys, values = self.pages.layers[layer]
         out = self._memory_for(q)
@@ -151,9 +167,9 @@ class PlannedAttention(StepAttention):
             tables, scratch = self._tables[:single], self._scratch
             groups = self._groups if spec.window is None else None
             decode = partial(decode_attention, groups=groups, pdl=pdl, leads=leads)
-            decode(q[:single], keys, values, tables, scratch, out[:single], spec)
+            decode(q[:single], keys, values, tables, scratch, out[:single], spec, sinks)
         if self._tiles is not None:
-            prefill_attention(q, keys, values, self._tables, self._tiles, out, spec)
+            prefill_attention(q, keys, values, self._tables, self._tiles, out, spec, sinks=sinks)
         return out.flatten(1)
 
 
@@ -175,8 +191,16 @@ class InvariantAttention(StepAttention):
         self._tiles = tiles
 
     def attend_stored(
-        self, layer: int, q: Tensor, spec: AttentionSpec, *, pdl: bool = False, leads: bool = False
+        self,
+        layer: int,
+        q: Tensor,
+        spec: AttentionSpec,
+        sinks: Tensor | None = None,
+        *,
+        pdl: bool = False,
+        leads: bool = False,
     ) -> Tensor:
+        assert sinks is None, "models with sinks have experts, which depend on the batch"
         keys, values = self.pages.layers[layer]
         out = self._memory_for(q)
         invariant_attention(q, keys, values, self._tables, self._tiles, out, spec, self._tuning)

@@ -92,6 +92,8 @@ def why_unfused(model: Model) -> str | None:
     """The reason why there is no layer plan for a model; None if there is one."""
     if not isinstance(model, Decoder):
         return "its layers run several times a token"
+    if model.described.has_sinks:
+        return "its attention has sinks"
     return "it is a mixture of experts" if model.described.has_experts else None
 
 

@@ -20,9 +20,8 @@ from ostro.models.adapter_places import described_terms
 from ostro.models.architecture import Architecture
 from ostro.runner.native.packing import by_turns
 from ostro.runner.native.sinks import padded
+from ostro.runner.native.support import GATED
 from ostro.weights.adapter import LowRank
-
-_GATED = (After.SILU, After.GELU)
 
 
 class NativeAdapters:
@@ -45,7 +44,7 @@ class NativeAdapters:
         for step in base.steps:
             names = base.tensors[step.matrix] if step.op is Op.LINEAR and step.matrix is not None else []
             projections = [name.removesuffix(".weight") for name in names]
-            terms = [self._term(each, projections, step.after in _GATED, panel) for each in self._terms]
+            terms = [self._term(each, projections, step.after in GATED.values(), panel) for each in self._terms]
             steps.add(step, terms if any(term is not None for term in terms) else ())
         return steps.adapted()
 
@@ -85,7 +84,7 @@ class _Steps:
         if not width:
             self._steps.append(step)
             return
-        gated = step.after in _GATED
+        gated = step.after in GATED.values()
         product = replace(step, out=self._wide_buffer(width), out_at=0, after=After.STORE) if gated else step
         self._terms[len(self._steps) + 1] = terms
         self._steps += [product, replace(product, op=Op.ADAPT, after=After.STORE, bias=None, matrix=None, width=width)]

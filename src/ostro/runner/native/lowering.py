@@ -133,11 +133,19 @@ class Lowering(LayerSteps):
             out=self._SLOTS,
             cols=mixture.up.columns,
             after=GATED[mixture.activation],
+            bias=self._expert_biases(mixture.up, by_turns=True),
             matrix=self._pack_experts(mixture.up, by_turns=True),
             **which,
         )
-        matrix, cols = self._pack_experts(mixture.down), mixture.down.columns
-        self._add(op=Op.EXPERT, input=self._SLOTS, out=self._SLOTS_OUT, cols=cols, matrix=matrix, **which)
+        self._add(
+            op=Op.EXPERT,
+            input=self._SLOTS,
+            out=self._SLOTS_OUT,
+            cols=mixture.down.columns,
+            bias=self._expert_biases(mixture.down),
+            matrix=self._pack_experts(mixture.down),
+            **which,
+        )
         # The shared MLP reads the stream before anything is added to it.
         if mixture.shared is not None:
             width = self._up(mixture.shared, norm)
@@ -170,7 +178,7 @@ class Lowering(LayerSteps):
         self._add_beside(scale)
 
     def _attention(self, attention: Attention, norm: Norm | None, number: int) -> None:
-        spec, qk_norm = attention.spec, attention.qk_norm
+        spec, qk_norm, sinks = attention.spec, attention.qk_norm, attention.sinks
         self._queries_keys_values(attention.qkv, self._normed_stream(norm))
         if qk_norm is not None and qk_norm.over == "width":
             self._norm(qk_norm.query, self._QKV, self._QKV)
@@ -187,6 +195,7 @@ class Lowering(LayerSteps):
             cap=spec.softcap or 0.0,
             norm=None if qk_norm is None else self._head_weights(qk_norm),
             eps=0.0 if qk_norm is None else qk_norm.query.eps,
+            bias=None if sinks is None else self._vector(sinks.name, sinks.heads),
         )
 
     def _head(self, embedding: int) -> None:
@@ -207,8 +216,11 @@ class Lowering(LayerSteps):
     def _pack_experts(self, matrices: ExpertMatrices, *, by_turns: bool = False) -> int:
         rows, cols = matrices.experts * matrices.rows, matrices.columns
         self._count_precision(self._sink.kind(next(matrices.tensors()).name), rows * cols, cols, self._bits)
-        self._tensors.append([f"{part.name}.weight" for part in matrices.parts])
+        self._tensors.append([f"{part.name}{matrices.weight}" for part in matrices.parts])
         return self._sink.experts(matrices, bits=self._bits, by_turns=by_turns)
+
+    def _expert_biases(self, matrices: ExpertMatrices, *, by_turns: bool = False) -> int | None:
+        return None if matrices.bias is None else self._sink.expert_biases(matrices, by_turns=by_turns)
 
     def _head_weights(self, norm: QKNorm) -> int:
         """A row per query and key head."""

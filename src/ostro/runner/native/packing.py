@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from ostro.kernels.cpu.packed_file import Floats, PackedWriter
 from ostro.kernels.cpu.program_spec import ProgramSpec, RotationSpec
-from ostro.models.architecture import Architecture, ExpertMatrices, ModelShape, Part, StoredTensor, is_stacked
+from ostro.models.architecture import Architecture, ExpertMatrices, ModelShape, StoredTensor
 from ostro.models.rope_frequencies import rope_frequencies
 from ostro.models.rope_settings import RopeSettings
 from ostro.models.tensor_errors import REDUNDANT, lacking, misshapen, no_place, not_finite, not_floats
@@ -88,13 +88,13 @@ class _Tensors:
                 raise no_place(given)
             if place.shape != weight.shape:
                 raise misshapen(given, weight.shape, place.shape)
-            if len(weight.shape) in (2, 3):
+            if len(weight.shape) - place.stacked == 2:
                 self._matrices[name] = _Matrix(weight, place)
                 continue
             values = weight.floats()
             if not np.isfinite(values).all():
                 raise not_finite(given)
-            self._vectors[name] = _ordered(values, place) + np.float32(place.offset)
+            self._vectors[name] = _ordered(values.reshape(-1), place) + np.float32(place.offset)
         if wanted:
             raise lacking(wanted)
         self._log_repacked()
@@ -110,14 +110,15 @@ class _Tensors:
             whole = weight.stored() if weight.format in KINDS else WeightArray.of(weight.floats())
         except DoesNotFit as error:
             raise NotNative(f"{name} cannot be repacked: {error}") from error
-        if len(whole.shape) == 3:
-            raw = whole.raw.reshape(-1, whole.raw.shape[-1])
-            whole = replace(whole, shape=(len(raw), whole.shape[-1]), raw=raw)
         if whole.transposed != place.transposed:
             if whole.is_quantized:
                 raise NotNative(f"{name} is stored in a form that cannot be packed")
-            numbers = whole.raw.view(f"u{whole.raw.shape[1] // whole.shape[0 if whole.transposed else 1]}")
-            whole = WeightArray.of(np.ascontiguousarray(numbers.T))
+            *_, rows, columns = whole.shape
+            numbers = whole.raw.view(f"u{whole.raw.shape[-1] // (rows if whole.transposed else columns)}")
+            whole = WeightArray.of(np.ascontiguousarray(numbers.swapaxes(-1, -2)))
+        if len(whole.raw.shape) == 3:
+            raw = whole.raw.reshape(-1, whole.raw.shape[-1])
+            whole = replace(whole, shape=(len(raw), whole.shape[-1]), raw=raw)
         return _Rows(_ordered(whole.row_addresses(), place), whole.raw)
 
     def vector(self, name: str) -> Floats:
@@ -132,8 +133,11 @@ class _Tensors:
 
 
 def _ordered(rows: npt.NDArray[_Number], place: StoredTensor) -> npt.NDArray[_Number]:
-    """What there is for each row, in our order."""
-    return rows if place.order is None else rows[place.order.stored(len(rows))]
+    """What there is for each row, in our order. A stack's matrices follow each other."""
+    if place.order is None:
+        return rows
+    stack = rows.reshape(place.shape[0] if place.stacked else 1, -1)
+    return stack[:, place.order.stored(stack.shape[1])].reshape(-1)
 
 
 class _Packer:
@@ -152,24 +156,28 @@ class _Packer:
 
     def experts(self, matrices: ExpertMatrices, *, bits: int, by_turns: bool) -> int:
         # Kept until they are packed: the addresses are all that the writer has.
-        parts = [self._expert_tensors(matrices, part) for part in matrices.parts]
-        rows = np.concatenate(
-            [np.concatenate([own.addresses for own in part]).reshape(matrices.experts, -1) for part in parts], 1
-        )
-        height = padded_rows(matrices.rows, self.panel, by_turns=by_turns)
-        ordered = np.zeros((matrices.experts, height), np.uint64)
-        for own, to in zip(rows, ordered, strict=True):
-            in_order = self._in_order(own, by_turns)
-            to[: len(in_order)] = in_order
+        parts = [[self._tensors.matrix(name) for name in matrices.weight_names(part)] for part in matrices.parts]
+        ordered = self._by_expert(matrices, [[own.addresses for own in part] for part in parts], by_turns)
         kind = self.kind(next(matrices.tensors()).name)
-        found = self._writer.matrix(kind, ordered.reshape(-1), matrices.columns, bits)
+        found = self._writer.matrix(kind, ordered, matrices.columns, bits)
         assert found is not None, "its size was asked for"
         return found
 
-    def _expert_tensors(self, matrices: ExpertMatrices, part: Part) -> list[_Rows]:
-        if is_stacked(part):
-            return [self._tensors.matrix(f"{part.name}.weight")]
-        return [self._tensors.matrix(f"{part.name.format(expert)}.weight") for expert in range(matrices.experts)]
+    def expert_biases(self, matrices: ExpertMatrices, *, by_turns: bool) -> int:
+        parts = [[self._tensors.vector(name) for name in matrices.bias_names(part)] for part in matrices.parts]
+        return self._writer.vector(self._by_expert(matrices, parts, by_turns))
+
+    def _by_expert(
+        self, matrices: ExpertMatrices, parts: list[list[npt.NDArray[_Number]]], by_turns: bool
+    ) -> npt.NDArray[_Number]:
+        """What there is for each row: the experts' one after the other, padded with zeros to whole panels."""
+        rows = np.concatenate([np.concatenate(part).reshape(matrices.experts, -1) for part in parts], 1)
+        height = padded_rows(matrices.rows, self.panel, by_turns=by_turns)
+        ordered = np.zeros((matrices.experts, height), rows.dtype)
+        for own, to in zip(rows, ordered, strict=True):
+            in_order = self._in_order(own, by_turns)
+            to[: len(in_order)] = in_order
+        return ordered.reshape(-1)
 
     def vector(self, pieces: Sequence[tuple[str, int]], size: int, *, by_turns: bool = False) -> int:
         repeated = (np.tile(self._tensors.vector(name), count) for name, count in pieces)

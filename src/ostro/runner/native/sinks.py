@@ -28,6 +28,9 @@ class Sink(Protocol):
     def experts(self, matrices: ExpertMatrices, *, bits: int, by_turns: bool) -> int:
         """One matrix per expert, one below the other, each padded to whole panels; `by_turns` applies to each."""
 
+    def expert_biases(self, matrices: ExpertMatrices, *, by_turns: bool) -> int:
+        """The biases of such matrices, in the same order."""
+
     def vector(self, pieces: Sequence[tuple[str, int]], size: int, *, by_turns: bool = False) -> int:
         """Concatenates vectors, each repeated as given, and pads with zeros to `size`."""
 
@@ -46,11 +49,14 @@ class Sizes:
         return self._sized(self.kind(names[0]), rows, cols, bits)
 
     def experts(self, matrices: ExpertMatrices, *, bits: int, by_turns: bool) -> int:
-        kinds = {self.kind(tensor.name) for tensor in matrices.tensors()}
+        kinds = {self.kind(name) for part in matrices.parts for name in matrices.weight_names(part)}
         if len(kinds) > 1:
             raise NotNative("its experts are kept in different types")
         rows = matrices.experts * padded_rows(matrices.rows, self.panel, by_turns=by_turns)
         return self._sized(kinds.pop(), rows, matrices.columns, bits)
+
+    def expert_biases(self, matrices: ExpertMatrices, *, by_turns: bool) -> int:
+        return self.layout.vector(matrices.experts * padded_rows(matrices.rows, self.panel, by_turns=by_turns))
 
     def _sized(self, kind: int, rows: int, cols: int, bits: int) -> int:
         number = self.layout.matrix(kind, rows, cols, bits)

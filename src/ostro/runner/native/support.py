@@ -7,8 +7,9 @@ from ostro.models.architecture import MLP, Activation, Architecture, Experts
 from ostro.models.description import Description
 from ostro.models.encoder import Encoder
 
-GATED: Mapping[Activation, After] = {"silu": After.SILU, "gelu_tanh": After.GELU}
-ACTIVATIONS: Mapping[Activation, After] = {**GATED, "gelu": After.EXACT_GELU, "relu": After.RELU}
+_EITHER: Mapping[Activation, After] = {"silu": After.SILU, "gelu_tanh": After.GELU}
+GATED: Mapping[Activation, After] = {**_EITHER, "clamped_silu": After.CLAMPED_SILU}
+ACTIVATIONS: Mapping[Activation, After] = {**_EITHER, "gelu": After.EXACT_GELU, "relu": After.RELU}
 
 NO_NATIVE_ENCODERS = "encoders have no native kernels"
 

@@ -100,7 +100,8 @@ def _shapes(config: Mapping[str, object]) -> dict[str, tuple[int, ...]]:
     """The shapes of the model's tensors. Refuses models whose matrices are not [out, in], as decoded ones are."""
     described = describe(config)
     tensors = list(described.tensors()) if isinstance(described, Architecture) else []
-    if any(tensor.transposed for tensor in tensors):
+    # Stacks of experts' matrices are decoded as the Hub's unquantised checkpoints have them.
+    if any(tensor.transposed and not tensor.stacked for tensor in tensors):
         raise UnsupportedModel(
             "The model is quantised, and of an architecture that stores matrices as [in, out], for which Ostro does "
             "not read quantised checkpoints. Use the original model in safetensors, or a GGUF of it."
