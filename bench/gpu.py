@@ -69,7 +69,7 @@ def settings(options: argparse.Namespace):  # type: ignore[no-untyped-def]
         page_size=options.page_size,
         cuda_graphs=not options.no_cuda_graphs,
         deterministic=options.deterministic,
-        cascade_attention=options.cascade_attention,
+        cascade_attention=not options.no_cascade_attention,
         # Random weights in 4 bits are made here, not by the engine.
         quantize="none" if options.quantize == "int4" else options.quantize,
         kv_dtype=options.kv_dtype,
@@ -363,10 +363,10 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--page-size", type=int)
     parser.add_argument("--no-cuda-graphs", action="store_true")
     parser.add_argument("--deterministic", action="store_true")
-    parser.add_argument("--cascade-attention", action="store_true", help="rows read shared prefixes together")
+    parser.add_argument("--no-cascade-attention", action="store_true", help="each row reads a shared prefix for itself")
     parser.add_argument("--quantize", choices=["none", "fp8", "int4"], default="none")
     parser.add_argument("--kv-dtype", choices=["auto", "fp8"], default="auto")
-    parser.add_argument("--kernel-choices", default="off", metavar="auto|off|FILE")
+    parser.add_argument("--kernel-choices", default="auto", metavar="auto|off|FILE")
     parser.add_argument("--no-overlaps", action="store_true", help="launch no kernel ahead of its inputs")
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--host", action="store_true", help="without the device's work")

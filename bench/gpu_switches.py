@@ -97,7 +97,7 @@ def main() -> None:
     options = parser.parse_args()
     chosen: list[str] = options.switches
     made = defaults(
-        cascade_attention="cascade" in chosen,
+        no_cascade_attention="cascade" not in chosen,
         kernel_choices="auto" if "choices" in chosen else "off",
         quantize=options.quantize,
         kv_dtype=options.kv_dtype,

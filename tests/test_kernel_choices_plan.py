@@ -46,13 +46,13 @@ def planned(config: Mapping[str, object], **settings: object) -> Mapping[str, st
 
 def test_shipped_choices_are_shown() -> None:
     names = ("qkv", "output", "up", "down", "head")
-    assert planned(QWEN3_06B) == planned(QWEN3_06B, kernel_choices="auto") == dict.fromkeys(names, "1-64")
+    assert planned(QWEN3_06B) == planned(QWEN3_06B, kernel_choices="off") == dict.fromkeys(names, "1-64")
 
 
 def test_what_is_not_known_yet_will_be_measured_or_is_the_librarys() -> None:
     names, tiny = ("qkv", "output", "up", "down", "head"), BY_MODEL_TYPE["llama"]
-    assert planned(tiny, kernel_choices="auto") == dict.fromkeys(names, MEASURED_LATER)
-    assert planned(tiny) == dict.fromkeys(names, "1")
+    assert planned(tiny) == dict.fromkeys(names, MEASURED_LATER)
+    assert planned(tiny, kernel_choices="off") == dict.fromkeys(names, "1")
 
 
 def test_what_an_earlier_start_measured_is_shown() -> None:
@@ -60,7 +60,7 @@ def test_what_an_earlier_start_measured_is_shown() -> None:
     assert isinstance(described, Architecture)
     products = described_products(described, 16)
     keep(Choices({products["down"]: {16: DotTiling(64, 32, 4, stages=2), 64: None}}), H200)
-    shown = planned(BY_MODEL_TYPE["llama"], kernel_choices="auto")
+    shown = planned(BY_MODEL_TYPE["llama"])
     assert shown is not None
     assert (shown["down"], shown["up"]) == ("1-16", MEASURED_LATER)
 
@@ -80,7 +80,7 @@ def test_a_file_that_cannot_be_read_is_refused() -> None:
 
 
 @pytest.mark.parametrize("device", ["cpu", "mps"])
-@pytest.mark.parametrize("value", ["auto", "choices.json"])
+@pytest.mark.parametrize("value", ["off", "choices.json"])
 def test_choices_are_refused_where_there_are_none(device: str, value: str) -> None:
     with pytest.raises(BadRequest, match=f"kernel_choices {value} is for NVIDIA GPUs"):
         BACKENDS[device].resolve(EngineConfig(device=device, kernel_choices=value))  # type: ignore[arg-type]
@@ -88,6 +88,6 @@ def test_choices_are_refused_where_there_are_none(device: str, value: str) -> No
 
 def test_deterministic_results_leave_nothing_to_choose() -> None:
     with pytest.raises(BadRequest, match="leave out kernel_choices"):
-        BACKENDS["cuda"].resolve(EngineConfig(device="cuda", deterministic=True, kernel_choices="auto"))
+        BACKENDS["cuda"].resolve(EngineConfig(device="cuda", deterministic=True, kernel_choices="choices.json"))
     with pytest.raises(BadRequest, match="auto, off or a file"):
         EngineConfig(kernel_choices="")

@@ -124,7 +124,7 @@ class _Cuda(Backend):
             )
         if config.kv_dtype not in ("auto", "fp8"):
             raise BadRequest(f"kv_dtype {config.kv_dtype} runs on CPUs only; on a GPU use fp8.", param="kv_dtype")
-        if config.deterministic and config.kernel_choices != "off":
+        if config.deterministic and config.kernel_choices not in ("auto", "off"):
             raise BadRequest(
                 "With deterministic, the same matmul computes any number of rows: leave out kernel_choices.",
                 param="kernel_choices",
@@ -182,7 +182,7 @@ class _Mps(Backend):
 
 
 def _check_no_nvidia_settings(config: EngineConfig) -> None:
-    for name, idle in {"kernel_choices": "off", "cascade_attention": False}.items():
+    for name, idle in {"kernel_choices": "auto", "cascade_attention": True}.items():
         if getattr(config, name) != idle:
             raise BadRequest(f"{name} {getattr(config, name)} is for NVIDIA GPUs. Leave it out.", param=name)
 
@@ -194,10 +194,10 @@ _NOT_ON_JAX: Mapping[str, object] = {
     "quantize": "none",
     "kv_dtype": "auto",
     "deterministic": False,
-    "cascade_attention": False,
+    "cascade_attention": True,
     "cuda_graphs": True,
     "cuda_graph_max_bs": None,
-    "kernel_choices": "off",
+    "kernel_choices": "auto",
     "threads": None,
 }
 

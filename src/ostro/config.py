@@ -218,18 +218,18 @@ class EngineConfig:
         metadata=_means("on a GPU, make results bitwise identical whatever the batch, at some cost in speed"),
     )
     kernel_choices: str = field(
-        default="off",
+        default="auto",
         metadata=_means(
-            "on a GPU, which matmuls of few rows use our own kernels rather than cuBLAS: off goes by what was measured "
-            "for the models in the benchmarks; auto also measures other models' matrices when they are first loaded "
-            "and keeps the result in the cache; or a file with choices kept earlier, for the same ones at each start"
+            "on a GPU, which matmuls of few rows use our own kernels rather than cuBLAS: auto measures a model's "
+            "matrices when they are first loaded and keeps the result in the cache; off goes by what was measured for "
+            "the models in the benchmarks alone; or a file with choices kept earlier, for the same ones at each start"
         ),
     )
     cascade_attention: bool = field(
-        default=False,
+        default=True,
         metadata=_means(
             "on a GPU, when many running sequences share a prefix, read its keys and values once for all of them; no "
-            "effect with deterministic (experimental: its speed has not been measured)"
+            "effect with deterministic"
         ),
     )
     prefix_caching: bool = field(
@@ -328,7 +328,7 @@ class EngineConfig:
         self.check_causal()
         self._check_without_kv(
             "An encoder",
-            {"kv_memory": None, "page_size": None, "deterministic": False, "cascade_attention": False},
+            {"kv_memory": None, "page_size": None, "deterministic": False, "cascade_attention": True},
         )
 
     def _check_without_kv(self, kind: str, also: Mapping[str, object]) -> None:
@@ -337,7 +337,7 @@ class EngineConfig:
             "adapters": (),
             "quantize": "none",
             "kv_dtype": "auto",
-            "kernel_choices": "off",
+            "kernel_choices": "auto",
             "max_running_tokens": None,
             "pages_per_seq": None,
             "tensor_parallel": 1,

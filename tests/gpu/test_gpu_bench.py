@@ -38,7 +38,7 @@ def test_overlaps_are_those_of_the_decoder(device: torch.device) -> None:
 def test_other_benchmarks_start_from_the_options_of_a_plain_run() -> None:
     plain, changed = defaults(), defaults(deterministic=True)
     assert (plain.deterministic, changed.deterministic) == (False, True)
-    assert (changed.kernel_choices, changed.cascade_attention) == ("off", False)
+    assert (changed.kernel_choices, changed.no_cascade_attention) == ("auto", False)
 
 
 def test_a_phase_within_another_is_counted_once() -> None:

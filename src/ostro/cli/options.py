@@ -60,7 +60,11 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--deterministic", action="store_true", help=_meaning("deterministic"))
     add_kernel_option(group)
-    group.add_argument("--cascade-attention", action="store_true", help=_meaning("cascade_attention"))
+    group.add_argument(
+        "--no-cascade-attention",
+        action="store_true",
+        help="on a GPU, have each sequence read a shared prefix for itself",
+    )
     group.add_argument(
         "--no-prefix-caching", action="store_true", help="do not reuse the KV cache of shared prompt prefixes"
     )
@@ -79,7 +83,10 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
 
 def add_kernel_option(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
-        "--kernel-choices", metavar="auto|off|FILE", default="off", help=f"{_meaning('kernel_choices')} (default: off)"
+        "--kernel-choices",
+        metavar="auto|off|FILE",
+        default="auto",
+        help=f"{_meaning('kernel_choices')} (default: auto)",
     )
 
 
@@ -149,7 +156,7 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         cuda_graphs=not args.no_cuda_graphs,
         deterministic=args.deterministic,
         kernel_choices=args.kernel_choices,
-        cascade_attention=args.cascade_attention,
+        cascade_attention=not args.no_cascade_attention,
         prefix_caching=not args.no_prefix_caching,
         speculative=args.speculative,
         hrm_dialect=args.hrm_dialect,

@@ -55,8 +55,6 @@ _FIELDS = tl.constexpr(ITEM_FIELDS)
 # A finite stand-in for minus infinity: the difference of two infinities would be NaN.
 _LOWEST = tl.constexpr(-1.0e30)
 
-# Blocks of a part that are brought to the cache ahead.
-_AHEAD = tl.constexpr(4)
 # Queries per tile: the minimum for tensor cores. A larger group of query heads takes several tiles.
 _TILE = 16
 # Rows of partial results that a program merges at once.
@@ -80,6 +78,8 @@ class DecodeTuning:
     time is spent on programs without work; otherwise one per part, scheduled by the hardware."""
     parts_per_sm: int = 12
     """How finely to split a large batch: parts times KV heads, per multiprocessor."""
+    ahead: int = 4
+    """For few rows, blocks of a part that are brought to the cache while the kernel before still runs."""
     joins_in_place: bool = True
     """Whether the last part to finish merges the row; otherwise a second kernel does."""
 
@@ -134,7 +134,11 @@ class DecodeScratch:
         most = (rows + self.target) * self.tiles
         if self.tuning.programs_per_sm is not None:
             return min(most, self.processors * self.tuning.programs_per_sm)
-        return min(most, self.processors * _RESIDENT) if rows * self.tiles <= self.processors else most
+        return min(most, self.processors * _RESIDENT) if self.is_for_few(rows) else most
+
+    def is_for_few(self, rows: int) -> bool:
+        """Whether so many rows leave multiprocessors idle unless they are split."""
+        return rows * self.tiles <= self.processors
 
 
 def plan_sizes(rows: int) -> list[int]:
@@ -270,7 +274,7 @@ def decode_attention(
         joins=tuning.joins_in_place,
         grouped=groups is not None,
         follows=follows,
-        ahead=pdl and rows * scratch.tiles <= scratch.processors,
+        ahead=tuning.ahead if pdl and scratch.is_for_few(rows) else 0,
         # Two dependent loads, page number and keys, share the stages equally.
         stages=2 * buffers + 1,
         pdl=pdl,
@@ -529,12 +533,12 @@ def _decode_kernel(
     tiles_a_head: tl.constexpr = (group + tile - 1) // tile
     tiles: tl.constexpr = kv_heads * tiles_a_head
     total = tl.load(count) * tiles
-    if ahead and page_size % block == 0 and tl.program_id(0) < total:
+    if ahead > 0 and page_size % block == 0 and tl.program_id(0) < total:
         item = items + (tl.program_id(0) // tiles) * _FIELDS
         table = tables + tl.load(item).to(tl.int64) * table_stride
         kv_head = tl.program_id(0) % tiles // tiles_a_head
         first = tl.load(item + 1) // block * block
-        end = tl.minimum(tl.load(item + 2), first + _AHEAD * block)
+        end = tl.minimum(tl.load(item + 2), first + ahead * block)
         for base in range(first, end, block):
             page = tl.load(table + base // page_size).to(tl.int64)
             within = (kv_head * page_size + base % page_size) * head_dim

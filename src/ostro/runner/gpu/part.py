@@ -73,7 +73,7 @@ class GpuPart:
             if isinstance(model, Decoder) and unfused is None
             else None
         )
-        if unfused is not None and kernel_choices != "off":
+        if unfused is not None and kernel_choices not in ("auto", "off"):
             raise BadRequest(
                 f"kernel_choices is for models on the fused kernels, and this one is not: {unfused}. Leave it out.",
                 param="kernel_choices",

@@ -1,7 +1,7 @@
 """Runs batches on a GPU: `launch` queues a step and returns, so that the next can be prepared while it runs.
 
 A step with one token per sequence is replayed as a CUDA graph, sampling included; its inputs are first copied to fixed
-device buffers. A step with prompts of few tokens may be one too, up to its sampling (`runner.gpu.mixed_graphs`). Any
+device buffers. A step with prompts of few tokens is one too, up to its sampling (`runner.gpu.mixed_graphs`). Any
 other step launches its kernels individually: with many tokens, launch overhead is negligible, and with adapters, its
 matmuls depend on which rows it has.
 
@@ -37,6 +37,7 @@ from ostro.runner.gpu.decode_rows import DecodeRows, asked_logprobs, edits, mask
 from ostro.runner.gpu.graphs import StepGraphs
 from ostro.runner.gpu.layer_plan import why_unfused
 from ostro.runner.gpu.masks import TokenMasks, masked
+from ostro.runner.gpu.mixed_graphs import paying_tokens
 from ostro.runner.gpu.part import GpuPart
 from ostro.runner.gpu.projections import QuantizedLinear
 from ostro.runner.gpu.sampling import DrawnTokens, Sampler, edited, failure
@@ -94,7 +95,7 @@ class GpuRunner:
         max_batch_seqs: int,
         graphs: bool = True,
         graph_max_rows: int | None = None,
-        graph_max_tokens: int = 0,
+        graph_max_tokens: int | None = None,
         deterministic: bool = False,
         kv_dtype: torch.dtype | None = None,
         pooling: Pooling | None = None,
@@ -105,8 +106,8 @@ class GpuRunner:
         prefix_limits: PrefixLimits | None = None,
     ) -> None:
         """With `ranks`, the model is the first rank's part of the `group`'s, and the others have loaded theirs. Steps
-        with prompts of up to `graph_max_tokens` tokens are padded, and are graphs where decode steps are. Without
-        `prefix_limits` every row reads the prefix that it shares for itself.
+        with prompts of up to `graph_max_tokens` tokens are padded, and are graphs where decode steps are; None stands
+        for as many as gain from it. Without `prefix_limits` every row reads the prefix that it shares for itself.
         """
         if deterministic:
             _check_deterministic(model, adapters)
@@ -157,6 +158,8 @@ class GpuRunner:
             group=group,
             kernel_choices=kernel_choices,
         )
+        if graph_max_tokens is None:
+            graph_max_tokens = paying_tokens(model) if captured else 0
         self.part.mixed.most = graph_max_tokens
         scratch = self.part.attention.scratch
         self._prefixes = (

@@ -248,8 +248,8 @@ class ServeSettings(BaseSettings):
     )
     cuda_graph_max_bs: Positive | None = Field(None, description=meaning_of("cuda_graph_max_bs"))
     deterministic: bool = Field(False, description=meaning_of("deterministic"))
-    kernel_choices: str = Field("off", description=meaning_of("kernel_choices"))
-    cascade_attention: bool = Field(False, description=meaning_of("cascade_attention"))
+    kernel_choices: Literal["auto", "off"] | str = Field("auto", description=meaning_of("kernel_choices"))
+    cascade_attention: bool = Field(True, description=meaning_of("cascade_attention"))
 
     # network
     served_model_name: Texts = Field(

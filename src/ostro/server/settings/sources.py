@@ -174,8 +174,8 @@ def _known_keys() -> dict[str, str]:
 
 def _can_be_off(name: str) -> bool:
     """Whether `off` is a value of the setting, which is no switch."""
-    info = ServeSettings.model_fields[name]
-    return info.default == "off" or "off" in get_args(info.annotation)
+    kind = ServeSettings.model_fields[name].annotation
+    return any("off" in get_args(each) for each in (kind, *get_args(kind)))
 
 
 def _settings_in(content: object, path: Path) -> Iterable[tuple[str, str, object]]:
