@@ -37,6 +37,7 @@ _METAVARS = {
     "tokenizer": "REF",
     "chat_template": "NAME",
     "hrm_config": "FILE",
+    "kernel_choices": "auto|off|FILE",
     "served_model_name": "NAME,…",
     "host": "ADDRESS",
     "port": "PORT",
