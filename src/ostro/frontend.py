@@ -16,15 +16,17 @@ from ostro.engine.constraint import Constraint
 from ostro.engine.request import Request, Task
 from ostro.engine.scheduler import Progress
 from ostro.engine.sequence import FinishReason
-from ostro.errors import BadRequest, Unsupported
+from ostro.errors import BadRequest, Unsupported, UnsupportedModel
 from ostro.grammar.checker import GrammarChecker
 from ostro.model_tokenizer import load_tokenizer
 from ostro.outputs import Choice, Completion, Delta
 from ostro.sampling_defaults import SamplingDefaults
 from ostro.sampling_params import MAX_SEED, SamplingParams
+from ostro.text.pair_prompt import PairPrompt, pair_prompt
 from ostro.text.stream import TextStream
 from ostro.text.tokenizer import Tokenizer
 from ostro.weights import Checkpoint, Pooling
+from ostro.weights.judging import Judge, read_judge
 from ostro.weights.pooling import unit
 from ostro.weights.ranking import Ranking, read_ranking
 
@@ -56,11 +58,15 @@ class Frontend:
         defaults: SamplingDefaults | None = None,
         *,
         ranking: Ranking | None = None,
+        judge: Judge | None = None,
         tool_format: ToolFormat = "auto",
     ) -> None:
-        """`ranking` is a cross-encoder's, and `pooling` an embedding model's."""
+        """`ranking` is a cross-encoder's, `judge` that of a language model that ranks, and `pooling` an embedding
+        model's.
+        """
         self.name = name
-        self.ranking = ranking
+        self.ranking, self.judge = ranking, judge
+        self._pair_prompt = None if judge is None else _pair_prompt(tokenizer, judge)
         self._tool_format = tool_format
         self._probing = threading.Lock()
         self._profile: TemplateProfile | None = None
@@ -86,6 +92,7 @@ class Frontend:
             checkpoint.pooling,
             defaults,
             ranking=read_ranking(checkpoint.config),
+            judge=read_judge(checkpoint.path, checkpoint.config),
             tool_format=config.tool_format,
         )
 
@@ -220,6 +227,27 @@ class Frontend:
         sampling = self.sampling(params.with_changes(truncate_prompt_tokens=None))
         return replace(self.request(ids, sampling, max_len=max_len), task=Task.EMBED, second_at=second_at)
 
+    def judging_request(
+        self,
+        query: str,
+        document: str,
+        answer: int,
+        *,
+        max_len: int,
+        adapter: str | None = None,
+        truncate_prompt_tokens: int | None = None,
+    ) -> Request:
+        """A request for the log-probability of a judge's answer, which is a token, to a pair of texts."""
+        assert self._pair_prompt is not None, "it is no judge"
+        if truncate_prompt_tokens is not None:
+            raise Unsupported(
+                f"{self.name} reads both texts within a prompt, which is not shortened: leave truncate_prompt_tokens "
+                "out, and shorten the texts.",
+                param="truncate_prompt_tokens",
+            )
+        ids = self.tokenizer.encode_prompted(self._pair_prompt, query, document)
+        return self.scoring_request(ids, [answer], max_len=max_len, adapter=adapter)
+
     def solving_request(self, inputs: Sequence[int], *, max_len: int, puzzle: int = 0) -> Request:
         """A request for a token at every position of the inputs at once."""
         request = self.request(inputs, self.sampling(SamplingParams(max_tokens=0)), max_len=max_len)
@@ -245,6 +273,17 @@ class Frontend:
         if border >= len(whole):
             raise BadRequest("A continuation must hold at least one token.", param="continuations")
         return whole[:border], whole[border:]
+
+
+def _pair_prompt(tokenizer: Tokenizer, judge: Judge) -> PairPrompt:
+    if tokenizer.chat_template is None:
+        raise UnsupportedModel("It ranks texts by a chat template, and has none. Set chat_template to a .jinja file.")
+    return pair_prompt(
+        tokenizer.renderer,
+        judge.messages,
+        add_generation_prompt=judge.add_generation_prompt,
+        template_kwargs=judge.variables,
+    )
 
 
 def _last(ids: Sequence[int], count: int | None, room: int) -> Sequence[int]:

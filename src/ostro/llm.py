@@ -217,7 +217,8 @@ class LLM:
         return vectors if pooling is None else [pooling.shortened(vector, dimensions) for vector in vectors]
 
     def relevance(self, pairs: Sequence[tuple[str, str]], *, truncate_prompt_tokens: int | None = None) -> list[float]:
-        """How relevant each pair's second text is to the first: by a cross-encoder, or the cosine of embeddings.
+        """How relevant each pair's second text is to the first: by a cross-encoder, by a language model that judges, or
+        by the cosine of embeddings.
 
         `truncate_prompt_tokens` shortens each pair, or each text to embed, to this many tokens; -1 to what fits.
         """

@@ -1,4 +1,5 @@
-"""How relevant documents are to queries: by a cross-encoder that reads both, or by the cosine of their embeddings.
+"""How relevant documents are to queries: by a cross-encoder or a language model that reads both, or by the cosine of
+their embeddings.
 
 Pairs become requests, and the requests' completions scores. Knows the frontend; knows no engine.
 """
@@ -11,7 +12,7 @@ from typing import NamedTuple
 from ostro.engine.request import Request
 from ostro.errors import Unsupported
 from ostro.frontend import Frontend
-from ostro.outputs import Completion, embedding
+from ostro.outputs import Completion, embedding, score
 from ostro.weights.pooling import unit
 
 Pair = tuple[str, str]
@@ -26,6 +27,8 @@ class Reading(NamedTuple):
     prompt_name: str | None = None
     is_document: bool = False
     """Whether the text is the second of a pair."""
+    answer: int | None = None
+    """The token whose log-probability after both texts is asked for, of a language model that judges."""
 
     @property
     def texts(self) -> tuple[str | None, str | None]:
@@ -38,7 +41,12 @@ class Reading(NamedTuple):
 
 
 def readings(frontend: Frontend, pairs: Sequence[Pair]) -> list[Reading]:
-    """One per pair, or for an embedding model one per text. Raises Unsupported for a model of neither kind."""
+    """One per pair; for an embedding model one per text, for a judge one per pair and answer. Raises Unsupported for
+    other models.
+    """
+    if (judge := frontend.judge) is not None:
+        # The second of two finds the prompt in the prefix cache.
+        return [Reading(*pair, answer=answer) for pair in pairs for answer in (judge.yes, judge.no)]
     if frontend.ranking is not None:
         return [Reading(query, document) for query, document in pairs]
     if frontend.pooling is None:
@@ -60,6 +68,15 @@ def relevance_request(
     adapter: str | None = None,
     truncate_prompt_tokens: int | None = None,
 ) -> Request:
+    if reading.second is not None and reading.answer is not None:
+        return frontend.judging_request(
+            reading.text,
+            reading.second,
+            reading.answer,
+            max_len=max_len,
+            adapter=adapter,
+            truncate_prompt_tokens=truncate_prompt_tokens,
+        )
     if reading.second is not None:
         return frontend.pair_request(
             reading.text, reading.second, max_len=max_len, truncate_prompt_tokens=truncate_prompt_tokens
@@ -75,6 +92,10 @@ def relevance_request(
 
 def relevance_scores(frontend: Frontend, pairs: Sequence[Pair], completions: Sequence[Completion]) -> list[float]:
     """A score per pair, from the completions of its `readings`. Raises SequenceFailed if the engine gave up."""
+    if (judge := frontend.judge) is not None:
+        logprobs = [score(completion).logprob for completion in completions]
+        logits = [yes - no for yes, no in zip(logprobs[::2], logprobs[1::2], strict=True)]
+        return [_sigmoid(logit) if judge.sigmoid else logit for logit in logits]
     vectors = [embedding(completion) for completion in completions]
     if frontend.ranking is not None:
         return [_sigmoid(logit) if frontend.ranking.sigmoid else logit for [logit] in vectors]
@@ -83,6 +104,13 @@ def relevance_scores(frontend: Frontend, pairs: Sequence[Pair], completions: Seq
     of_query = dict(zip(queries, units, strict=False))
     of_document = dict(zip(documents, units[len(queries) :], strict=True))
     return [sum(map(operator.mul, of_query[query], of_document[document])) for query, document in pairs]
+
+
+def tokens_read(frontend: Frontend, completions: Sequence[Completion]) -> int:
+    """How many tokens the pairs have, with what stands around them. A judge's two requests for a pair count once."""
+    if frontend.judge is None:
+        return sum(len(completion.prompt_ids) for completion in completions)
+    return sum(len(completion.prompt_ids) - 1 for completion in completions[::2])
 
 
 def _sides(pairs: Sequence[Pair]) -> tuple[list[str], list[str]]:

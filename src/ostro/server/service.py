@@ -22,7 +22,7 @@ from ostro.engine_process.messages import Heartbeat, Located, ModelInfo, Profile
 from ostro.errors import BadRequest, ContextLengthExceeded, ModelError, OstroError
 from ostro.frontend import Frontend, Message, Prompt, Sampling
 from ostro.outputs import Completion, Delta
-from ostro.relevance import Pair, Reading, readings, relevance_request, relevance_scores
+from ostro.relevance import Pair, Reading, readings, relevance_request, relevance_scores, tokens_read
 from ostro.sampling_defaults import SamplingDefaults
 from ostro.sampling_params import SamplingParams
 from ostro.server.chat_preparation import ChatPreparation
@@ -397,6 +397,9 @@ class ModelService:
 
     def relevance_scores(self, pairs: Sequence[Pair], completions: Sequence[Completion]) -> list[float]:
         return relevance_scores(self._loaded(), pairs, completions)
+
+    def tokens_read(self, completions: Sequence[Completion]) -> int:
+        return tokens_read(self._loaded(), completions)
 
     async def prepare_solving(self, puzzles: Sequence[tuple[Sequence[int], int]]) -> list[Request]:
         """The engine's requests to solve puzzles, each given as its inputs and its id: a token for every position.

@@ -19,7 +19,9 @@ from tokenizers import AddedToken, models, pre_tokenizers
 from ostro.errors import BadCheckpoint, BadRequest, ModelError, ModelNotFound
 from ostro.text.builtin_templates import CHOICES, choose_template
 from ostro.text.chat import ChatTemplate, Message, RenderOptions
+from ostro.text.control_text import ControlTexts
 from ostro.text.guard import PlainEncoder, encode_ids, frame, guarded_texts
+from ostro.text.pair_prompt import PairPrompt
 from ostro.text.pairs import PairEncoder, PairIds
 from ostro.text.panics import PROBES, panics_become
 from ostro.text.pieces import PieceCodec, byte_level_bytes, codec_of
@@ -154,6 +156,18 @@ class Tokenizer:
         """Two texts for a model that reads them together; the longer one is shortened until both fit into `most`."""
         with panics_become(self._gave_up):
             return self._pairs.pair(first, second, most)
+
+    def encode_prompted(self, prompt: PairPrompt, first: str, second: str) -> list[int]:
+        """Two texts within a template's: markers in them stay text, as in `encode_chat`."""
+        mark = secrets.token_hex(8)
+        own = self._guarded.unmarked_texts("".join(prompt), mark)
+        for way in (ControlTexts.marked, ControlTexts.marked_everywhere):
+            inner = [way(self._guarded, text, mark) for text in (first, second)]
+            text = f"{prompt.before}{inner[0]}{prompt.between}{inner[1]}{prompt.after}"
+            # Otherwise the end of a text and what follows it would make a marker.
+            if self._guarded.unmarked_texts(text, mark) == own:
+                break
+        return self.encode_rendered(ChatText(text, mark))
 
     def encode_chat(self, messages: Sequence[Message], **options: Unpack[RenderOptions]) -> list[int]:
         """The template's markers become special tokens; the same texts in messages and tools stay text."""

@@ -129,15 +129,11 @@ def unit(vector: Sequence[float]) -> list[float]:
 
 def read_pooling(directory: Path) -> Pooling | None:
     """The settings in modules.json and the modules' configs; None if this is no embedding model."""
-    modules_file = directory / "modules.json"
-    if not modules_file.is_file():
-        return None
-    modules: list[tuple[str, str]] = []
-    for module in read_json_list(modules_file):
-        if not isinstance(module, dict) or not isinstance(module.get("type"), str):
-            raise BadCheckpoint(f"{modules_file} lists a module without a type. Download it again.")
-        modules.append((module["type"].rpartition(".")[2], str(module.get("path", ""))))
+    modules_file, modules = directory / "modules.json", modules_of(directory)
     kinds = [kind for kind, _ in modules]
+    if "LogitScore" in kinds:
+        # It ranks: see `judging`.
+        return None
     unknown = set(kinds) - set(_MODULES)
     if unknown:
         raise UnsupportedModel(f"{directory} is an embedding model with a {min(unknown)} module; Ostro knows none.")
@@ -149,13 +145,24 @@ def read_pooling(directory: Path) -> Pooling | None:
             f"{', '.join(_MODULES)}."
         )
     folders = dict(modules)
-    prompts = _prompts(directory)
+    prompts = read_prompts(directory)
     return Pooling(
-        _mode(_config(directory, folders["Pooling"]), prompts),
+        _mode(module_config(directory, folders["Pooling"]), prompts),
         normalize="Normalize" in kinds,
         dense=tuple(_dense(directory, path) for kind, path in modules if kind == "Dense"),
         prompts=prompts,
     )
+
+
+def modules_of(directory: Path) -> list[tuple[str, str]]:
+    """Each module's kind and the folder with its config, in order; none without a modules.json."""
+    path = directory / "modules.json"
+    modules: list[tuple[str, str]] = []
+    for module in read_json_list(path) if path.is_file() else ():
+        if not isinstance(module, dict) or not isinstance(module.get("type"), str):
+            raise BadCheckpoint(f"{path} lists a module without a type. Download it again.")
+        modules.append((module["type"].rpartition(".")[2], str(module.get("path", ""))))
+    return modules
 
 
 def read_matryoshka(config: ConfigReader) -> Matryoshka | None:
@@ -177,7 +184,7 @@ def max_text_length(directory: Path) -> int | None:
     return ConfigReader(read_json_object(path), path.name).optional_integer("max_seq_length")
 
 
-def _config(directory: Path, folder: str) -> ConfigReader:
+def module_config(directory: Path, folder: str) -> ConfigReader:
     config_file = directory / folder / "config.json"
     if not config_file.resolve().is_relative_to(directory.resolve()):
         raise BadCheckpoint(f"{directory / 'modules.json'} points outside its directory, to {folder!r}.")
@@ -202,7 +209,7 @@ def _mode(config: ConfigReader, prompts: Prompts) -> PoolingMode:
 
 
 def _dense(directory: Path, folder: str) -> Dense:
-    config = _config(directory, folder)
+    config = module_config(directory, folder)
     if config.flag("use_residual", False):
         raise UnsupportedModel(f"{config.source}: 'use_residual' is true, which Ostro does not know.")
     if (key := config.text("module_input_name", "sentence_embedding")) != "sentence_embedding":
@@ -221,7 +228,7 @@ def _dense(directory: Path, folder: str) -> Dense:
     )
 
 
-def _prompts(directory: Path) -> Prompts:
+def read_prompts(directory: Path) -> Prompts:
     path = directory / "config_sentence_transformers.json"
     if not path.is_file():
         return Prompts()

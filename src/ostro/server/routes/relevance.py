@@ -69,7 +69,7 @@ def _rerank_job(request: RerankRequest) -> Job:
             )
             for each in ranked(model.service.relevance_scores(pairs, completions), request.top_n)
         ]
-        return RerankResponse(id=new_id("rerank-"), model=model.name, results=results, usage=_usage(completions))
+        return RerankResponse(id=new_id("rerank-"), model=model.name, results=results, usage=_usage(model, completions))
 
     return Job(request.model, prepare, respond)
 
@@ -92,12 +92,12 @@ def _score_job(request: ScoreRequest) -> Job:
             created=int(time.time()),
             model=model.name,
             data=[ScoredPair(index=index, score=score) for index, score in enumerate(scores)],
-            usage=_usage(completions),
+            usage=_usage(model, completions),
         )
 
     return Job(request.model, prepare, respond)
 
 
-def _usage(completions: Sequence[Completion]) -> EmbeddingUsage:
-    tokens = sum(len(completion.prompt_ids) for completion in completions)
+def _usage(model: Model, completions: Sequence[Completion]) -> EmbeddingUsage:
+    tokens = model.service.tokens_read(completions)
     return EmbeddingUsage(prompt_tokens=tokens, total_tokens=tokens)
