@@ -19,8 +19,7 @@ from ostro.models.registry import describe
 from ostro.planning import plan
 from ostro.runner.load import load_runner
 from ostro.torch_models.decoder import Decoder
-from ostro.torch_models.experts import Experts, route
-from ostro.torch_models.layers import Projection
+from ostro.torch_models.experts import ExpertMatrices, Experts, route
 from ostro.torch_models.loading import load_weights
 from ostro.torch_models.lora import Adapters
 from ostro.weights.adapter import LowRank
@@ -102,14 +101,14 @@ def test_many_tokens_are_computed_some_at_a_time(monkeypatch: pytest.MonkeyPatch
     whole = experts(x)
     rows: list[int] = []
 
-    def recorded(part: torch.Tensor) -> torch.Tensor:
+    def recorded(part: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
         rows.append(len(part))
-        return Projection.forward(experts.router, part)
+        return ExpertMatrices.forward(experts.up, part, *rest)
 
     monkeypatch.setattr("ostro.torch_models.experts.MOST_SLOTS", 10)
-    monkeypatch.setattr(experts.router, "forward", recorded)
+    monkeypatch.setattr(experts.up, "forward", recorded)
     torch.testing.assert_close(experts(x), whole, atol=1e-6, rtol=1e-5)
-    assert rows == [5, 5, 2]
+    assert rows == [10, 10, 4]
 
 
 def test_logits_that_are_no_numbers_are_passed_on() -> None:

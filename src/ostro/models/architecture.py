@@ -13,7 +13,7 @@ Tensors have their full names in Hugging Face checkpoints.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from ostro.models.rope_settings import RopeSettings
@@ -254,6 +254,14 @@ class Experts:
         return self.up.experts
 
     @property
+    def whole_router(self) -> Projection:
+        """What decides about a token, as one matrix: a row per expert, then that of the shared MLP's gate, if any."""
+        if self.shared_gate is None:
+            return self.router
+        assert self.router.bias == self.shared_gate.bias
+        return replace(self.router, parts=(*self.router.parts, *self.shared_gate.parts))
+
+    @property
     def projections(self) -> tuple[Projection, ...]:
         """Those that all tokens go through, but for the router."""
         return () if self.shared is None else self.shared.projections
@@ -357,6 +365,12 @@ class Architecture:
     def widest(self) -> int:
         """The longest row that a layer computes per token."""
         return max(max(layer.mlp.width, layer.attention.output.columns) for layer in self.layers)
+
+    @property
+    def expert_width(self) -> int:
+        """Numbers per token in the chosen experts' rows: what they compute between their matrices, and after."""
+        mixtures = [layer.mlp for layer in self.layers if isinstance(layer.mlp, Experts)]
+        return max((each.chosen * (each.down.columns + each.down.rows) for each in mixtures), default=0)
 
     @property
     def has_experts(self) -> bool:

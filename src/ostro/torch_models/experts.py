@@ -89,19 +89,29 @@ def _places(names: list[str], part: arch.Part, memory: Tensor, *, dim: int) -> d
 class Experts(Module):
     def __init__(self, described: arch.Experts) -> None:
         super().__init__()
-        self.router = Projection(described.router)
+        self.router = Projection(described.whole_router)
         self.up, self.down = ExpertMatrices(described.up), ExpertMatrices(described.down)
         self.shared = None if described.shared is None else GatedMLP(described.shared)
-        self.shared_gate = None if described.shared_gate is None else Projection(described.shared_gate)
         self.gate = gating(described.activation)
         self.count, self.chosen, self.normalized = described.count, described.chosen, described.normalized
+        self.is_gated = described.shared_gate is not None
+
+    @property
+    def num_active(self) -> int:
+        """Numbers in the experts that a token goes through."""
+        return (self.up.weight.numel() + self.down.weight.numel()) * self.chosen // self.count
 
     def forward(self, x: Tensor) -> Tensor:
-        total = torch.cat([self._mixed(part) for part in x.split(max(1, MOST_SLOTS // self.chosen))])
-        return total if self.shared is None else total.add_(self._shared_rows(x))
+        logits, most = self.router(x), max(1, MOST_SLOTS // self.chosen)
+        parts = zip(x.split(most), logits[:, : self.count].split(most), strict=True)
+        total = torch.cat([self._mixed(*part) for part in parts])
+        if self.shared is None:
+            return total
+        rows: Tensor = self.shared(x)
+        return total.add_(rows.mul_(torch.sigmoid(logits[:, self.count :])) if self.is_gated else rows)
 
-    def _mixed(self, x: Tensor) -> Tensor:
-        experts, weights = route(self.router(x), self.chosen, normalized=self.normalized)
+    def _mixed(self, x: Tensor, logits: Tensor) -> Tensor:
+        experts, weights = route(logits, self.chosen, normalized=self.normalized)
         in_order, order = experts.flatten().sort(stable=True)
         numbers = torch.arange(self.count, device=x.device)
         ends = torch.searchsorted(in_order, numbers, right=True, out_int32=True)
@@ -110,8 +120,3 @@ class Experts(Module):
         # Back to the order of tokens, and of each token's experts.
         by_token = torch.empty_like(rows).index_copy_(0, order, rows).view(len(x), self.chosen, -1)
         return torch.bmm(weights.to(x.dtype).unsqueeze(1), by_token).squeeze(1)
-
-    def _shared_rows(self, x: Tensor) -> Tensor:
-        assert self.shared is not None
-        rows: Tensor = self.shared(x)
-        return rows if self.shared_gate is None else rows.mul_(torch.sigmoid(self.shared_gate(x)))
