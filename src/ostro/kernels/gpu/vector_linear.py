@@ -61,8 +61,8 @@ def vector_linear(
     if x.dtype == weight.dtype == torch.bfloat16 and in_features % 2 == x.stride(0) % 2 == 0:
         # Pairs stay packed in registers until they are multiplied: unpacking would have to wait for the loads, and
         # would come before the wait for the previous kernel.
-        x, weight, norm_weight = _pairs(x), _pairs(weight), _pairs(norm_weight)
-        delta, delta_weight, stream = _pairs(delta), _pairs(delta_weight), _pairs(stream)
+        x, weight, norm_weight = pairs(x), pairs(weight), pairs(norm_weight)
+        delta, delta_weight, stream = pairs(delta), pairs(delta_weight), pairs(stream)
     in_words = x.shape[1]
     unit = word_unit(in_words)
     block_words = max(1, tiling.ins * in_words // in_features)
@@ -111,7 +111,7 @@ def vector_linear(
     )
 
 
-def _pairs(row: Tensor) -> Tensor:
+def pairs(row: Tensor) -> Tensor:
     """Two values per word."""
     return row.view(torch.int32 if row.dtype == torch.bfloat16 else torch.int64)
 
@@ -175,11 +175,11 @@ def _vector_kernel(
     up_held = ()  # type: tuple[tl.tensor, ...]
     scale_held = ()  # type: tuple[tl.tensor, ...]
     for chunk in tl.static_range(held):
-        main_held += (_weights(main_at, inside, k, chunk * block_words, in_words, even_out, even_in),)
+        main_held += (load_weights(main_at, inside, k, chunk * block_words, in_words, even_out, even_in),)
         if gated:
-            up_held += (_weights(up_at, inside, k, chunk * block_words, in_words, even_out, even_in),)
+            up_held += (load_weights(up_at, inside, k, chunk * block_words, in_words, even_out, even_in),)
         if has_norm:
-            scale_held += (_inputs(norm_weight, k, chunk * block_words, in_words, copies, even_in),)
+            scale_held += (load_inputs(norm_weight, k, chunk * block_words, in_words, copies, even_in),)
     if pdl:
         gdc_wait()
 
@@ -188,16 +188,16 @@ def _vector_kernel(
         delta_held = ()  # type: tuple[tl.tensor, ...]
         source_held = ()  # type: tuple[tl.tensor, ...]
         for chunk in tl.static_range(held):
-            delta_held += (_inputs(delta, k, chunk * block_words, in_words, copies, even_in),)
-            source_held += (_inputs(x, k, chunk * block_words, in_words, copies, even_in),)
+            delta_held += (load_inputs(delta, k, chunk * block_words, in_words, copies, even_in),)
+            source_held += (load_inputs(x, k, chunk * block_words, in_words, copies, even_in),)
         delta_squares = tl.zeros([copies, block_words], tl.float32)
         for chunk in tl.static_range(held):
-            even, odd = _numbers(delta_held[chunk], paired)
-            delta_squares = _add_products(delta_squares, even, odd, even, odd, paired)
+            even, odd = numbers(delta_held[chunk], paired)
+            delta_squares = add_products(delta_squares, even, odd, even, odd, paired)
         if loops:
             for start in range(held * block_words, in_words, block_words):
-                even, odd = _numbers(_inputs(delta, k, start, in_words, copies, even_in), paired)
-                delta_squares = _add_products(delta_squares, even, odd, even, odd, paired)
+                even, odd = numbers(load_inputs(delta, k, start, in_words, copies, even_in), paired)
+                delta_squares = add_products(delta_squares, even, odd, even, odd, paired)
         delta_factor = tl.rsqrt(tl.sum(delta_squares, 1) / in_features + delta_eps)[:, None] * delta_multiplier
 
     # Nothing is stored before the last load, so that no row's loads wait for the previous row's store.
@@ -213,44 +213,44 @@ def _vector_kernel(
         squares = tl.zeros([copies, block_words], tl.float32)
         for chunk in tl.static_range(held):
             if has_delta:
-                scales = _inputs(delta_weight, k, chunk * block_words, in_words, copies, even_in)
+                scales = load_inputs(delta_weight, k, chunk * block_words, in_words, copies, even_in)
                 words = _joined(source_held[chunk], delta_held[chunk], scales, delta_factor, paired)
                 _write(stream, words, k, chunk * block_words, in_words, copies)
             else:
-                words = _inputs(source, k, chunk * block_words, in_words, copies, even_in)
-            even, odd = _numbers(words, paired)
+                words = load_inputs(source, k, chunk * block_words, in_words, copies, even_in)
+            even, odd = numbers(words, paired)
             if has_norm:
-                squares = _add_products(squares, even, odd, even, odd, paired)
-                even_scale, odd_scale = _numbers(scale_held[chunk], paired)
+                squares = add_products(squares, even, odd, even, odd, paired)
+                even_scale, odd_scale = numbers(scale_held[chunk], paired)
                 even *= even_scale
                 odd *= odd_scale
-            even_weight, odd_weight = _numbers(main_held[chunk], paired)
-            main = _add_products(main, even_weight, odd_weight, even, odd, paired)
+            even_weight, odd_weight = numbers(main_held[chunk], paired)
+            main = add_products(main, even_weight, odd_weight, even, odd, paired)
             if gated:
-                even_weight, odd_weight = _numbers(up_held[chunk], paired)
-                up = _add_products(up, even_weight, odd_weight, even, odd, paired)
+                even_weight, odd_weight = numbers(up_held[chunk], paired)
+                up = add_products(up, even_weight, odd_weight, even, odd, paired)
         if loops:
             for start in range(held * block_words, in_words, block_words):
-                words = _inputs(source, k, start, in_words, copies, even_in)
+                words = load_inputs(source, k, start, in_words, copies, even_in)
                 if has_delta:
-                    scales = _inputs(delta_weight, k, start, in_words, copies, even_in)
-                    added = _inputs(delta, k, start, in_words, copies, even_in)
+                    scales = load_inputs(delta_weight, k, start, in_words, copies, even_in)
+                    added = load_inputs(delta, k, start, in_words, copies, even_in)
                     words = _joined(words, added, scales, delta_factor, paired)
                     _write(stream, words, k, start, in_words, copies)
-                even, odd = _numbers(words, paired)
+                even, odd = numbers(words, paired)
                 if has_norm:
-                    squares = _add_products(squares, even, odd, even, odd, paired)
-                    scales = _inputs(norm_weight, k, start, in_words, copies, even_in)
-                    even_scale, odd_scale = _numbers(scales, paired)
+                    squares = add_products(squares, even, odd, even, odd, paired)
+                    scales = load_inputs(norm_weight, k, start, in_words, copies, even_in)
+                    even_scale, odd_scale = numbers(scales, paired)
                     even *= even_scale
                     odd *= odd_scale
-                weights = _weights(main_at, inside, k, start, in_words, even_out, even_in)
-                even_weight, odd_weight = _numbers(weights, paired)
-                main = _add_products(main, even_weight, odd_weight, even, odd, paired)
+                weights = load_weights(main_at, inside, k, start, in_words, even_out, even_in)
+                even_weight, odd_weight = numbers(weights, paired)
+                main = add_products(main, even_weight, odd_weight, even, odd, paired)
                 if gated:
-                    weights = _weights(up_at, inside, k, start, in_words, even_out, even_in)
-                    even_weight, odd_weight = _numbers(weights, paired)
-                    up = _add_products(up, even_weight, odd_weight, even, odd, paired)
+                    weights = load_weights(up_at, inside, k, start, in_words, even_out, even_in)
+                    even_weight, odd_weight = numbers(weights, paired)
+                    up = add_products(up, even_weight, odd_weight, even, odd, paired)
         y = tl.sum(main, 1)
         y_up = y
         if gated:
@@ -274,9 +274,9 @@ def _joined(
     words: tl.tensor, delta: tl.tensor, scales: tl.tensor, factor: tl.tensor, paired: tl.constexpr
 ) -> tl.tensor:
     """The sum, as it is stored."""
-    even, odd = _numbers(words, paired)
-    even_delta, odd_delta = _numbers(delta, paired)
-    even_scale, odd_scale = _numbers(scales, paired)
+    even, odd = numbers(words, paired)
+    even_delta, odd_delta = numbers(delta, paired)
+    even_scale, odd_scale = numbers(scales, paired)
     even += even_delta * factor * even_scale
     odd += odd_delta * factor * odd_scale
     if paired:
@@ -298,7 +298,7 @@ def _write(
 
 
 @triton.jit
-def _numbers(words: tl.tensor, paired: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
+def numbers(words: tl.tensor, paired: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
     """Each word as float32; of a pair both. bfloat16 values are upper halves of float32."""
     if not paired:
         even = words.to(tl.float32)
@@ -313,7 +313,7 @@ def _numbers(words: tl.tensor, paired: tl.constexpr) -> tuple[tl.tensor, tl.tens
 
 
 @triton.jit
-def _add_products(
+def add_products(
     total: tl.tensor, even: tl.tensor, odd: tl.tensor, even_by: tl.tensor, odd_by: tl.tensor, paired: tl.constexpr
 ) -> tl.tensor:
     total += even * even_by
@@ -323,7 +323,7 @@ def _add_products(
 
 
 @triton.jit
-def _weights(
+def load_weights(
     at: tl.tensor,
     inside: tl.tensor,
     k: tl.tensor,
@@ -340,7 +340,7 @@ def _weights(
 
 
 @triton.jit
-def _inputs(
+def load_inputs(
     at: tl.tensor,
     k: tl.tensor,
     start: tl.tensor,

@@ -1,0 +1,149 @@
+"""The kernels of a mixture of experts on a GPU: their results against the model's own layer, and their times against
+reading the weights that they need.
+
+    python bench/kernels/experts.py                                    # Qwen3-30B-A3B's sizes, 1 to 4096 rows
+    python bench/kernels/experts.py --config CONFIG --rows 1 8 --layers 8
+
+Several layers take turns, so that no weight is read from the cache. Rows are random, and choose experts evenly; which
+they hit is counted. `together` is a layer's mixture with all kernels overlapping as in a step; the others are timed
+alone, without overlaps.
+"""
+
+import argparse
+import json
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ostro.kernels.gpu.experts import Ending, add_up, inner_rows, outer_rows
+from ostro.kernels.gpu.routing import by_expert, route, tile_height
+from ostro.kernels.gpu.single_experts import single_inner, single_outer
+from ostro.models.architecture import Architecture, Experts
+from ostro.models.registry import describe
+from ostro.torch_models import experts as twins
+
+CONFIGS = Path(__file__).parents[1] / "configs"
+BYTES_PER_SECOND = 4.3e12
+ROUNDS = 5
+# Of the largest number, between bfloat16 results that were rounded at different places.
+TOLERANCE = 0.02
+
+
+def random_layers(described: Experts, number: int) -> list[twins.Experts]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    with torch.device("cuda"):
+        made = [twins.Experts(described) for _ in range(number)]
+    torch.set_default_dtype(before)
+    for layer in made:
+        for parameter in layer.parameters():
+            parameter.data.normal_(0.0, 0.02)
+    return made
+
+
+def mixed(layer: twins.Experts, described: Experts, x: Tensor, logits: Tensor, *, pdl: bool) -> Tensor:
+    """As `runner.gpu.fused` does it."""
+    up, down, count, chosen = layer.up.weight, layer.down.weight, described.count, described.chosen
+    if len(x) == 1:
+        inner = single_inner(x, logits, up, chosen, described.activation, pdl=pdl)
+        return single_outer(inner, logits, down, normalized=described.normalized, ending=Ending(), pdl=pdl)
+    routed = route(logits, count, chosen, normalized=described.normalized, pdl=pdl)
+    rows = by_expert(routed.experts, count, tile_height(routed.experts.numel(), count), pdl=pdl)
+    outer = outer_rows(inner_rows(x, up, rows, chosen, described.activation, pdl=pdl), down, rows, pdl=pdl)
+    return add_up(outer, routed, Ending(), pdl=pdl)
+
+
+def check(layer: twins.Experts, described: Experts, x: Tensor, logits: Tensor) -> float:
+    """The largest difference to the layer's own result, as a share of its largest number."""
+    expected = layer._mixed(x, logits[:, : described.count]).float()
+    given = mixed(layer, described, x, logits, pdl=torch.cuda.get_device_capability() >= (9, 0)).float()
+    return float((given - expected).abs().max() / expected.abs().max())
+
+
+def microseconds(calls: Sequence[Callable[[], object]]) -> float:
+    """Of one call, in a graph of all."""
+    for call in calls:
+        call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for call in calls:
+            call()
+    taken = []
+    for _ in range(ROUNDS):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        start.record()
+        graph.replay()
+        end.record()
+        torch.cuda.synchronize()
+        taken.append(float(start.elapsed_time(end)) * 1e3 / len(calls))
+    return sorted(taken)[ROUNDS // 2]
+
+
+def kernels(
+    layers: Sequence[twins.Experts], described: Experts, x: Tensor, logits: Sequence[Tensor]
+) -> dict[str, list[Callable[[], object]]]:
+    """Each kernel's call for every layer."""
+    count, chosen, act = described.count, described.chosen, described.activation
+    found: dict[str, list[Callable[[], object]]] = {}
+
+    def note(name: str, call: Callable[..., Tensor], *args: object, **options: object) -> Tensor:
+        found.setdefault(name, []).append(partial(call, *args, **options))
+        return call(*args, **options)
+
+    for layer, scores in zip(layers, logits, strict=True):
+        up, down = layer.up.weight, layer.down.weight
+        if len(x) == 1:
+            inner = note("inner", single_inner, x, scores, up, chosen, act)
+            note("outer", single_outer, inner, scores, down, normalized=described.normalized, ending=Ending())
+            continue
+        routed = route(scores, count, chosen, normalized=described.normalized)
+        found.setdefault("route", []).append(partial(route, scores, count, chosen, normalized=described.normalized))
+        height = tile_height(routed.experts.numel(), count)
+        rows = by_expert(routed.experts, count, height)
+        found.setdefault("by expert", []).append(partial(by_expert, routed.experts, count, height))
+        inner = note("inner", inner_rows, x, up, rows, chosen, act)
+        outer = note("outer", outer_rows, inner, down, rows)
+        note("sum", add_up, outer, routed, Ending())
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config", type=Path, default=CONFIGS / "qwen3-30b-a3b.json")
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 2, 8, 32, 64, 128, 256, 1024, 4096, 16384])
+    parser.add_argument("--layers", type=int, default=8)
+    options = parser.parse_args()
+    model = describe(json.loads(options.config.read_text(encoding="utf-8")))
+    assert isinstance(model, Architecture)
+    described = next(layer.mlp for layer in model.layers if isinstance(layer.mlp, Experts))
+    torch.manual_seed(0)
+    layers = random_layers(described, options.layers)
+    pdl = torch.cuda.get_device_capability() >= (9, 0)
+    size = (described.up.rows * described.up.columns + described.down.rows * described.down.columns) * 2
+    with torch.inference_mode():
+        for number in options.rows:
+            x = torch.randn(number, model.shape.hidden_size, dtype=torch.bfloat16, device="cuda")
+            logits = [layer.router(x) for layer in layers]
+            worst = max(check(layer, described, x, own) for layer, own in zip(layers, logits, strict=True))
+            assert worst < TOLERANCE, f"{number} rows differ by {worst:.3f} of the largest number"
+            chosen = [own[:, : described.count].float().topk(described.chosen).indices for own in logits]
+            hit = sum(len(each.unique()) for each in chosen) / len(chosen)
+            floor = hit * size / BYTES_PER_SECOND * 1e6
+            pairs = zip(layers, logits, strict=True)
+            took = microseconds([partial(mixed, layer, described, x, own, pdl=pdl) for layer, own in pairs])
+            flops = 2 * number * described.chosen * size / 2 / took / 1e6
+            alone = {name: microseconds(calls) for name, calls in kernels(layers, described, x, logits).items()}
+            parts = ", ".join(f"{name} {each:.1f}" for name, each in alone.items())
+            print(
+                f"rows={number:5} together {took:8.1f} µs ({floor / took:4.0%} of {hit:5.1f} experts' bytes, "
+                f"{flops:5.0f} TFLOP/s); alone: {parts}; difference {worst:.4f}",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()
