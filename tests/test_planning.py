@@ -589,6 +589,21 @@ def test_keys_and_values_may_be_limited_and_take_less_if_less_is_of_use(tiny: Pa
         assert ample.kv_bytes == free.kv_bytes
 
 
+def test_on_a_gpu_a_steps_rows_of_experts_are_counted(tmp_path: Path) -> None:
+    config = {**tiny_configs.MIXTURES["qwen3_moe"], "moe_intermediate_size": 96, "hidden_size": 32}
+    config |= {"num_experts": 10}
+    few, many = (
+        plan(
+            write_checkpoint(tmp_path / str(chosen), {**config, "num_experts_per_tok": chosen}, torch.float16),
+            EngineConfig(device="cuda", max_batch_tokens=4096),
+            memory=80 * GIB,
+        )
+        for chosen in (1, 9)
+    )
+    # What 8 further experts compute per token: inner rows, and rows of the stream, in 16 bits.
+    assert many.other_bytes - few.other_bytes == 4096 * 8 * (96 + 32) * 2
+
+
 def test_gpu_that_is_not_here(tiny: Path) -> None:
     config = EngineConfig(device="cuda")
     found = plan(tiny, config, memory=141 * GIB)

@@ -233,7 +233,8 @@ def test_prefix_hits_and_preemption_leave_the_numbers_alone(device: torch.device
 
 
 def test_models_that_fused_kernels_do_not_run_are_refused(device: torch.device) -> None:
-    reasons = (HRM_TEXT, "its layers run several times"), (MIXTURES["olmoe"], "it is a mixture of experts")
+    odd = {**MIXTURES["qwen3_moe"], "moe_intermediate_size": 12}
+    reasons = (HRM_TEXT, "its layers run several times"), (odd, "its experts' widths are not multiples of 8")
     for config, reason in reasons:
         with pytest.raises(BadRequest, match=f"needs the fused kernels, and {reason}") as refusal:
             engine(random_model(config).to(device))

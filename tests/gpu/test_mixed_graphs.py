@@ -9,6 +9,7 @@ from native_models import savable_model
 from test_gpu_ranks import two_ranks
 from test_gpu_runner import CONFIGS, SAMPLED, SHALLOW, Gains, on_cpu, requests, run, tokens
 from test_other_models import FAMILIES
+from tiny_configs import MIXTURES
 from tiny_models import random_model
 from triton_device import slow_in_the_interpreter
 
@@ -22,6 +23,7 @@ from ostro.torch_models.base import Model
 from ostro.torch_models.build import build_model
 
 GREEDY = SamplingParams(max_tokens=3, temperature=0)
+META = torch.device("meta")
 
 
 def padded_engine(
@@ -149,6 +151,15 @@ def test_small_models_have_larger_graphs() -> None:
     assert 128 <= paying_tokens(large) <= 256
 
 
+def test_of_a_mixture_the_experts_that_a_token_goes_through_count() -> None:
+    wide = {"hidden_size": 4096, "moe_intermediate_size": 4096, "num_experts": 64}
+    one, two, all_of_them = (
+        build_model({**MIXTURES["qwen3_moe"], **wide, "num_experts_per_tok": chosen}, dtype=torch.bfloat16, device=META)
+        for chosen in (1, 2, 64)
+    )
+    assert paying_tokens(one) > paying_tokens(two) > paying_tokens(all_of_them)
+
+
 def random_shape(hidden: int) -> Model:
     """Like Qwen3's 0.6B or Llama's 8B, but for the number of layers; without memory."""
     sizes = {
@@ -158,4 +169,4 @@ def random_shape(hidden: int) -> Model:
         "num_key_value_heads": 8,
         "head_dim": 128,
     }
-    return build_model({**CONFIGS["llama"], **sizes}, dtype=torch.bfloat16, device=torch.device("meta"))
+    return build_model({**CONFIGS["llama"], **sizes}, dtype=torch.bfloat16, device=META)

@@ -19,6 +19,7 @@ def pages(
     utilization: float = 0.9,
     limit: int | None = None,
     max_tokens: int | None = None,
+    expert_bytes: int = 0,
 ) -> int:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free, 10 * GB))
     return gpu_num_pages(
@@ -31,6 +32,7 @@ def pages(
         max_batch_seqs=8,
         limit=limit,
         max_tokens=max_tokens,
+        expert_bytes=expert_bytes,
     )
 
 
@@ -43,6 +45,12 @@ def test_pages_fill_the_share_of_memory_that_is_left(monkeypatch: pytest.MonkeyP
 
 def test_memory_that_others_use_is_not_counted_on(monkeypatch: pytest.MonkeyPatch) -> None:
     assert pages(monkeypatch, free=5 * GB) < pages(monkeypatch, free=9 * GB)
+
+
+def test_rows_of_experts_leave_fewer_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    most, fewer = (pages(monkeypatch, free=9 * GB, expert_bytes=size) for size in (0, 1 << 20))
+    # For each of the 1024 tokens.
+    assert (most - fewer) * page_bytes(SHAPE, 64, 2) == pytest.approx(1 * GB, rel=0.01)
 
 
 def test_asked_for_memory_is_taken_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ def own_kernels(config: ResolvedConfig, described: Description) -> Mapping[str, 
     it, are not known, or if another format or mode decides.
     """
     decided = config.deterministic or config.quantize != "none" or config.tensor_parallel > 1 or runs_on_jax(config)
-    if config.device != "cuda" or decided or not isinstance(described, Architecture) or described.has_experts:
+    if config.device != "cuda" or decided or not isinstance(described, Architecture):
         return None
     gpu = gpu_name()
     if gpu is None:

@@ -115,7 +115,11 @@ def on_gpu(stored: Stored, config: ResolvedConfig, described: Description, total
     kv_itemsize = 1 if config.kv_dtype == "fp8" else itemsize
     weights = _count(own, config, itemsize)
     step = gpu_step_bytes(
-        shape, itemsize=kv_itemsize, max_batch_tokens=config.max_batch_tokens, max_batch_seqs=config.max_batch_seqs
+        shape,
+        itemsize=kv_itemsize,
+        max_batch_tokens=config.max_batch_tokens,
+        max_batch_seqs=config.max_batch_seqs,
+        expert_bytes=itemsize * described.expert_width if isinstance(described, Architecture) else 0,
     )
     page = page_bytes(shape, config.page_size, kv_itemsize)
     try:

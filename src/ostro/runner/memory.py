@@ -110,14 +110,21 @@ def gpu_num_pages(
     max_batch_seqs: int,
     limit: int | None = None,
     max_tokens: int | None = None,
+    expert_bytes: int = 0,
 ) -> int:
     """Pages within `kv_memory` bytes, or within the GPU memory left by the loaded model and one step; at most `limit`
-    bytes and `max_tokens` tokens.
+    bytes and `max_tokens` tokens. For `expert_bytes` see `gpu_step_bytes`.
     """
     import torch
 
     free, total = torch.cuda.mem_get_info()
-    step = gpu_step_bytes(shape, itemsize=itemsize, max_batch_tokens=max_batch_tokens, max_batch_seqs=max_batch_seqs)
+    step = gpu_step_bytes(
+        shape,
+        itemsize=itemsize,
+        max_batch_tokens=max_batch_tokens,
+        max_batch_seqs=max_batch_seqs,
+        expert_bytes=expert_bytes,
+    )
     return pages_beside(
         page_bytes(shape, page_size, itemsize),
         free=free,
@@ -170,11 +177,15 @@ def pages_within(max_tokens: int | None, page_size: int) -> int:
     return max_tokens // page_size
 
 
-def gpu_step_bytes(shape: Shape, *, itemsize: int, max_batch_tokens: int, max_batch_seqs: int) -> int:
+def gpu_step_bytes(
+    shape: Shape, *, itemsize: int, max_batch_tokens: int, max_batch_seqs: int, expert_bytes: int = 0
+) -> int:
+    """`expert_bytes` are those that a token's rows take in a mixture of experts."""
     # Activations are a few times the widest row per token. Add the logits, in float32 and in the model's dtype, with
     # sampling's temporaries, and a margin for kernels, graphs and libraries.
     widest = max(shape.hidden_size * 16, shape.num_heads * shape.head_dim * 8)
-    return max_batch_tokens * widest * itemsize + max_batch_seqs * shape.vocab_size * 8 + (1 << 30)
+    activations = max_batch_tokens * (widest * itemsize + expert_bytes)
+    return activations + max_batch_seqs * shape.vocab_size * 8 + (1 << 30)
 
 
 def pages_beside(

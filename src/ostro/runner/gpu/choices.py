@@ -36,7 +36,7 @@ from ostro.kernels.gpu.tilings import (
     default_vector_tiling,
     fits,
 )
-from ostro.models.architecture import Architecture
+from ostro.models.architecture import MLP, Architecture, Experts, Layer, Projection
 from ostro.sources.cache import cache_root, locked, publish
 
 _log = logging.getLogger(__name__)
@@ -78,21 +78,35 @@ def adding(*, normed: bool, reduced: bool) -> Epilogue:
 
 
 def described_products(model: Architecture, bits: int) -> Mapping[str, Product]:
-    """A model's matmuls on one GPU, by name. Where layers differ, those of the first."""
-    layer = model.layers[0]
-    epilogues: tuple[Epilogue, ...] = (
-        "plain",
-        adding(normed=layer.attention_post_norm is not None or layer.parallel, reduced=False),
-        "gated" if layer.dense.gated else "activated",
-        adding(normed=layer.mlp_post_norm is not None, reduced=False),
-    )
-    found = {
-        name: Product(matrix.rows, matrix.columns, bits, epilogue)
-        for name, matrix, epilogue in zip(("qkv", "output", "up", "down"), layer.projections, epilogues, strict=True)
-    }
+    """A model's matmuls on one GPU, by name. Where layers differ, those of the first with an MLP, or with experts. The
+    experts' own are not among them: nothing is chosen about these.
+    """
+    found: dict[str, Product] = {}
+    for layer in {type(each.mlp): each for each in reversed(model.layers)}.values():
+        for name, matrix, epilogue in _matrices(layer):
+            found.setdefault(name, Product(matrix.rows, matrix.columns, bits, epilogue))
     if model.head is not None:
         found["head"] = Product(model.shape.vocab_size, model.shape.hidden_size, bits)
     return found
+
+
+def _matrices(layer: Layer) -> Iterable[tuple[str, Projection, Epilogue]]:
+    attention, mlp = layer.attention, layer.mlp
+    waits = layer.attention_post_norm is not None or layer.parallel
+    yield "qkv", attention.qkv, "plain"
+    yield "output", attention.output, adding(normed=waits, reduced=False)
+    if isinstance(mlp, Experts):
+        yield "router", mlp.whole_router, "plain"
+        if mlp.shared is not None:
+            yield "shared up", mlp.shared.up, _activated(mlp.shared)
+            yield "shared down", mlp.shared.down, "plain"
+    else:
+        yield "up", mlp.up, _activated(mlp)
+        yield "down", mlp.down, adding(normed=layer.mlp_post_norm is not None, reduced=False)
+
+
+def _activated(mlp: MLP) -> Epilogue:
+    return "gated" if mlp.gated else "activated"
 
 
 @dataclass(frozen=True, slots=True)

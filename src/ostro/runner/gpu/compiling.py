@@ -6,10 +6,9 @@ there already: `precompiling` has the same launches compiled in other processes 
 listed here are compiled on first use.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -34,8 +33,10 @@ from ostro.kernels.gpu.small_batch import small_linear
 from ostro.kernels.gpu.step_inputs import FIELDS, unpack
 from ostro.kernels.gpu.tilings import Epilogue, Tiling, binary_of
 from ostro.kernels.gpu.vector_linear import Joined
+from ostro.models.architecture import Activation
 from ostro.runner.gpu.choices import Choices
-from ostro.runner.gpu.layer_plan import AttentionPlan, LayerPlan, norm_weights
+from ostro.runner.gpu.expert_launches import Job, Jobs, mixture_launches
+from ostro.runner.gpu.layer_plan import AttentionPlan, LayerPlan, kinds, norm_weights
 from ostro.runner.gpu.projections import Fp8Linear, PackedLinear, own_tiling, product, product_of, small_product
 from ostro.runner.gpu.shared_prefixes import PrefixLimits
 from ostro.torch_models.decoder import Decoder
@@ -49,9 +50,6 @@ _TOKENS = (1, 256, 2048)
 _ROWS = (1, 2, 4, 16, 32, 64, 128, 256)
 # The sampler likewise has one kernel for few rows and one for many.
 _SAMPLED = (1, 32)
-
-Job: TypeAlias = Callable[[], object]
-Jobs: TypeAlias = Iterator[Job]
 
 
 class Compiler:
@@ -86,7 +84,8 @@ class Compiler:
         return [
             *_sampler(model, like),
             *_attention(model, layers, scratch, like, pages, pdl=self._overlaps, leads=self._leads_from_attention),
-            *_products(model, layers[0], like, self._overlaps, choices),
+            *_products(model, layers, like, self._overlaps, choices),
+            *mixture_launches(layers, like, self._overlaps),
             *trials,
             *_between(model, layers, like, pages, self._overlaps),
         ]
@@ -97,7 +96,7 @@ class Compiler:
 
     def product_launches(self, choices: Choices) -> list[Job]:
         """What `compile_products` runs."""
-        return [*_products(self._model, self._layers[0], self._like, self._overlaps, choices)]
+        return [*_products(self._model, self._layers, self._like, self._overlaps, choices)]
 
     def _run(self, jobs: Sequence[Job]) -> None:
         if not jobs:
@@ -182,9 +181,18 @@ def _sampler(model: Decoder, like: Tensor) -> Jobs:
             yield partial(sample, truncated=truncated, penalties=False)
 
 
-def _products(model: Decoder, layer: LayerPlan, like: Tensor, pdl: bool, choices: Choices) -> Jobs:
+def _products(model: Decoder, layers: Sequence[LayerPlan], like: Tensor, pdl: bool, choices: Choices) -> Jobs:
     """Each kernel of our own products once."""
     done: set[tuple[object, ...]] = set()
+    for layer in kinds(layers):
+        yield from _layer_products(model, layer, like, pdl, choices, done)
+
+
+def _layer_products(
+    model: Decoder, layer: LayerPlan, like: Tensor, pdl: bool, choices: Choices, done: set[tuple[object, ...]]
+) -> Jobs:
+    """Those that are not `done` yet."""
+    dense, folded_by_mlp = layer.mlp.dense, layer.mlp.reads[0]
 
     def chosen(matrix: Matrix, epilogue: Epilogue, rows: int, *, folds: bool = False) -> Tiling | None:
         """None as well if another product, or a smaller number of rows, has compiled it. `folds` if a norm is part of
@@ -200,7 +208,12 @@ def _products(model: Decoder, layer: LayerPlan, like: Tensor, pdl: bool, choices
         done.add(key)
         return tiling
 
-    (qkv, plain), (output, added), (up, inner), (down, added_down) = layer.products
+    def activation_of(epilogue: Epilogue) -> tuple[Activation | None, bool]:
+        return (None, False) if epilogue == "plain" or dense is None else (dense.activation, dense.gated)
+
+    (qkv, plain), (output, added), *of_mlp = layer.products
+    reads = [(linear, epilogue) for linear, epilogue in of_mlp if linear in layer.mlp.reads]
+    adds = [(output, added), *(each for each in of_mlp if each not in reads)]
     for rows in _ROWS:
         x, folds = like.new_zeros(rows, len(like)), rows == 1 and layer.folds
         if (tiling := chosen(qkv, plain, rows, folds=folds)) is not None:
@@ -209,28 +222,32 @@ def _products(model: Decoder, layer: LayerPlan, like: Tensor, pdl: bool, choices
             if folds and layer.mlp_post_norm is not None:
                 # All layers but the first.
                 yield partial(first, joined=_join(x, layer.mlp_post_norm, layer))
-        if (tiling := chosen(up, inner, rows, folds=folds)) is not None:
-            yield partial(
-                small_product,
-                up,
-                x,
-                norm=_folded(layer.mlp_norm, folds),
-                joined=_join(x, layer.attention_post_norm, layer) if folds else None,
-                activation=layer.mlp.activation,
-                gated=layer.mlp.gated,
-                tiling=tiling,
-                pdl=pdl,
-            )
-        for each, epilogue in ((output, added), (down, added_down)):
+        for each, epilogue in reads:
+            if (tiling := chosen(each, epilogue, rows, folds=folds)) is not None:
+                activation, gated = activation_of(epilogue)
+                # The first to read it adds to the stream.
+                joins = folds and each is folded_by_mlp
+                yield partial(
+                    small_product,
+                    each,
+                    x,
+                    norm=_folded(layer.mlp_norm, folds),
+                    joined=_join(x, layer.attention_post_norm, layer) if joins else None,
+                    activation=activation,
+                    gated=gated,
+                    tiling=tiling,
+                    pdl=pdl,
+                )
+        for each, epilogue in adds:
             if (tiling := chosen(each, epilogue, rows)) is not None:
                 read = like.new_zeros(rows, each.shape[1])
-                adds = epilogue == "added"
-                multiplier = layer.multiplier if adds and not layer.parallel else 1.0
+                is_added = epilogue == "added"
+                multiplier = layer.multiplier if is_added and not layer.parallel else 1.0
                 yield partial(
                     small_product,
                     each,
                     read,
-                    residual=x if adds else None,
+                    residual=x if is_added else None,
                     multiplier=multiplier,
                     tiling=tiling,
                     pdl=pdl,
@@ -249,9 +266,10 @@ def _join(x: Tensor, norm: NormWeights | None, layer: LayerPlan) -> Joined | Non
 
 
 def _between(model: Decoder, layers: Sequence[LayerPlan], like: Tensor, pages: Tensor, pdl: bool) -> Jobs:
-    shape, mlp = model.shape, layers[0].mlp
+    shape = model.shape
     keys, values = pages
-    yield partial(activated, like.new_zeros(1, mlp.up.shape[0]), mlp.activation, gated=mlp.gated, pdl=pdl)
+    for mlp in filter(None, (layer.mlp.dense for layer in kinds(layers))):
+        yield partial(activated, like.new_zeros(1, mlp.up.shape[0]), mlp.activation, gated=mlp.gated, pdl=pdl)
     # The inputs of 8-bit weights, if there are many rows.
     for width in {matrix.weight.shape[1] for matrix, _ in layers[0].products if isinstance(matrix, Fp8Linear)}:
         yield partial(quantize_rows, like.new_zeros(1, width), pdl=pdl)

@@ -8,7 +8,8 @@ import time
 from ostro.kernels.gpu.tilings import Product
 from ostro.runner.gpu.attention import AttentionWorkspace
 from ostro.runner.gpu.choices import Choices, Gpu, choose, conceivable, keep, known
-from ostro.runner.gpu.compiling import Compiler, Job
+from ostro.runner.gpu.compiling import Compiler
+from ostro.runner.gpu.expert_launches import Job
 from ostro.runner.gpu.fused import FusedDecoder
 from ostro.runner.gpu.measuring import DeviceClock, l2_cache_bytes, this_gpu
 

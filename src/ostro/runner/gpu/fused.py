@@ -22,18 +22,21 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ostro.kernels.gpu.experts import Ending, Shared, add_up, inner_rows, outer_rows
 from ostro.kernels.gpu.invariant_linear import invariant_linear
 from ostro.kernels.gpu.logits import finished_logits
 from ostro.kernels.gpu.mlp import activated
 from ostro.kernels.gpu.norm import NormWeights, add_norm
 from ostro.kernels.gpu.rope_store import rope_store, rotation_table
+from ostro.kernels.gpu.routing import INVARIANT_HEIGHT, by_expert, route, tile_height
+from ostro.kernels.gpu.single_experts import single_inner, single_outer
 from ostro.kernels.gpu.small_batch import small_linear
 from ostro.kernels.gpu.step_inputs import StepInputs
 from ostro.kernels.gpu.tilings import Product
 from ostro.kernels.gpu.vector_linear import Joined
 from ostro.runner.gpu.attention import StepAttention
 from ostro.runner.gpu.choices import Choices, adding
-from ostro.runner.gpu.layer_plan import AttentionPlan, LayerPlan, MlpPlan, layer_plans, norm_weights
+from ostro.runner.gpu.layer_plan import AttentionPlan, LayerPlan, MixturePlan, MlpPlan, layer_plans, norm_weights
 from ostro.runner.gpu.measuring import Operand
 from ostro.runner.gpu.projections import QuantizedLinear, own_tiling, product, product_of, small_product
 from ostro.torch_models.decoder import Decoder
@@ -160,18 +163,22 @@ class FusedDecoder:
         read = self._read(stream, layer, layer.attention_norm, own)
         attended = self._attend(attention, self._product(attention.qkv, read, own), step)
         add(attention.output, attended, stream, layer.attention_post_norm)
+        if isinstance(mlp, MixturePlan):
+            self._mix(mlp, layer, stream, own)
+            return
         read = self._read(stream, layer, layer.mlp_norm, own)
         add(mlp.down, self._inner(mlp, read, own), stream, layer.mlp_post_norm)
 
     def _parallel(self, layer: LayerPlan, stream: _Stream, step: _Step) -> None:
-        own = step.own
+        own, mlp = step.own, layer.mlp
+        assert isinstance(mlp, MlpPlan)
         read = _Read(self._joined(stream, layer.attention_norm))
         qkv = self._product(layer.attention.qkv, read, own)
         beside = read if layer.mlp_norm is layer.attention_norm else _Read(self._joined(stream, layer.mlp_norm))
         attended = self._attend(layer.attention, qkv, step)
         # The MLP adds to what attention adds, and the next norm's kernel adds both to the stream.
         both = _Stream(self._product(layer.attention.output, _Read(attended), own))
-        self._add(layer.mlp.down, self._inner(layer.mlp, beside, own), both, None, multiplier=1.0, own=own)
+        self._add(mlp.down, self._inner(mlp, beside, own), both, None, multiplier=1.0, own=own)
         stream.delta = Delta(self._joined(both, None), None, layer.multiplier)
 
     # ---- its parts
@@ -238,6 +245,40 @@ class FusedDecoder:
                 pdl=self.overlaps,
             )
         return activated(self._many(mlp.up, x), mlp.activation, gated=mlp.gated, pdl=self.overlaps)
+
+    def _mix(self, mixture: MixturePlan, layer: LayerPlan, stream: _Stream, own: bool) -> None:
+        """Adds a mixture of experts to the stream, or leaves it to be added if a norm stands between."""
+        read = self._read(stream, layer, layer.mlp_norm, own)
+        logits = self._product(mixture.router, read, own)
+        if read.joined is not None:
+            # The router's kernel has added it.
+            read = _Read(stream.x, norm=read.norm)
+        beside = None
+        if mixture.shared is not None:
+            rows = self._product(mixture.shared.down, _Read(self._inner(mixture.shared, read, own)), own)
+            beside = Shared(rows, logits[:, mixture.count] if mixture.gates_shared else None)
+        adds = adding(normed=layer.mlp_post_norm is not None, reduced=False) == "added"
+        ending = Ending(beside, stream.x, layer.multiplier) if adds else Ending(beside)
+        if len(read.x) == 1 and not self.invariant:
+            inner = single_inner(
+                read.x, logits, mixture.up, mixture.chosen, mixture.activation, norm=read.norm, pdl=self.overlaps
+            )
+            added = single_outer(
+                inner, logits, mixture.down, normalized=mixture.normalized, ending=ending, pdl=self.overlaps
+            )
+        else:
+            added = self._mix_rows(mixture, read.x, logits, ending)
+        if not adds:
+            stream.delta = Delta(added, layer.mlp_post_norm, layer.multiplier)
+
+    def _mix_rows(self, mixture: MixturePlan, x: Tensor, logits: Tensor, ending: Ending) -> Tensor:
+        count, chosen, pdl = mixture.count, mixture.chosen, self.overlaps
+        # Of a fixed height, tiles give each row the same bits whatever the others are.
+        height = INVARIANT_HEIGHT if self.invariant else tile_height(len(x) * chosen, count)
+        routed = route(logits, count, chosen, normalized=mixture.normalized, pdl=pdl)
+        rows = by_expert(routed.experts, count, height, pdl=pdl)
+        inner = inner_rows(x, mixture.up, rows, chosen, mixture.activation, pdl=pdl)
+        return add_up(outer_rows(inner, mixture.down, rows, pdl=pdl), routed, ending, pdl=pdl)
 
     def _product(self, layer: Linear, read: _Read, own: bool) -> Tensor:
         x, norm, joined = read

@@ -4,7 +4,7 @@ Read once from the model's description and its modules. Everything in which fami
 the code that carries a plan out (`fused`) knows none of them. The model's own `forward` is the plain twin.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,7 +19,19 @@ from ostro.runner.gpu.projections import QuantizedLinear
 from ostro.torch_models.base import Model
 from ostro.torch_models.decoder import Decoder, DecoderLayer
 from ostro.torch_models.experts import Experts
-from ostro.torch_models.layers import Attention, CutWidthNorm, GatedMLP, HeadNorm, LayerNorm, Linear, RMSNorm
+from ostro.torch_models.layers import (
+    Attention,
+    CutWidthNorm,
+    GatedMLP,
+    HeadNorm,
+    LayerNorm,
+    Linear,
+    PlainMLP,
+    RMSNorm,
+)
+
+# Numbers of 16 bits that make up the 16 bytes which the copy engine reads.
+_ALIGNED = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,13 +60,71 @@ class MlpPlan:
         """What the first product's kernel can do with its result."""
         return "gated" if self.gated else "activated"
 
+    @property
+    def dense(self) -> "MlpPlan | None":
+        """What all tokens go through, if there is such a part."""
+        return self
+
+    @property
+    def reads(self) -> tuple[Linear, ...]:
+        """Products of the stream."""
+        return (self.up,)
+
+    @property
+    def reduce(self) -> Callable[[Tensor], Tensor] | None:
+        """Sums up the ranks' results."""
+        return self.down.reduce
+
+    def products(self, added: Epilogue) -> tuple[tuple[Linear, Epilogue], ...]:
+        """See `LayerPlan.products`; `added` is the epilogue of what the MLP adds."""
+        return (self.up, self.epilogue), (self.down, added)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixturePlan:
+    """See `architecture.Experts`."""
+
+    router: Linear
+    """A row per expert, then, if there is one, that of the shared MLP's gate."""
+    up: Tensor
+    """[experts, 2 * inner, hidden], gates above ups."""
+    down: Tensor
+    """[experts, hidden, inner]."""
+    activation: arch.Activation
+    chosen: int
+    normalized: bool
+    shared: MlpPlan | None
+    gates_shared: bool
+    """Whether the shared MLP has a gate."""
+
+    @property
+    def count(self) -> int:
+        return len(self.up)
+
+    @property
+    def reads(self) -> tuple[Linear, ...]:
+        return (self.router,) if self.shared is None else (self.router, self.shared.up)
+
+    @property
+    def reduce(self) -> None:
+        """Experts are not divided over ranks."""
+        return
+
+    def products(self, added: Epilogue) -> tuple[tuple[Linear, Epilogue], ...]:
+        """Those of all tokens. The shared MLP's result is added to the experts' first."""
+        return (self.router, "plain"), *(() if self.shared is None else self.shared.products("plain"))
+
+    @property
+    def dense(self) -> MlpPlan | None:
+        return self.shared
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerPlan:
     """See `Architecture` for what is added to what."""
 
     attention: AttentionPlan
-    mlp: MlpPlan
+    mlp: MlpPlan | MixturePlan
     attention_norm: NormWeights | None
     attention_post_norm: NormWeights | None
     mlp_norm: NormWeights | None
@@ -72,10 +142,9 @@ class LayerPlan:
         if self.parallel or any(norm is not None and norm.kind != "rms" for norm in before + after):
             return False
         if after == (None, None):
-            return None not in before and self.attention.output.reduce is self.mlp.down.reduce is None
-        return None not in after and not any(
-            isinstance(each, QuantizedLinear) for each in (self.attention.qkv, self.mlp.up)
-        )
+            return None not in before and self.attention.output.reduce is self.mlp.reduce is None
+        read = (self.attention.qkv, *self.mlp.reads)
+        return None not in after and not any(isinstance(each, QuantizedLinear) for each in read)
 
     @property
     def products(self) -> tuple[tuple[Linear, Epilogue], ...]:
@@ -84,8 +153,8 @@ class LayerPlan:
         # What attention and MLP add in parallel is added up first.
         waits = self.attention_post_norm is not None or self.parallel
         output = adding(normed=waits, reduced=attention.output.reduce is not None)
-        down = adding(normed=self.mlp_post_norm is not None, reduced=mlp.down.reduce is not None)
-        return (attention.qkv, "plain"), (attention.output, output), (mlp.up, mlp.epilogue), (mlp.down, down)
+        down = adding(normed=self.mlp_post_norm is not None, reduced=mlp.reduce is not None)
+        return (attention.qkv, "plain"), (attention.output, output), *mlp.products(down)
 
 
 def why_unfused(model: Model) -> str | None:
@@ -94,7 +163,28 @@ def why_unfused(model: Model) -> str | None:
         return "its layers run several times a token"
     if model.described.has_sinks:
         return "its attention has sinks"
-    return "it is a mixture of experts" if model.described.has_experts else None
+    return next(filter(None, (_why_unfused(layer) for layer in model.described.layers)), None)
+
+
+def _why_unfused(layer: arch.Layer) -> str | None:
+    mixture = layer.mlp
+    if not isinstance(mixture, arch.Experts):
+        return None
+    if layer.parallel:
+        return "its experts run beside attention"
+    if any(matrices.columns % _ALIGNED for matrices in (mixture.up, mixture.down)):
+        return f"its experts' widths are not multiples of {_ALIGNED}"
+    return None
+
+
+def can_capture(model: Model) -> bool:
+    """Whether a CUDA graph can hold a step: fused kernels never wait for the host."""
+    return why_unfused(model) is None or model.captures
+
+
+def kinds(layers: Sequence[LayerPlan]) -> tuple[LayerPlan, ...]:
+    """The first layer with an MLP, and the first with experts, if there are both: others need the same kernels."""
+    return tuple({type(layer.mlp): layer for layer in reversed(layers)}.values())
 
 
 def layer_plans(model: Decoder) -> tuple[LayerPlan, ...]:
@@ -108,8 +198,6 @@ def norm_weights(norm: RMSNorm | LayerNorm) -> NormWeights:
 
 
 def _layer(layer: DecoderLayer, described: arch.Layer) -> LayerPlan:
-    mlp, dense = layer.mlp, described.dense
-    assert not isinstance(mlp, Experts)
     before, after = (layer.attention_norm, layer.mlp_norm), (layer.attention_post_norm, layer.mlp_post_norm)
     attention_norm, mlp_norm = (None if norm is None else norm_weights(norm) for norm in before)
     if layer.mlp_norm is layer.attention_norm:
@@ -118,18 +206,39 @@ def _layer(layer: DecoderLayer, described: arch.Layer) -> LayerPlan:
     assert not described.parallel or after == (None, None), "what parallel parts add is added up before it is normed"
     return LayerPlan(
         attention=_attention(layer.self_attn, described.attention),
-        mlp=MlpPlan(
-            up=mlp.gate_up_proj if isinstance(mlp, GatedMLP) else mlp.up_proj,
-            down=mlp.down_proj,
-            activation=dense.activation,
-            gated=dense.gated,
-        ),
+        mlp=_mlp(layer.mlp, described.mlp),
         attention_norm=attention_norm,
         attention_post_norm=attention_post_norm,
         mlp_norm=mlp_norm,
         mlp_post_norm=mlp_post_norm,
         multiplier=described.residual_scale,
         parallel=described.parallel,
+    )
+
+
+def _mlp(mlp: GatedMLP | PlainMLP | Experts, described: arch.MLP | arch.Experts) -> MlpPlan | MixturePlan:
+    if isinstance(mlp, Experts):
+        assert isinstance(described, arch.Experts)
+        return MixturePlan(
+            router=mlp.router,
+            up=mlp.up.weight,
+            down=mlp.down.weight,
+            activation=described.activation,
+            chosen=described.chosen,
+            normalized=described.normalized,
+            shared=None if mlp.shared is None or described.shared is None else _dense(mlp.shared, described.shared),
+            gates_shared=mlp.is_gated,
+        )
+    assert isinstance(described, arch.MLP)
+    return _dense(mlp, described)
+
+
+def _dense(mlp: GatedMLP | PlainMLP, described: arch.MLP) -> MlpPlan:
+    return MlpPlan(
+        up=mlp.gate_up_proj if isinstance(mlp, GatedMLP) else mlp.up_proj,
+        down=mlp.down_proj,
+        activation=described.activation,
+        gated=described.gated,
     )
 
 

@@ -11,7 +11,7 @@ from ostro.errors import BadRequest
 from ostro.kernels.gpu.step_inputs import FIELDS, LENGTH, TOKEN, StepInputs, unpack
 from ostro.runner.gpu.attention import AttentionWorkspace, StepAttention
 from ostro.runner.gpu.choices import Gpu
-from ostro.runner.gpu.compiling import Job
+from ostro.runner.gpu.expert_launches import Job
 from ostro.runner.gpu.first_launches import compile_kernels, launches
 from ostro.runner.gpu.fused import FusedDecoder
 from ostro.runner.gpu.graphs import StepGraphs

@@ -10,7 +10,7 @@ from ostro.kernels.gpu.fp8 import MULTIPLE
 from ostro.runner.gpu.layer_plan import why_unfused
 from ostro.runner.gpu.projections import Fp8Linear
 from ostro.torch_models.base import Model
-from ostro.torch_models.decoder import DecoderLayer
+from ostro.torch_models.decoder import Decoder, DecoderLayer
 from ostro.torch_models.layers import Linear
 from ostro.torch_models.shard import Collective
 
@@ -42,6 +42,8 @@ def _check(model: Model, layers: list[DecoderLayer]) -> None:
             f"{refusal}it needs the fused kernels, and the model has none: {unfused}. Leave it out.",
             param="quantize",
         )
+    if isinstance(model, Decoder) and model.described.has_experts:
+        raise Unsupported(f"{refusal}there are no kernels for experts in 8 bits. Leave it out.", param="quantize")
     weights = [module.weight for layer in layers for module in layer.modules() if isinstance(module, Linear)]
     device, dtype = weights[0].device, weights[0].dtype
     if device.type == "cuda" and torch.cuda.get_device_capability(device) < _NEEDS:

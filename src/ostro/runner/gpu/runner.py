@@ -35,7 +35,7 @@ from ostro.kernels.gpu.step_inputs import FIELDS, LENGTH, POSITION, SAMPLER, SLO
 from ostro.runner.devices import format_name, weight_formats
 from ostro.runner.gpu.decode_rows import DecodeRows, asked_logprobs, edits, masks_unknown
 from ostro.runner.gpu.graphs import StepGraphs
-from ostro.runner.gpu.layer_plan import why_unfused
+from ostro.runner.gpu.layer_plan import can_capture, why_unfused
 from ostro.runner.gpu.masks import TokenMasks, masked
 from ostro.runner.gpu.mixed_graphs import paying_tokens
 from ostro.runner.gpu.part import GpuPart
@@ -62,6 +62,7 @@ from ostro.runner.torch_profiler import TorchProfiler
 from ostro.runner.tp.messages import Begin, Peers
 from ostro.sampling_params import MAX_CHOICES
 from ostro.torch_models.base import Model
+from ostro.torch_models.decoder import Decoder
 from ostro.torch_models.lora import Adapters
 from ostro.torch_models.shard import Collective
 from ostro.weights import Pooling
@@ -138,7 +139,7 @@ class GpuRunner:
         self._drawn = DrawnTokens(max_batch_seqs, self.device)
         self._rows = DecodeRows([])
         self._logits: Tensor | None = None
-        captures = self.device.type == "cuda" and model.captures and (ranks is None or ranks.can_capture)
+        captures = self.device.type == "cuda" and can_capture(model) and (ranks is None or ranks.can_capture)
         captured = _captured_rows(graph_max_rows or max_batch_seqs, graphs=graphs, captures=captures)
         if ranks is not None:
             # The others make their parts at the same time.
@@ -576,6 +577,7 @@ def kv_format(model: Model, config: ResolvedConfig) -> torch.dtype:
 
 def fitting_pages(model: Model, config: ResolvedConfig) -> int:
     """As many as fit into GPU memory beside the model and one step's work."""
+    expert_width = model.described.expert_width if isinstance(model, Decoder) else 0
     return gpu_num_pages(
         model.shape,
         page_size=config.page_size,
@@ -586,6 +588,7 @@ def fitting_pages(model: Model, config: ResolvedConfig) -> int:
         max_batch_seqs=config.max_batch_seqs,
         limit=config.kv_memory_limit,
         max_tokens=config.max_running_tokens,
+        expert_bytes=next(model.parameters()).itemsize * expert_width,
     )
 
 
