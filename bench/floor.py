@@ -8,7 +8,8 @@ finished by one token. In a step,
 
 and the two take turns, because each layer's depend on one another. Of a beginning that all prompts share, each token is
 computed once, and read once a step however many requests attend to it. A layer with a sliding window reads no keys
-beyond it. Norms, embeddings, sampling and the host are taken to cost nothing.
+beyond it. Of a mixture of experts, a step reads as many as its tokens would hit if each chose at random. Norms,
+embeddings, sampling and the host are taken to cost nothing.
 
 Knows no engine and no kernels. Imports no torch.
 """
@@ -18,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
-from ostro.models.architecture import Architecture
+from ostro.models.architecture import Architecture, Experts, Projection
 from workloads import Work
 
 
@@ -47,6 +48,42 @@ class Step:
     """By window: the keys that a layer with this window reads."""
     attended: Counter[int | None]
     """By window: pairs of a query and a key that it attends to, in such a layer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """How many numbers the layers' matrices have."""
+
+    shared: int
+    """All tokens go through these."""
+    mixtures: Sequence[tuple[int, int, int]]
+    """By layer with experts: how many there are, how many a token goes through, and the numbers of one."""
+
+    @classmethod
+    def of(cls, described: Architecture) -> "Weights":
+        always: list[Projection] = []
+        mixtures = []
+        for layer in described.layers:
+            always += layer.projections
+            if isinstance(layer.mlp, Experts):
+                always.append(layer.mlp.whole_router)
+                size = sum(each.rows * each.columns for each in (layer.mlp.up, layer.mlp.down))
+                mixtures.append((layer.mlp.count, layer.mlp.chosen, size))
+        return cls(sum(each.rows * each.columns for each in always), mixtures)
+
+    @property
+    def active(self) -> int:
+        """Numbers that one token is multiplied by."""
+        return self.shared + sum(chosen * size for _, chosen, size in self.mixtures)
+
+    def read(self, tokens: int) -> float:
+        """Numbers that a step is expected to read."""
+        return self.shared + sum(hit(tokens, count, chosen) * size for count, chosen, size in self.mixtures)
+
+
+def hit(tokens: int, experts: int, chosen: int) -> float:
+    """Experts that at least one token goes through, on average."""
+    return float(experts * (1 - (1 - chosen / experts) ** tokens))
 
 
 def steps(work: Sequence[Work], windows: set[int | None]) -> Iterator[Step]:
@@ -80,22 +117,17 @@ def floor_seconds(
     rates: Rates = H200,
 ) -> float:
     """Of the layers' weights in 16 bits, in 8 (fp8) or 4 (int4), and of keys and values in 16 or 8; the head has 16."""
-    shape = described.shape
-    layers = sum(
-        projection.rows * projection.columns
-        for layer in described.layers
-        for projection in (layer.attention.qkv, layer.attention.output, layer.mlp.up, layer.mlp.down)
-    )
+    shape, weights = described.shape, Weights.of(described)
     head = shape.vocab_size * shape.hidden_size
     windows = Counter(layer.attention.spec.window for layer in described.layers)
-    weight_bytes = layers * _BYTES[quantize] + head * 2
     layer_rate = rates.fp8_flops_per_second if quantize == "fp8" else rates.flops_per_second
     bytes_a_key = 2 * shape.num_kv_heads * shape.head_dim * (1 if fp8_kv else 2)
     # A score and its share of the sum: a multiplication and an addition for each number, twice.
     flops_a_pair = 4 * shape.num_heads * shape.head_dim
     seconds = 0.0
     for step in steps(work, set(windows)):
-        products = 2 * layers * step.tokens / layer_rate + 2 * head * step.sampled / rates.flops_per_second
+        products = 2 * weights.active * step.tokens / layer_rate + 2 * head * step.sampled / rates.flops_per_second
+        weight_bytes = weights.read(step.tokens) * _BYTES[quantize] + head * 2
         seconds += max(weight_bytes / rates.bytes_per_second, products)
         read = sum(count * step.read[window] for window, count in windows.items()) * bytes_a_key
         scores = sum(count * step.attended[window] for window, count in windows.items()) * flops_a_pair

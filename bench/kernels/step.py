@@ -3,7 +3,7 @@
     python bench/kernels/step.py --config bench/configs/qwen3-0.6b.json --rows 1 8 128 256 --length 850
 
 Weights are random, each row has its own pages. Prints microseconds a step, and the share of the floor: all weights and
-all keys and values read once.
+all keys and values read once; of experts, as many as the rows would hit if they chose at random.
 """
 
 import argparse
@@ -21,7 +21,9 @@ from ostro.runner.gpu.fused import FusedDecoder
 from ostro.runner.gpu.measuring import this_gpu
 from ostro.runner.gpu.runner import GpuRunner
 from ostro.runner.gpu.step_plan import SamplerKind, StepKind
+from ostro.torch_models.base import Model
 from ostro.torch_models.build import build_model
+from ostro.torch_models.experts import Experts
 
 BYTES_PER_SECOND = 4.3e12
 REPLAYS = 30
@@ -49,6 +51,15 @@ def microseconds(graph: torch.cuda.CUDAGraph) -> float:
     return sorted(taken)[2]
 
 
+def read_bytes(model: Model, rows: int) -> float:
+    """Of all weights, but for experts that no row is expected to go through."""
+    mixtures = [each for each in model.modules() if isinstance(each, Experts)]
+    missed = [
+        (1 - each.chosen / each.count) ** rows * (each.up.weight.nbytes + each.down.weight.nbytes) for each in mixtures
+    ]
+    return sum(parameter.nbytes for parameter in model.parameters()) - sum(missed)
+
+
 def set_inputs(runner: GpuRunner, rows: int, length: int) -> None:
     """Every row has `length` tokens in pages of its own, and samples."""
     size = runner.spec.page_size
@@ -70,7 +81,7 @@ def main() -> None:
     model = build_model(config, dtype=torch.bfloat16, device=torch.device("cuda"), max_seq_len=4096)
     for parameter in model.parameters():
         parameter.data.normal_(float(parameter.dim() == 1), 0.02)
-    shape, weights = model.shape, sum(parameter.nbytes for parameter in model.parameters())
+    shape = model.shape
     most = max(options.rows)
     runner = GpuRunner(
         model,
@@ -85,7 +96,7 @@ def main() -> None:
     with torch.inference_mode():
         for rows in options.rows:
             set_inputs(runner, rows, options.length)
-            floor = (weights + rows * options.length * keys) / BYTES_PER_SECOND * 1e6
+            floor = (read_bytes(model, rows) + rows * options.length * keys) / BYTES_PER_SECOND * 1e6
             for name, set_up in VARIANTS.items():
                 set_up(runner)
                 kind = StepKind(SamplerKind(truncated=False, penalties=False), keeps_logits=False)

@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 from tiny_configs import BY_MODEL_TYPE
 
-from floor import H200, Rates, floor_seconds, steps
+from floor import H200, Rates, floor_seconds, hit, steps
 from ostro.models.architecture import Architecture
 from ostro.models.registry import describe
 from workloads import Work
@@ -111,6 +111,20 @@ def test_plain_mlps_have_two_matrices_and_windows_hold_in_their_layers_only() ->
     plain = architecture("gpt2")
     matrices = 2 * (16 * 48 + 16 * 16 + 2 * 16 * 64) + HEAD
     assert floor_seconds(plain, [Work([1], 1)], rates=SLOW_MEMORY) == 2 * matrices
+
+
+def test_of_a_mixture_a_step_reads_the_experts_that_its_tokens_hit_and_multiplies_by_those_that_they_choose() -> None:
+    assert [hit(tokens, 128, 8) for tokens in (0, 1)] == [0, 8]
+    assert hit(8, 128, 8) == pytest.approx(51.6, abs=0.1)
+    assert hit(5, 3, 3) == 3
+    described, expert = architecture("qwen3_moe"), 3 * 16 * 8
+    shared = LAYERS - 2 * 3 * 16 * 24 + 2 * 16 * 4
+    # Two of four experts in each layer; two tokens hit three of them on average.
+    read = 2 * (shared + 2 * 3 * expert + HEAD) + 2 * (shared + 2 * 2 * expert + HEAD) + 3 * KEY_BYTES
+    assert floor_seconds(described, [Work([1, 2], 2)], rates=SLOW_MEMORY) == pytest.approx(read)
+    rows = 2 * (shared + 2 * 2 * expert) * (2 + 1) + 2 * HEAD * 2
+    pairs = 2 * 4 * 16 * ((1 + 2) + 3)
+    assert floor_seconds(described, [Work([1, 2], 2)], rates=SLOW_MATHS) == pytest.approx(rows + pairs)
 
 
 @pytest.mark.parametrize("name", [name for name in BY_MODEL_TYPE if name != "hrm_text"])
