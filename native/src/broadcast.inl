@@ -43,7 +43,8 @@ struct Lanes {
 #if !defined(OSTRO_HAS_LANES)
 // A number to be broadcast to a whole vector, in memory.
 using Broadcast = float;
-inline Broadcast broadcast(float value) { return value; }
+constexpr Broadcast broadcast(float value) { return value; }
+inline Floats load_constant(const Broadcast& from) { return all(from); }
 template <int copy>
 inline Floats load_broadcast(const Broadcast& from) {
   return all(from);

@@ -12,7 +12,8 @@ constexpr int kDimMultiple = 16;
 constexpr int kMostExperts = 1 << 12;
 constexpr const char* kNames[kOps] = {"embed",    "linear", "norm",   "attend", "gather",  "softcap",
                                       "sample",   "adapt",  "activate", "scale",  "apply",   "position",
-                                      "route",    "expand", "expert", "combine", "gate"};
+                                      "route",    "expand", "expert", "combine", "gate",    "attend_text",
+                                      "type"};
 
 // Thrown and caught in this file only, so that the checks below read as a list of conditions.
 struct Broken {
@@ -111,6 +112,12 @@ class Steps {
       case Op::kApply:
         require_range("after", step.after, static_cast<int>(After::kSilu), static_cast<int>(After::kRelu));
         panels(step.cols);
+        whole("out", step.out, 0, step.cols);
+        break;
+      case Op::kAttendText: attend_text(step); break;
+      case Op::kType:
+        require_matrix(kernels_, step);
+        require(!gathered_, "it comes after a gather");
         whole("out", step.out, 0, step.cols);
         break;
       case Op::kRoute: route(step); break;
@@ -239,6 +246,7 @@ class Steps {
   void attend(const Step& step) const {
     const int64_t dim = shape_.head_dim, heads = shape_.heads, kv_heads = shape_.kv_heads;
     require(!gathered_, "it comes after a gather");
+    require(shape_.num_pages > 0, "there are no pages");
     require_range("layer", step.layer, 0, shape_.num_layers - 1);
     require_range("rotation", step.rotation, -1, static_cast<int>(rotations_.size()) - 1);
     require_range("window", step.window, 0, INT_MAX);
@@ -250,6 +258,19 @@ class Steps {
     require(!step.bias || step.bias_size >= heads, "it has ", step.bias_size, " sinks for ", heads, " heads");
     whole("in", step.in, step.in_at, (heads + 2 * kv_heads) * dim);
     whole("out", step.out, step.out_at, heads * dim);
+    require(step.in != step.out, "it reads the buffer that it writes");
+  }
+
+  void attend_text(const Step& step) const {
+    const int64_t columns = static_cast<int64_t>(shape_.heads) * shape_.head_dim;
+    require(!gathered_, "it comes after a gather");
+    require(shape_.kv_heads == shape_.heads, "heads share kv_heads");
+    require_range("rotation", step.rotation, -1, static_cast<int>(rotations_.size()) - 1);
+    require_range("window", step.window, 0, INT_MAX / 2);
+    require(static_cast<int64_t>(shape_.max_rows) * shape_.heads <= INT_MAX, "it has too many heads and rows");
+    require(std::isfinite(step.scale) && step.scale > 0, "its scale is not a number above zero");
+    whole("in", step.in, step.in_at, 3 * columns);
+    whole("out", step.out, step.out_at, columns);
     require(step.in != step.out, "it reads the buffer that it writes");
   }
 
@@ -269,7 +290,7 @@ void require_shape(const Shape& shape) {
   require_range("head_dim", shape.head_dim, kDimMultiple, kMostDim);
   require(shape.head_dim % kDimMultiple == 0, "head_dim is ", shape.head_dim, ", no multiple of ", kDimMultiple);
   require_range("num_layers", shape.num_layers, 1, 1 << 16);
-  require_range("num_pages", shape.num_pages, 1, INT_MAX);
+  require_range("num_pages", shape.num_pages, 0, INT_MAX);
   require_range("cells", shape.cells, 0, static_cast<int>(Cells::kInt8));
   require_range("max_rows", shape.max_rows, 1, 1 << 24);
   require_range("threads", shape.threads, 1, kMostThreads);
@@ -316,10 +337,12 @@ BatchLimits::BatchLimits(const Shape& shape, const std::vector<BufferShape>& buf
       drawn(0),
       positions(INT_MAX),
       adapters(INT_MAX),
+      types(INT_MAX),
       steps(static_cast<int>(steps.size())) {
   for (const Rotation& each : rotations) positions = std::min(positions, each.positions);
   for (const Step& step : steps) {
     if (static_cast<Op>(step.op) == Op::kEmbed) vocab = std::min(vocab, step.matrix->rows);
+    if (static_cast<Op>(step.op) == Op::kType) types = std::min(types, step.matrix->rows);
     if (static_cast<Op>(step.op) == Op::kPosition) positions = std::min(positions, step.matrix->rows);
     if (static_cast<Op>(step.op) == Op::kGather) asked = buffers[step.out].rows;
     if (static_cast<Op>(step.op) == Op::kSample) drawn = std::max(drawn, step.cols);
@@ -342,13 +365,16 @@ std::string why_no_run(const BatchLimits& limits, const Batch& batch, int begin,
   }
   if (batch.adapters)
     for (int i = 0; i < batch.num_rows; ++i) require_range("an adapter", batch.adapters[i], -1, limits.adapters - 1);
+  if (batch.types)
+    for (int i = 0; i < batch.num_rows; ++i) require_range("a token's type", batch.types[i], 0, limits.types - 1);
   int row = 0;
   for (int i = 0; i < batch.num_pieces; ++i) {
     const Piece& piece = batch.pieces[i];
     require(piece.row == row, "a sequence's rows begin at ", piece.row, ", not at ", row);
     require_range("a sequence's length", piece.length, 1, batch.num_rows - row);
     require_range("a sequence's first position", piece.start, 0, limits.positions - piece.length);
-    const int used = (piece.start + piece.length - 1) / kPage + 1;
+    // A plan without pages keeps nothing.
+    const int used = limits.pages ? (piece.start + piece.length - 1) / kPage + 1 : 0;
     require(used <= piece.num_pages, "a sequence has ", piece.num_pages, " pages and needs ", used);
     for (int page = 0; page < used; ++page) require_range("a page", piece.pages[page], 0, limits.pages - 1);
     row += piece.length;

@@ -65,11 +65,17 @@ inline Floats power_of_two(Floats n) {
 struct alignas(16) Broadcast {
   float at[4];
 };
-inline Broadcast broadcast(float value) { return {{value, value, value, value}}; }
+constexpr Broadcast broadcast(float value) { return {{value, value, value, value}}; }
 template <int copy>
 inline Floats load_broadcast(const Broadcast& from) {
   Floats value;
   asm("ldr %q0, %1" : "=w"(value) : "m"(from), "i"(copy));
+  return value;
+}
+// Loaded in every iteration: a multiply-add would overwrite a constant, so one in a register would be copied each time.
+inline Floats load_constant(const Broadcast& from) {
+  Floats value;
+  asm volatile("ldr %q0, %1" : "=w"(value) : "m"(from));
   return value;
 }
 template <int32_t value>

@@ -17,14 +17,15 @@ enum class After : int32_t {
   kAdd = 1,        // to the existing value
   kSilu = 2,       // silu(even panel) * odd panel of a matmul: gates and ups alternate
   kGelu = 3,       // the same with the tanh approximation of gelu
-  kExactGelu = 4,  // not available in matmuls, like the next
-  kRelu = 5,
+  kExactGelu = 4,  // the same with gelu itself
+  kRelu = 5,       // not available in matmuls
   kClampedSilu = 6,  // like kSilu, but clamped, and one is added to ups
 };
 
 // Whether half of a matmul's rows are gates.
 constexpr bool has_gates(After after) {
-  return after == After::kSilu || after == After::kGelu || after == After::kClampedSilu;
+  return after == After::kSilu || after == After::kGelu || after == After::kExactGelu ||
+         after == After::kClampedSilu;
 }
 
 enum class Cells : int32_t { kFloat = 0, kHalf = 1, kInt8 = 2 };
@@ -48,6 +49,31 @@ constexpr long head_page_bytes(int dim, Cells cells) {
   const long cell = cells == Cells::kFloat ? sizeof(float) : cells == Cells::kHalf ? sizeof(Half) : sizeof(int8_t);
   return 2 * kPage * (dim * cell + (cells == Cells::kInt8 ? static_cast<long>(sizeof(float)) : 0));
 }
+
+// Attention within a text: a token sees those less than `window` away on either side; 0 is no limit.
+struct TextAttention {
+  int dim;
+  int length;
+  int window;
+  float scale;
+};
+
+// Tokens whose scores are computed together.
+constexpr int kTextRows = 16;
+constexpr long text_width(int length, int panel) { return (static_cast<long>(length) + panel - 1) / panel * panel; }
+
+// A head's keys and values in one text, packed into panels, and room for scores: [row of kTextRows][text_width].
+struct TextHead {
+  float* keys;
+  float* values;
+  float* scores;
+
+  TextHead(float* memory, int dim, int length, int panel)
+      : keys(memory), values(keys + text_width(length, panel) * dim), scores(values + static_cast<long>(length) * dim) {}
+  static constexpr long floats(int dim, int length, int panel) {
+    return text_width(length, panel) * (2 * dim + kTextRows);
+  }
+};
 
 // In a matmul's scratch, a panel has one-byte codes, and a four-byte scale and minimum per group.
 constexpr long unpacked_bytes(int panel, int cols) { return static_cast<long>(panel) * cols / kGroup * (kGroup + 8); }
@@ -80,6 +106,11 @@ struct Kernels {
   // Stores a token's key and value, of length `dim` each, in their pages.
   void (*keep)(const Attention& how, const HeadPages& head, const int32_t* pages, int position, const float* key,
                const float* value);
+  // Packs one head's keys and values of a text, with `stride` between tokens.
+  void (*pack_head)(int dim, int length, const float* keys, const float* values, long stride, const TextHead& to);
+  // Attention of a packed head's tokens [begin, end), whose queries and results are `stride` and `out_stride` apart.
+  void (*attend_text)(const TextAttention& how, const TextHead& head, int begin, int end, const float* q, long stride,
+                      float* out, long out_stride);
   void (*norm)(const float* x, int cols, const float* weight, float eps, bool adds, float* out);
   void (*layer_norm)(const float* x, int cols, const float* weight, const float* bias, float eps, float* out);
   void (*rotate)(float* x, int heads, int dim, int rotated, const float* cosines, const float* sines);

@@ -25,6 +25,12 @@ bool same_input(const Step& step, const Step* before) {
 
 bool adds(const Step& step) { return static_cast<After>(step.after) == After::kAdd; }
 
+// Rows of so many floats that are multiplied with panels at a time: their size is a part of a core's L2 cache.
+int float_block(int cols) {
+  constexpr long kBytes = 192 << 10;
+  return static_cast<int>(std::max<long>(kTile, kBytes / (cols * sizeof(float)) / kTile * kTile));
+}
+
 double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 }  // namespace
@@ -64,11 +70,13 @@ Plan::Plan(const Kernels& kernels, const Shape& shape, const std::vector<BufferS
   int rows = shape.max_rows;
   for (const BufferShape& each : buffers)
     buffers_.push_back({each, zeros<float>(static_cast<size_t>(each.rows) * each.cols)});
-  int most_cols = 0, normed_cols = 0, most_rank = 0;
+  int most_cols = 0, coded_cols = 0, normed_cols = 0, most_rank = 0;
+  bool has_texts = false;
   size_t slot_codes = 0;
   for (const Step& step : steps_) {
     for (int i = 0; i < step.num_terms; ++i) most_rank = std::max(most_rank, step.terms[i].rank);
     const Op op = static_cast<Op>(step.op);
+    has_texts |= op == Op::kAttendText;
     if (op == Op::kAdapt) most_cols = std::max(most_cols, step.cols);
     if (op == Op::kRoute) routing_.reserve(shape.max_rows, step.experts, step.chosen);
     if (op == Op::kExpand || op == Op::kExpert) {
@@ -79,24 +87,28 @@ Plan::Plan(const Kernels& kernels, const Shape& shape, const std::vector<BufferS
     if (op != Op::kLinear) continue;
     rows = std::max(rows, buffers_[step.in].shape.rows);
     most_cols = std::max(most_cols, step.cols);
+    if (reads_codes(step)) coded_cols = std::max(coded_cols, step.cols);
     if (step.norm && !reads_codes(step)) normed_cols = std::max(normed_cols, step.cols);
   }
-  const size_t row_codes = static_cast<size_t>(kernels.row_bytes(most_cols));
+  const size_t row_codes = coded_cols ? static_cast<size_t>(kernels.row_bytes(coded_cols)) : 0;
   codes_.resize(std::max(rows * row_codes, slot_codes));
+  if (has_texts) text_starts_.resize(static_cast<size_t>(shape.max_rows) + 1);
   normed_.resize(static_cast<size_t>(rows) * normed_cols);
   for (Own& own : own_) {
     own.codes.resize(kFewRows * row_codes);
     own.normed.resize(static_cast<size_t>(kTile) * most_cols);
     own.inner.resize(static_cast<size_t>(kTile) * most_rank);
     own.scratch.resize(scratch_bytes(kernels.panel, most_cols));
+    if (has_texts) own.text = zeros<float>(TextHead::floats(shape.head_dim, shape.max_rows, kernels.panel));
   }
-  pages_ = large(static_cast<size_t>(page_bytes()) * shape.num_pages);
+  if (shape.num_pages) pages_ = large(static_cast<size_t>(page_bytes()) * shape.num_pages);
 }
 
 void Plan::run(const Batch& batch, int begin, int end) {
   for (Taken& each : taken_) each.count.store(0, std::memory_order_relaxed);
   for (int piece = 0; piece < batch.num_pieces; ++piece)
     std::fill_n(piece_of_row_.begin() + batch.pieces[piece].row, batch.pieces[piece].length, piece);
+  if (!text_starts_.empty()) count_text_blocks(batch);
   pool_.run([&](int thread) { work(batch, begin, end, thread); });
 }
 
@@ -118,8 +130,10 @@ void Plan::work(const Batch& batch, int begin, int end, int thread) {
     const int rows = gathered ? batch.num_asked : batch.num_rows;
     if (static_cast<Op>(step.op) == Op::kLinear) {
       if (!same_input(step, before)) input = prepare(step, rows, thread);
-      linear(step, input, rows, own_[thread], taken_[i].count);
+      const Step* activation = activation_after(i, end);
+      linear(step, input, rows, activation, own_[thread], taken_[i].count);
       before = &step;
+      if (activation) ++i;
     } else {
       execute(step, batch, rows, thread, taken_[i].count);
       before = nullptr;
@@ -185,6 +199,8 @@ void Plan::execute(const Step& step, const Batch& batch, int rows, int thread, s
                           row(step.out, i) + step.out_at);
       });
       break;
+    case Op::kAttendText: attend_texts(step, batch, thread, taken); break;
+    case Op::kType: each_row([&](int i) { type(step, batch, i); }); break;
     case Op::kRoute: route(step, rows, thread); break;
     case Op::kExpand:
     case Op::kExpert: multiply_slots(step, rows, thread, taken); break;
@@ -251,11 +267,32 @@ void Plan::quantize(const Step& step, int begin, int end, Own& own, uint8_t* cod
   }
 }
 
-void Plan::linear(const Step& step, const Input& input, int rows, Own& own, std::atomic<int>& taken) {
+// The activation of a matmul's whole output, if it is the next step: it is applied piece by piece, while a piece is in
+// the cache.
+const Step* Plan::activation_after(int index, int end) const {
+  if (index + 1 >= end) return nullptr;
+  const Step &step = steps_[index], &next = steps_[index + 1];
+  const bool follows = static_cast<Op>(next.op) == Op::kApply && next.out == step.out && step.out_at == 0 &&
+                       next.cols == step.matrix->rows && static_cast<After>(step.after) == After::kStore;
+  return follows ? &next : nullptr;
+}
+
+void Plan::linear(const Step& step, const Input& input, int rows, const Step* activation, Own& own,
+                  std::atomic<int>& taken) {
   const int panels = step.matrix->rows / kernels_.panel;
+  // Rows of floats are taken in blocks that stay in the cache from panel to panel. Codes have blocks of their own.
+  const int block = reads_codes(step) ? rows : float_block(step.cols);
   take(taken, panels, piece_size(panels, pool_.size(), kPanels), [&](int begin, int end) {
-    kernels_.linear(*step.matrix, input.x, input.stride, rows, begin, end, static_cast<After>(step.after), step.bias,
-                    row(step.out, 0) + step.out_at, buffers_[step.out].shape.cols, own.scratch.data());
+    for (int at = 0; at < rows; at += block) {
+      const int count = std::min(block, rows - at);
+      const void* x = reads_codes(step) ? input.x : static_cast<const float*>(input.x) + at * input.stride;
+      kernels_.linear(*step.matrix, x, input.stride, count, begin, end, static_cast<After>(step.after), step.bias,
+                      row(step.out, at) + step.out_at, buffers_[step.out].shape.cols, own.scratch.data());
+      if (!activation) continue;
+      for (int i = at; i < at + count; ++i)
+        kernels_.apply(row(step.out, i) + begin * kernels_.panel, (end - begin) * kernels_.panel,
+                       static_cast<After>(activation->after));
+    }
   });
 }
 

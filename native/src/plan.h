@@ -37,8 +37,10 @@ enum class Op : int32_t {
   kExpert = 14,    // the same, but `in` has a row per slot
   kCombine = 15,   // out = the weighted sum of a token's slots in `in`, * scale, or out += it if `after` is kAdd
   kGate = 16,      // out *= sigmoid(first column of in)
+  kAttendText = 17,  // out = attention of the queries of `in` to all tokens of their text, `window` on either side
+  kType = 18,        // out = the matrix's row for the token's type
 };
-constexpr int kOps = 17;
+constexpr int kOps = 19;
 
 // One adapter's contribution to a matmul: B A x, with A as [rank][columns read] and B as [rank][columns written].
 struct Term {
@@ -113,6 +115,7 @@ struct Batch {
   const int32_t* asked;  // rows whose logits are requested
   Draw* draws;
   const int32_t* adapters;  // per row, -1 for none; null if no row has one
+  const int32_t* types;     // per row; null if all are zero
 };
 
 // Does not validate its arguments: see check.h.
@@ -149,6 +152,7 @@ class Plan {
     std::vector<float> normed;     // a tile of rows, or those few
     std::vector<float> inner;      // a tile of rows times an adapter's A
     std::vector<uint8_t> scratch;  // for matmuls
+    Memory<float> text;            // a TextHead
     DrawScratch draws;
   };
   // Number of pieces of an operation's work taken so far.
@@ -166,9 +170,14 @@ class Plan {
   void execute(const Step& step, const Batch& batch, int rows, int thread, std::atomic<int>& taken);
   Input prepare(const Step& step, int rows, int thread);
   void quantize(const Step& step, int begin, int end, Own& own, uint8_t* codes);
-  void linear(const Step& step, const Input& input, int rows, Own& own, std::atomic<int>& taken);
+  const Step* activation_after(int index, int end) const;
+  void linear(const Step& step, const Input& input, int rows, const Step* activation, Own& own,
+              std::atomic<int>& taken);
   void keep(const Step& step, const Batch& batch, int thread);
   void attend(const Step& step, const Batch& batch, std::atomic<int>& taken);
+  void count_text_blocks(const Batch& batch);
+  void attend_texts(const Step& step, const Batch& batch, int thread, std::atomic<int>& taken);
+  void type(const Step& step, const Batch& batch, int index) const;
   void adapt(const Step& step, const Batch& batch, int rows, int thread);
   void add_term(const Step& step, const Term& term, int begin, int end, Share columns, Own& own);
   void apply(const Step& step, int rows, int thread);
@@ -199,6 +208,7 @@ class Plan {
   std::vector<Own> own_;
   std::vector<Taken> taken_;
   std::vector<int32_t> piece_of_row_;
+  std::vector<int32_t> text_starts_;  // for each text, the number of its first block; empty without kAttendText
   Routing routing_;
   std::array<double, kOps> seconds_{};
   Pool pool_;

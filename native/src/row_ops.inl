@@ -56,7 +56,17 @@ static void apply(float* x, int cols, After activation) {
   switch (activation) {
     case After::kSilu: each([](Floats value) { return silu(value); }); break;
     case After::kGelu: each([](Floats value) { return gelu(value); }); break;
-    case After::kExactGelu: each([](Floats value) { return exact_gelu(value); }); break;
+    case After::kExactGelu: {
+      int at = 0;
+      for (; at + 4 * kPanel <= cols; at += 4 * kPanel) {
+        Floats four[4];
+        for (int i = 0; i < 4; ++i) four[i] = load(x + at + i * kPanel);
+        exact_gelu(four);
+        for (int i = 0; i < 4; ++i) store(x + at + i * kPanel, four[i]);
+      }
+      for (; at < cols; at += kPanel) store(x + at, exact_gelu(load(x + at)));
+      break;
+    }
     case After::kRelu: each([](Floats value) { return max(value, zeros()); }); break;
     case After::kStore:
     case After::kAdd:

@@ -323,13 +323,14 @@ class EngineConfig:
         """Raises BadRequest for settings that do not apply to an HRM."""
         self._check_without_kv("An HRM", {})
 
-    def check_encoding(self) -> None:
-        """Raises BadRequest for settings that do not apply to an encoder."""
+    def check_encoding(self, *, natively: bool = False) -> None:
+        """Raises BadRequest for settings that do not apply to an encoder, on the native core or on torch."""
         self.check_causal()
-        self._check_without_kv(
-            "An encoder",
-            {"kv_memory": None, "page_size": None, "deterministic": False, "cascade_attention": True},
-        )
+        also = {"kv_memory": None, "page_size": None, "deterministic": False, "cascade_attention": True}
+        if natively:
+            self._check_without_kv("An encoder", {**also, "quantize": self.quantize})
+        else:
+            self._check_without_kv("An encoder on torch", also)
 
     def _check_without_kv(self, kind: str, also: Mapping[str, object]) -> None:
         """Of settings for a KV cache and for projections; `also` has further ones, each with its idle value."""

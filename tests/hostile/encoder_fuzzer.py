@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from checkpoint_fuzzer import PROMPT, Bench, fuzz
 from checkpoint_mutations import Subject
-from encoder_directory import CASES, add_modules, reference, write_encoder
+from encoder_directory import CASES, WIDE, Config, add_modules, reference, write_encoder
 
 from ostro.config import EngineConfig
 from ostro.engine.core import EngineCore
@@ -28,15 +28,20 @@ class EncoderBench(Bench):
     def __init__(self, root: Path, seed: int) -> None:
         self.root, self.seed = root, seed
         with tempfile.TemporaryDirectory() as scratch:
+            # Narrow heads run on torch, wide ones natively.
             self.subjects = [
-                _subject(Path(scratch) / f"{name}{labels}", name, labels) for name in CASES for labels in (0, 1)
+                _subject(Path(scratch) / f"{kind}{name}{labels}", values, labels)
+                for kind, cases in (("narrow-", CASES), ("wide-", WIDE))
+                for name, values in cases.items()
+                for labels in (0, 1)
             ]
 
     def _run(self, subject: Subject, directory: Path, *, looks_closely: bool) -> tuple[str, str]:
         checkpoint = open_checkpoint(directory / subject.model)
         read_ranking(checkpoint.config)
         config = EngineConfig(device="cpu", max_batch_tokens=32, max_batch_seqs=2, threads=1)
-        core = EngineCore(load_runner(checkpoint, config))
+        runner = load_runner(checkpoint, config)
+        core = EngineCore(runner)
         request = Request(
             id=0, prompt_ids=PROMPT, params=SamplingParams(max_tokens=0), seed=0, task=Task.EMBED, second_at=4
         )
@@ -47,19 +52,20 @@ class EncoderBench(Bench):
                     raise OstroError(gain.error)
                 assert gain.pooled, "a vector"
                 assert all(map(math.isfinite, gain.pooled)), "of numbers"
-        return "torch", ""
+        return runner.spec.backend.split()[0], ""
 
 
-def _subject(directory: Path, name: str, labels: int) -> Subject:
-    write_encoder(directory, reference(CASES[name], labels=labels))
+def _subject(directory: Path, values: Config, labels: int) -> Subject:
+    model = reference(values, labels=labels)
+    write_encoder(directory, model)
     if not labels:
-        dense = (torch.ones(8, 32), torch.ones(8))
+        dense = (torch.ones(8, model.config.hidden_size), torch.ones(8))
         add_modules(directory, dense=[dense], prompts={"query": "a"}, max_seq_length=20)
     wanted = [path for path in sorted(directory.rglob("*")) if path.name.endswith(("config.json", ".safetensors"))]
     files = {f"model/{path.relative_to(directory)}": path.read_bytes() for path in wanted}
     if not labels:
         files["model/modules.json"] = (directory / "modules.json").read_bytes()
-    return Subject(f"{name}-{labels}", files, "model")
+    return Subject(directory.name, files, "model")
 
 
 def main() -> int:

@@ -54,7 +54,7 @@ def test_mutated_checkpoints_are_refused_or_right() -> None:
 
 
 def test_mutated_encoders_are_refused_or_embed() -> None:
-    fuzz(100, seed=18, seconds=300, outcomes=("refused", "torch"), program="encoder_fuzzer.py")
+    fuzz(100, seed=18, seconds=300, outcomes=("refused", "torch", "native"), program="encoder_fuzzer.py")
 
 
 @pytest.mark.slow

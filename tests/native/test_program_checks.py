@@ -139,7 +139,7 @@ def test_every_number_of_a_program_may_be_wrong_and_nothing_dies(model: str, req
         (1, "in_at", 1, "columns 1 to 65 of buffer 0 do not exist: it has 64"),
         (1, "out_at", -8, "columns -8 to "),
         (1, "norm", -1, "reads vector -1"),
-        (1, "after", 4, "after is 4, not from 0 to 1"),
+        (1, "after", 5, "after is 5, not from 0 to 1"),
         (1, "after", 7, r"Invalid enum value 7 - at `\$\.steps\[\d+\]\.after`"),
         (1, "out", 7, "out is 7, not from 0 to 6"),
         (1, "eps", 0.0, "its eps is not a number above zero"),

@@ -43,6 +43,11 @@ CASES: Mapping[str, Config] = {
         "global_rope_theta": 500.0,
     },
 }
+# Heads as wide as the native core wants them, and an inner width that is no multiple of most panels.
+WIDE: Mapping[str, Config] = {
+    name: {**values, "hidden_size": 64, "intermediate_size": 88, "max_position_embeddings": 320}
+    for name, values in CASES.items()
+}
 
 
 def reference(values: Config, *, labels: int = 0, seed: int = 0) -> transformers.PreTrainedModel:

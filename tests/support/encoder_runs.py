@@ -8,10 +8,10 @@ from transformers.core_model_loading import revert_weight_conversion
 
 from ostro.engine.core import EngineCore
 from ostro.engine.request import Request, Task
+from ostro.engine.runner import ModelRunner
 from ostro.engine.scheduler import Limits
 from ostro.models.encoder import Encoder
 from ostro.models.registry import describe
-from ostro.runner.encoder import EncoderRunner
 from ostro.sampling_params import SamplingParams
 from ostro.torch_models.build import build_encoder
 from ostro.torch_models.encoder import EncoderModel
@@ -38,9 +38,7 @@ def texts() -> list[list[int]]:
     return [torch.randint(5, 64, (length,), generator=generator).tolist() for length in LENGTHS]
 
 
-def run(
-    runner: EncoderRunner, prompts: Sequence[Sequence[int]], *, budget: int = 1000, second: int = 0
-) -> torch.Tensor:
+def run(runner: ModelRunner, prompts: Sequence[Sequence[int]], *, budget: int = 1000, second: int = 0) -> torch.Tensor:
     """One vector per prompt, in order."""
     core = EngineCore(runner, Limits(max_batch_tokens=budget, max_batch_seqs=8))
     for id, prompt in enumerate(prompts):

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from encoder_directory import CASES, add_modules, reference, write_encoder, write_json
+from encoder_directory import CASES, WIDE, add_modules, reference, write_encoder, write_json
 from model_directory import write_pickles
+from native_models import needs_library
 from safetensors.torch import load_file, save_file
 
 from ostro.config import EngineConfig
@@ -232,7 +233,18 @@ def test_a_plan_knows_that_there_is_no_kv_cache(tmp_path: Path) -> None:
     pooler = 32 * 32 + 32
     assert found.parameters == sum(parameter.numel() for parameter in model.parameters()) - pooler
     assert (found.kv_bytes, found.max_seq_len, found.fits) == (0, 40, True)
-    assert found.not_native == "encoders have no native kernels"
+    assert found.not_native == "its heads are 8 wide, not a multiple of 16 up to 256"
+
+
+@needs_library
+def test_a_plan_is_within_a_tenth_of_what_the_native_core_packs(tmp_path: Path) -> None:
+    model = reference(WIDE["bert"])
+    found = plan(open_checkpoint(write_encoder(tmp_path, model)), EngineConfig(), memory=1 << 30)
+    assert (found.kv_bytes, found.max_seq_len, found.fits, found.not_native) == (0, 320, True, None)
+    assert found.backend.startswith("native")
+    pooler = 64 * 64 + 64
+    weights = 4 * (sum(parameter.numel() for parameter in model.parameters()) - pooler)
+    assert weights < found.weights_bytes < 1.1 * weights
 
 
 def test_a_classifier_has_no_pooling_and_modules_do_not_change_that(tmp_path: Path, bert: Path) -> None:

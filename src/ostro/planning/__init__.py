@@ -33,7 +33,6 @@ from ostro.planning.on_torch import on_apple_gpu, on_cpu, on_encoder, on_gpu
 from ostro.planning.outcome import Fit, Parts, Plan, put_together
 from ostro.planning.quantized import stored_as
 from ostro.runner.division import choose_ranks
-from ostro.runner.native.support import NO_NATIVE_ENCODERS
 from ostro.weights import Checkpoint, open_headers
 from ostro.weights.stored import Stored
 
@@ -70,9 +69,9 @@ def plan(
     if there is None:
         raise BadRequest(_unknown_memory(backend, resolved.tensor_parallel))
     if isinstance(described, Encoder) and not runs_on_jax(resolved):
-        replace(config, tensor_parallel=resolved.tensor_parallel).check_encoding()
+        given = replace(config, tensor_parallel=resolved.tensor_parallel)
         resolved = replace(resolved, max_batch_tokens=backend.encoded_tokens(config))
-        parts = _on_any(stored, resolved, described, there)
+        parts = _of_encoder(stored, given, resolved, described, there)
     else:
         planner = on_jax if runs_on_jax(resolved) else _PLANNERS[backend.name]
         parts = planner(stored, resolved, described, there)
@@ -101,14 +100,23 @@ def _unknown_memory(backend: Backend, devices: int) -> str:
     return f"device is {backend.name!r}, but {missing}. Say how much memory {each}: --memory 80G."
 
 
-def _on_any(stored: Stored, config: ResolvedConfig, described: Encoder, memory: Memory) -> Parts:
-    parts = on_encoder(stored, config, described, memory)
-    if not BACKENDS[config.device].has_native_core:
-        return parts
-    reason = "backend is torch" if config.backend == "torch" else NO_NATIVE_ENCODERS
-    if config.backend == "native":
-        raise Unsupported(f"backend is native, but {reason}. Leave it out to run on torch.", param="backend")
-    return replace(parts, not_native=reason)
+def _of_encoder(
+    stored: Stored, given: EngineConfig, config: ResolvedConfig, described: Encoder, memory: Memory
+) -> Parts:
+    """On any device; makes the same choice as `runner.load`."""
+    has_core, reason = BACKENDS[config.device].has_native_core, None
+    if has_core:
+        reason = "backend is torch"
+        if config.backend != "torch":
+            given.check_encoding(natively=True)
+            found = on_native(stored, config, described, memory.free)
+            if not isinstance(found, str):
+                return found
+            reason = found
+        if config.backend == "native":
+            raise Unsupported(f"backend is native, but {reason}. Leave it out to run on torch.", param="backend")
+    given.check_encoding()
+    return replace(on_encoder(stored, config, described, memory), not_native=reason)
 
 
 def _on_cpu(stored: Stored, config: ResolvedConfig, described: Description, memory: Memory) -> Parts:

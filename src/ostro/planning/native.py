@@ -21,11 +21,12 @@ from ostro.kernels.cpu.packed_layout import PackedLayout
 from ostro.kernels.cpu.program_spec import ProgramSpec
 from ostro.models.architecture import MLP, Architecture, Experts
 from ostro.models.description import Description
+from ostro.models.encoder import Encoder
 from ostro.planning.adapters import adapter_values
 from ostro.planning.outcome import Parts
 from ostro.runner.memory import num_pages, page_bytes
 from ostro.runner.native.formats import kind_of
-from ostro.runner.native.lowering import Lowering
+from ostro.runner.native.lowering import lowered
 from ostro.runner.native.sinks import Sizes
 from ostro.runner.native.support import NotNative, native_architecture
 from ostro.runner.precision import in_words
@@ -47,12 +48,14 @@ def on_native(stored: Stored, config: ResolvedConfig, described: Description, me
     """The plan's parts, or the reason why the model does not run natively."""
     if (missing := why_missing()) is not None:
         return missing.rstrip(".")
-    if config.page_size != PAGE:
+    if config.page_size != PAGE and not isinstance(described, Encoder):
         return f"page_size is {config.page_size}, and native kernels take {PAGE}"
     reason = ""
     for isa in instruction_sets():
         try:
             architecture = native_architecture(described, panel_of(isa))
+            if isinstance(architecture, Encoder):
+                return _encoder_parts(isa, architecture, stored, config)
             return _parts(isa, architecture, stored, config, memory)
         except NotNative as error:
             reason = str(error)
@@ -69,7 +72,7 @@ def _parts(
     shape = architecture.shape
     panel, cells = panel_of(isa), CELLS[config.kv_dtype]
     sizes = Sizes(panel, partial(_kind, {tensor.name: tensor.format for tensor in stored.tensors}))
-    program = Lowering(architecture, sizes, bits=BITS[config.quantize]).program()
+    program = lowered(architecture, sizes, bits=BITS[config.quantize])
     layout = sizes.layout
     largest = max(matrix.nbytes for matrix in layout.matrices)
     rotated = sum(rope.rotary_dim(shape.head_dim) for rope in architecture.ropes)
@@ -104,6 +107,35 @@ def _parts(
         other=other,
         # Packing maps all files and builds one matrix at a time.
         peak=max(_PROCESS + stored.file_bytes + largest, kept + pages * page + other),
+    )
+
+
+def _encoder_parts(isa: str, encoder: Encoder, stored: Stored, config: ResolvedConfig) -> Parts:
+    """There is no KV cache: the texts of a batch have seats only."""
+    shape, panel = encoder.shape, panel_of(isa)
+    sizes = Sizes(panel, partial(_kind, {tensor.name: tensor.format for tensor in stored.tensors}))
+    program = lowered(encoder, sizes, bits=BITS[config.quantize])
+    layout = sizes.layout
+    kept = layout.nbytes + (len(layout.matrices) + shape.num_layers) * _ENTRY_BYTES
+    inner = max(layer.mlp.down.columns for layer in encoder.layers)
+    row = 4 * (6 * shape.hidden_size + inner)
+    if config.quantize != "none":
+        row += max(inner, shape.hidden_size) // GROUP * _GROUP_BYTES
+    # Each thread packs one head's keys and values.
+    own = 4 * shape.head_dim * 2 * min(config.max_batch_tokens, shape.max_seq_len)
+    rotated = sum(rope.rotary_dim(shape.head_dim) for rope in encoder.ropes)
+    threads = config.threads or os.cpu_count() or 1
+    other = _PROCESS + config.max_batch_tokens * row + threads * own + 4 * rotated * shape.max_seq_len
+    largest = max(matrix.nbytes for matrix in layout.matrices)
+    return Parts(
+        backend=f"native ({isa})",
+        precision=in_words(program.precision.split(", "), None),
+        parameters=sum(tensor.values for tensor in stored.tensors),
+        weights=kept,
+        page=0,
+        pages=config.max_batch_seqs * -(-shape.max_seq_len // config.page_size),
+        other=other,
+        peak=max(_PROCESS + stored.file_bytes + largest, kept + other),
     )
 
 

@@ -18,6 +18,7 @@ from ostro.models.tensor_errors import lacking, misshapen
 from ostro.runner.devices import weight_formats
 from ostro.runner.memory import second_layout_fits
 from ostro.runner.precision import in_words
+from ostro.runner.token_types import token_types
 from ostro.runner.torch_profiler import TorchProfiler
 from ostro.torch_models.encoder import EncoderModel
 from ostro.torch_models.layers import Linear
@@ -111,7 +112,7 @@ class EncoderRunner:
         types = self.model.described.embedding.types
         if types is None or types.rows < 2 or not any(chunk.seq.request.second_at for chunk in chunks):
             return None
-        return self._tensor(chain.from_iterable(_token_types(chunk) for chunk in chunks))
+        return self._tensor(chain.from_iterable(token_types(chunk) for chunk in chunks))
 
     def _tensor(self, values: Iterable[int]) -> Tensor:
         return torch.tensor(list(values), device=self.device)
@@ -167,8 +168,3 @@ _POOLS: Mapping[PoolingMode, Callable[[Tensor], Tensor]] = {
     "mean_sqrt_len_tokens": lambda texts: texts.sum(1, dtype=torch.float32) / texts.shape[1] ** 0.5,
     "weightedmean": _weighted_mean,
 }
-
-
-def _token_types(chunk: Chunk) -> list[int]:
-    second = chunk.seq.request.second_at
-    return [0] * chunk.length if not second else [0] * second + [1] * (chunk.length - second)

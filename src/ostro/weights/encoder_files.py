@@ -15,6 +15,8 @@ from ostro.weights.tensor_files import read_safetensors, safetensors_names
 if TYPE_CHECKING:
     import torch
 
+    from ostro.weights.arrays import WeightArray
+
 # Heads for training, or of models that embed, which have no use for them; and a table of consecutive numbers.
 _UNUSED = ("cls.", "pooler.", "lm_head.", "head.", "decoder.", "classifier.", "embeddings.position_ids")
 # As TensorFlow names a norm's weight and bias.
@@ -70,7 +72,20 @@ def encoder_renamer(described: Encoder) -> Callable[[str], str | None]:
 
 def dense_tensors(dense: Dense) -> Iterator[tuple[str, "torch.Tensor"]]:
     """The weights of a module that follows an embedding model's pooling."""
+    path = _dense_file(dense)
+    return read_safetensors(path, safetensors_names(path))
+
+
+def dense_arrays(dense: Dense) -> Iterator[tuple[str, "WeightArray"]]:
+    """The same, without torch."""
+    from ostro.weights import arrays
+
+    path = _dense_file(dense)
+    return arrays.read_safetensors(path, safetensors_names(path))
+
+
+def _dense_file(dense: Dense) -> Path:
     path = dense.directory / SINGLE
     if not path.is_file():
         raise ModelNotFound(f"There is no {path}, which has the weights of a Dense module. Download it, or convert it.")
-    return read_safetensors(path, safetensors_names(path))
+    return path

@@ -22,7 +22,7 @@ from pathlib import Path
 from ostro.errors import Unsupported
 
 # Must match native/src/api.cpp.
-_VERSION = 9
+_VERSION = 10
 _SUFFIX = {"darwin": "dylib", "win32": "dll"}.get(sys.platform, "so")
 
 PAGE = 16
@@ -53,6 +53,8 @@ class Op(IntEnum):
     EXPERT = 14
     COMBINE = 15
     GATE = 16
+    ATTEND_TEXT = 17
+    TYPE = 18
 
 
 class After(IntEnum):
@@ -191,6 +193,7 @@ class CBatch(Structure):
         ("asked", c_void_p),
         ("draws", c_void_p),
         ("adapters", c_void_p),
+        ("types", c_void_p),
     )
 
 

@@ -83,8 +83,8 @@ class Program:
         # The plan points into these, so they must stay alive.
         self._packed = packed
         self._matrices = packed.pointed()
-        # No sequence is longer than all pages together, whatever the model's context length.
-        positions = min(spec.max_seq_len, num_pages * PAGE)
+        # No sequence is longer than all pages together, whatever the model's context length; without any, than a step.
+        positions = min(spec.max_seq_len, num_pages * PAGE or max_tokens)
         self._tables = [
             _rotation_tables(self._vector(each.frequencies), each.factor, positions) for each in spec.rotations
         ]
@@ -143,12 +143,13 @@ class Program:
         draws: "Array[CDraw] | None" = None,
         *,
         adapters: npt.NDArray[np.int32] | None = None,
+        types: npt.NDArray[np.int32] | None = None,
         first: int = 0,
         last: int | None = None,
     ) -> None:
         """Runs the steps from `first` up to `last`. `draws` then holds the drawn tokens.
 
-        `adapters` has each row's adapter number; -1 is none.
+        `adapters` has each row's adapter number; -1 is none. `types` has each row's token type; None is for zeros.
         """
         native = (CPiece * len(pieces))(
             *(CPiece(p.row, p.start, p.length, len(p.pages), p.pages.ctypes.data) for p in pieces)
@@ -163,6 +164,7 @@ class Program:
             asked=asked.ctypes.data,
             draws=None if draws is None else addressof(draws),
             adapters=None if adapters is None else adapters.ctypes.data,
+            types=None if types is None else types.ctypes.data,
         )
         end = len(self.spec.steps) if last is None else last
         refusal = self._lib.ostro_run(self._plan, byref(batch), first, end)
@@ -222,7 +224,11 @@ def _check(spec: ProgramSpec) -> None:
             value = getattr(part, each.name)
             if isinstance(value, int) and not -(2**31) <= value < 2**31:
                 raise bad_program(f"{each.name} is {value}")
-    for name, number, width in (("hidden", spec.hidden, spec.hidden_size), ("logits", spec.logits, spec.vocab_size)):
+    for name, number, width in (
+        ("states", spec.states, spec.hidden_size),
+        ("hidden", spec.hidden, spec.hidden_size),
+        ("logits", spec.logits, spec.vocab_size if spec.labels is None else spec.labels),
+    ):
         if number is not None and not (0 <= number < len(spec.buffers) and 0 < width <= spec.buffers[number].cols):
             raise bad_program(f"there is no buffer {number} for {width} columns of {name}")
     if not 0 <= spec.head_step <= spec.logits_step <= len(spec.steps):

@@ -69,9 +69,13 @@ class ProgramSpec:
     rotations: list[RotationSpec]
     steps: list[StepSpec]
     hidden: int
-    """The buffer of normed states of the requested rows."""
+    """The buffer of normed states of the requested rows; for an encoder, of pooled states."""
     logits: int | None
     """The buffer of their logits; None without a head."""
+    states: int = 0
+    """The buffer of all rows' states."""
+    labels: int | None = None
+    """The number of logits if they are not for tokens but a classifier's."""
     head_step: int
     """The first step that runs for requested rows only; `logits_step` is the first that computes logits."""
     logits_step: int

@@ -11,30 +11,34 @@ from ostro.kernels.cpu.library import BITS, PAGE, instruction_sets, panel_of, wh
 from ostro.kernels.cpu.packed_file import PackedFile, PackedWriter
 from ostro.machine import num_cpus
 from ostro.models.architecture import Architecture
+from ostro.models.encoder import Encoder
 from ostro.models.hrm_config import is_hrm
 from ostro.models.registry import describe, is_encoder
+from ostro.runner.native.encoder import NativeEncoderRunner
 from ostro.runner.native.identity import packed_key
 from ostro.runner.native.lora import NativeAdapters
 from ostro.runner.native.packed_cache import with_packed_weights
 from ostro.runner.native.packing import pack
 from ostro.runner.native.runner import NativeRunner
-from ostro.runner.native.support import NO_NATIVE_ENCODERS, NotNative, WrongPanel, native_architecture
+from ostro.runner.native.support import NotNative, WrongPanel, native_architecture
 from ostro.weights import Checkpoint
 from ostro.weights.adapter import read_adapter
 
 _log = logging.getLogger(__name__)
 
 
-def native_runner(checkpoint: Checkpoint, config: EngineConfig) -> NativeRunner | str:
+def native_runner(checkpoint: Checkpoint, config: EngineConfig) -> NativeRunner | NativeEncoderRunner | str:
     """A runner, or the reason why the model cannot run natively."""
     if (reason := _refusal(checkpoint, config)) is not None:
         return reason
+    if is_encoder(checkpoint.config):
+        config.check_encoding(natively=True)
     config.check_causal()
     threads = config.threads or num_cpus()
     adapters = _adapters(checkpoint, config)
     for isa in instruction_sets():
         found = _runner(checkpoint, config, isa, threads, adapters)
-        if isinstance(found, NativeRunner):
+        if not isinstance(found, _NotPacked):
             return found
         reason = found.reason
         if not found.another_may:
@@ -48,9 +52,7 @@ def _refusal(checkpoint: Checkpoint, config: EngineConfig) -> str | None:
         return missing.rstrip(".")
     if is_hrm(checkpoint.config):
         return "an HRM has no native kernels"
-    if is_encoder(checkpoint.config):
-        return NO_NATIVE_ENCODERS
-    if config.page_size not in (None, PAGE):
+    if config.page_size not in (None, PAGE) and not is_encoder(checkpoint.config):
         return f"page_size is {config.page_size}, and native kernels take {PAGE}"
     return None
 
@@ -73,14 +75,17 @@ class _NotPacked(Exception):
 
 def _runner(
     checkpoint: Checkpoint, config: EngineConfig, isa: str, threads: int, adapters: NativeAdapters | None
-) -> NativeRunner | _NotPacked:
+) -> NativeRunner | NativeEncoderRunner | _NotPacked:
     panel = panel_of(isa)
     key = packed_key(checkpoint, config, panel)
 
     def write(file: BinaryIO, make_room: Callable[[int], None]) -> None:
         _pack(checkpoint, config, PackedWriter(file, panel, key=key.digest, threads=threads), make_room)
 
-    def use(packed: PackedFile) -> NativeRunner:
+    def use(packed: PackedFile) -> NativeRunner | NativeEncoderRunner:
+        described = describe(checkpoint.config, max_seq_len=config.max_seq_len)
+        if isinstance(described, Encoder):
+            return _encoder_runner(packed, described, checkpoint, config, isa, threads)
         return NativeRunner.sized(
             packed,
             BACKENDS["cpu"].resolve(config),
@@ -96,6 +101,21 @@ def _runner(
         return error
     except OSError as error:
         return _NotPacked(f"its packed weights cannot be written ({error.strerror or error})")
+
+
+def _encoder_runner(
+    packed: PackedFile, described: Encoder, checkpoint: Checkpoint, config: EngineConfig, isa: str, threads: int
+) -> NativeEncoderRunner:
+    cpu = BACKENDS["cpu"]
+    return NativeEncoderRunner(
+        packed,
+        described,
+        checkpoint.pooling,
+        isa=isa,
+        max_batch_tokens=cpu.encoded_tokens(config),
+        max_batch_seqs=cpu.resolve(config).max_batch_seqs,
+        threads=threads,
+    )
 
 
 def _pack(checkpoint: Checkpoint, config: EngineConfig, writer: PackedWriter, make_room: Callable[[int], None]) -> None:

@@ -20,6 +20,8 @@ from ostro.models.architecture import (
     Projection,
     QKNorm,
 )
+from ostro.models.encoder import Encoder
+from ostro.runner.native.encoder_lowering import EncoderLowering
 from ostro.runner.native.layer_steps import BUFFER_COLS, LayerSteps
 from ostro.runner.native.sinks import Sink, padded
 from ostro.runner.native.support import GATED
@@ -28,6 +30,13 @@ _NO_ROTATION = -1
 _LOG_SECONDS = 10.0
 
 _log = logging.getLogger(__name__)
+
+
+def lowered(described: Architecture | Encoder, sink: Sink, *, bits: int) -> ProgramSpec:
+    """The steps of a model accepted by `native_architecture`, whose weights go to the sink."""
+    if isinstance(described, Encoder):
+        return EncoderLowering(described, sink, bits=bits).program()
+    return Lowering(described, sink, bits=bits).program()
 
 
 class Lowering(LayerSteps):

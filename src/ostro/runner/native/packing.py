@@ -12,11 +12,12 @@ import numpy.typing as npt
 from ostro.kernels.cpu.packed_file import Floats, PackedWriter
 from ostro.kernels.cpu.program_spec import ProgramSpec, RotationSpec
 from ostro.models.architecture import Architecture, ExpertMatrices, ModelShape, StoredTensor
+from ostro.models.encoder import Encoder
 from ostro.models.rope_frequencies import rope_frequencies
 from ostro.models.rope_settings import RopeSettings
 from ostro.models.tensor_errors import REDUNDANT, lacking, misshapen, no_place, not_finite, not_floats
 from ostro.runner.native.formats import KINDS, kind_of
-from ostro.runner.native.lowering import Lowering
+from ostro.runner.native.lowering import lowered
 from ostro.runner.native.sinks import Sizes, padded, padded_rows
 from ostro.runner.native.support import NotNative
 from ostro.weights.arrays import Bytes, Weight, WeightArray
@@ -30,7 +31,7 @@ _Number = TypeVar("_Number", np.uint64, np.float32)
 
 
 def pack(
-    described: Architecture,
+    described: Architecture | Encoder,
     checkpoint: Checkpoint,
     writer: PackedWriter,
     *,
@@ -43,10 +44,10 @@ def pack(
     """
     tensors = _Tensors(described, checkpoint)
     sizes = Sizes(writer.panel, tensors.kind)
-    Lowering(described, sizes, bits=bits).program()
+    lowered(described, sizes, bits=bits)
     make_room(sizes.layout.nbytes)
     writer.allocate(sizes.layout.nbytes)
-    return Lowering(described, _Packer(tensors, writer), bits=bits).program()
+    return lowered(described, _Packer(tensors, writer), bits=bits)
 
 
 class _Rows(NamedTuple):
@@ -73,7 +74,7 @@ class _Matrix(NamedTuple):
 class _Tensors:
     """A checkpoint's tensors, keyed by their names in the description. Matrices stay in the files until packed."""
 
-    def __init__(self, described: Architecture, checkpoint: Checkpoint) -> None:
+    def __init__(self, described: Architecture | Encoder, checkpoint: Checkpoint) -> None:
         self._matrices: dict[str, _Matrix] = {}
         self._vectors: dict[str, Floats] = {}
         wanted = {tensor.name: tensor for tensor in described.tensors()}

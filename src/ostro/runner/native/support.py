@@ -7,11 +7,9 @@ from ostro.models.architecture import MLP, Activation, Architecture, Experts
 from ostro.models.description import Description
 from ostro.models.encoder import Encoder
 
-_EITHER: Mapping[Activation, After] = {"silu": After.SILU, "gelu_tanh": After.GELU}
+_EITHER: Mapping[Activation, After] = {"silu": After.SILU, "gelu_tanh": After.GELU, "gelu": After.EXACT_GELU}
 GATED: Mapping[Activation, After] = {**_EITHER, "clamped_silu": After.CLAMPED_SILU}
-ACTIVATIONS: Mapping[Activation, After] = {**_EITHER, "gelu": After.EXACT_GELU, "relu": After.RELU}
-
-NO_NATIVE_ENCODERS = "encoders have no native kernels"
+ACTIVATIONS: Mapping[Activation, After] = {**_EITHER, "relu": After.RELU}
 
 
 class NotNative(Exception):
@@ -22,11 +20,9 @@ class WrongPanel(NotNative):
     """It cannot run with this panel width, but might with another."""
 
 
-def native_architecture(described: Description, panel: int) -> Architecture:
+def native_architecture(described: Description, panel: int) -> Architecture | Encoder:
     """The description of a model that the native core can run. Raises NotNative for parts without kernels."""
-    if isinstance(described, Encoder):
-        raise NotNative(NO_NATIVE_ENCODERS)
-    if not isinstance(described, Architecture):
+    if not isinstance(described, Architecture | Encoder):
         raise NotNative("its family has no native kernels")
     shape = described.shape
     if shape.head_dim % HEAD_MULTIPLE or shape.head_dim > MOST_HEAD:
@@ -37,6 +33,10 @@ def native_architecture(described: Description, panel: int) -> Architecture:
         for mlp in _mlps(layer.mlp):
             if mlp.activation not in (ACTIVATIONS if isinstance(mlp, MLP) and not mlp.gated else GATED):
                 raise NotNative(f"its activation, {mlp.activation}, has no native kernel")
+    if isinstance(described, Encoder) and described.head is not None:
+        activation = described.head.activation
+        if activation != "tanh" and activation not in ACTIVATIONS:
+            raise NotNative(f"its head's activation, {activation}, has no native kernel")
     return described
 
 

@@ -1,0 +1,105 @@
+// Attention within whole texts: every token sees all others, or those that are near on either side. Included once per
+// instruction set.
+//
+// Both products are matmuls of `linear.inl`, with keys and values packed into panels first. A token's result depends on
+// its text alone.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+
+namespace OSTRO_ISA {
+
+// Panels of keys are [dimension][key of P], the last one filled up with zeros; panels of values are [key][dimension of P].
+static void pack_head(int dim, int length, const float* keys, const float* values, long stride, const TextHead& to) {
+  float* panel = to.keys;
+  for (int key = 0; key < length; key += kPanel, panel += dim * kPanel) {
+    const int count = std::min(kPanel, length - key);
+    if (count < kPanel) std::fill_n(panel, dim * kPanel, 0.0f);
+    for (int i = 0; i < count; ++i)
+      for (int d = 0; d < dim; ++d) panel[d * kPanel + i] = keys[(key + i) * stride + d];
+  }
+  for (int d = 0; d < dim; d += kPanel)
+    for (int key = 0; key < length; ++key)
+      store(to.values + static_cast<long>(d) * length + key * kPanel, load(values + key * stride + d));
+}
+
+// Turns scores [begin, end) into weights, e^((score - best) * scale), and those of whole panels around them into zeros.
+// Returns the weights' sum.
+inline float weigh_text(float* scores, int begin, int end, int panels_begin, int panels_end, float scale) {
+  std::fill(scores + panels_begin, scores + begin, -INFINITY);
+  std::fill(scores + end, scores + panels_end, -INFINITY);
+  Floats most[2] = {all(-INFINITY), all(-INFINITY)};
+  int at = panels_begin;
+  for (; at + 2 * kPanel <= panels_end; at += 2 * kPanel)
+    for (int i = 0; i < 2; ++i) most[i] = max(most[i], load(scores + at + i * kPanel));
+  if (at < panels_end) most[0] = max(most[0], load(scores + at));
+  const float factor = scale * 1.44269504f;
+  const Floats top = all(-factor * largest(max(most[0], most[1])));
+  // The best one's weight is 1, to which those of the scores outside, some 1e-38, add nothing.
+  Floats sum = zeros();
+  auto weigh = [&]<int count>() {
+    Floats some[count];
+    for (int i = 0; i < count; ++i) some[i] = madd(top, load(scores + at + i * kPanel), factor);
+    raise_two(some);
+    for (int i = 0; i < count; ++i) store(scores + at + i * kPanel, some[i]), sum = sum + some[i];
+    at += count * kPanel;
+  };
+  for (at = panels_begin; at + 4 * kPanel <= panels_end;) weigh.template operator()<4>();
+  while (at < panels_end) weigh.template operator()<1>();
+  std::fill(scores + panels_begin, scores + begin, 0.0f);
+  std::fill(scores + end, scores + panels_end, 0.0f);
+  return total(sum);
+}
+
+// Calls body.operator()<panels>(tile, first panel, first row) for tiles of panels [begin, end) and rows.
+template <typename Body>
+inline void each_text_tile(int begin, int end, int rows, const Body& body) {
+  each_panels(begin, end, [&]<int panels>(int panel) {
+    each_tile<std::min(kTileRows, 4)>(rows, [&](auto tile, int row) { body.template operator()<panels>(tile, panel, row); });
+  });
+}
+
+// The panels from `first` on, each of so many columns, beginning at `column`.
+template <int panels>
+struct PanelPlaces {
+  const float* at[panels];
+
+  PanelPlaces(const float* matrix, int first, int cols, int column) {
+    for (int i = 0; i < panels; ++i) at[i] = matrix + (static_cast<long>(first + i) * cols + column) * kPanel;
+  }
+};
+
+static void attend_text(const TextAttention& how, const TextHead& head, int begin, int end, const float* q, long stride,
+                        float* out, long out_stride) {
+  const int dim = how.dim, length = how.length, reach = how.window ? how.window - 1 : length;
+  const long width = text_width(length, kPanel);
+  for (int at = begin; at < end; at += kTextRows) {
+    const int rows = std::min(kTextRows, end - at);
+    // What any of these rows sees.
+    const int first = std::max(0, at - reach), last = std::min<long>(length, static_cast<long>(at) + rows + reach);
+    const int panels_begin = first / kPanel, panels_end = (last + kPanel - 1) / kPanel;
+    each_text_tile(panels_begin, panels_end, rows, [&]<int panels>(auto tile, int panel, int row) {
+      const PanelPlaces<panels> keys(head.keys, panel, dim, 0);
+      const auto sums = float_tile<float, panels, tile>(q + (at + row) * stride, stride, keys.at, dim);
+      for (int i = 0; i < tile; ++i)
+        for (int j = 0; j < panels; ++j) store(head.scores + (row + i) * width + (panel + j) * kPanel, sums.at[j][i]);
+    });
+    float shares[kTextRows];
+    for (int i = 0; i < rows; ++i) {
+      const int from = std::max(0, at + i - reach), to = std::min<long>(length, static_cast<long>(at) + i + reach + 1);
+      const float sum =
+          weigh_text(head.scores + i * width, from, to, panels_begin * kPanel, panels_end * kPanel, how.scale);
+      shares[i] = 1.0f / sum;
+    }
+    each_text_tile(0, dim / kPanel, rows, [&]<int panels>(auto tile, int panel, int row) {
+      const PanelPlaces<panels> values(head.values, panel, length, first);
+      const auto sums = float_tile<float, panels, tile>(head.scores + row * width + first, width, values.at, last - first);
+      for (int i = 0; i < tile; ++i)
+        for (int j = 0; j < panels; ++j)
+          store(out + (at + row + i) * out_stride + (panel + j) * kPanel, sums.at[j][i] * shares[row + i]);
+    });
+  }
+}
+
+}  // namespace OSTRO_ISA
