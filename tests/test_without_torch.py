@@ -12,7 +12,9 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+import torch
 from checkout import ROOT
+from encoder_directory import WIDE, add_modules, reference, write_encoder
 from fake_hub import hub_environment, running_hub
 from hrm_brain import write_brain
 from live_server import LiveServer, live_server
@@ -78,6 +80,14 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     env = {**without_torch(directory), "OSTRO_CACHE": str(directory / "cache")}
     with live_server(directory, *arguments, faults="", env=env) as live:
         yield live
+
+
+def test_an_encoder_embeds(tmp_path: Path) -> None:
+    dense = torch.ones(8, 64), torch.ones(8)
+    encoder = add_modules(write_encoder(tmp_path / "encoder", reference(WIDE["bert"])), dense=[dense])
+    program = f"from ostro import LLM; print(len(LLM({str(encoder)!r}).embed('the quick brown fox')[0]))"
+    done = run(tmp_path, "-c", program)
+    assert done.stdout == "8\n", done.stderr
 
 
 @pytest.fixture
