@@ -6,7 +6,9 @@ reading the weights that they need.
 
 Several layers take turns, so that no weight is read from the cache. Rows are random, and choose experts evenly; which
 they hit is counted. `together` is a layer's mixture with all kernels overlapping as in a step; the others are timed
-alone, without overlaps.
+alone, without overlaps. `--search` also times other heights and shapes of tiles.
+
+    python bench/kernels/experts.py --rows 8 64 256 4096 --search
 """
 
 import argparse
@@ -14,13 +16,16 @@ import json
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
 
-from ostro.kernels.gpu.experts import Ending, add_up, inner_rows, outer_rows
+from ostro.kernels.gpu import experts as kernel_module
+from ostro.kernels.gpu.experts import Ending, TileShape, add_up, inner_rows, outer_rows
 from ostro.kernels.gpu.routing import by_expert, route, tile_height
 from ostro.kernels.gpu.single_experts import single_inner, single_outer
+from ostro.kernels.gpu.small_batch import UNUSABLE
 from ostro.models.architecture import Architecture, Experts
 from ostro.models.registry import describe
 from ostro.torch_models import experts as twins
@@ -111,11 +116,56 @@ def kernels(
     return found
 
 
+SHAPES = {
+    "gated": {
+        16: [(64, 128, 4, 3), (64, 128, 4, 5), (64, 64, 4, 10), (128, 64, 4, 3), (128, 64, 8, 6)],
+        32: [(64, 128, 4, 2), (64, 128, 4, 4), (64, 64, 4, 9), (128, 64, 8, 5)],
+        64: [(64, 128, 4, 2), (64, 64, 4, 8), (128, 64, 8, 5)],
+        128: [(64, 64, 4, 3), (64, 64, 8, 3), (64, 128, 8, 3), (128, 64, 8, 3)],
+    },
+    "plain": {
+        16: [(128, 128, 4, 3), (64, 128, 4, 5), (64, 64, 4, 10), (128, 64, 4, 10), (256, 64, 8, 6)],
+        32: [(128, 128, 4, 2), (64, 128, 4, 4), (128, 64, 4, 9), (256, 64, 8, 5)],
+        64: [(128, 128, 4, 2), (64, 64, 4, 6), (256, 64, 8, 4)],
+        128: [(128, 64, 4, 3), (128, 64, 8, 3), (256, 64, 8, 3)],
+    },
+}
+"""Further shapes: outputs, inputs, warps, stages."""
+
+
+def search(layers: Sequence[twins.Experts], described: Experts, x: Tensor, logits: Sequence[Tensor]) -> None:
+    count, chosen, act = described.count, described.chosen, described.activation
+    routed = [route(own, count, chosen, normalized=described.normalized) for own in logits]
+    usual = tile_height(routed[0].experts.numel(), count)
+    for height in sorted({max(16, usual // 2), usual, min(128, 2 * usual)}):
+        lists = [by_expert(own.experts, count, height) for own in routed]
+        inner = [inner_rows(x, each.up.weight, rows, chosen, act) for each, rows in zip(layers, lists, strict=True)]
+        calls: dict[str, list[Callable[[], object]]] = {
+            "gated": [
+                partial(inner_rows, x, each.up.weight, rows, chosen, act)
+                for each, rows in zip(layers, lists, strict=True)
+            ],
+            "plain": [
+                partial(outer_rows, own, each.down.weight, rows)
+                for own, each, rows in zip(inner, layers, lists, strict=True)
+            ],
+        }
+        for kind, table in (("gated", kernel_module.GATED), ("plain", kernel_module.UNGATED)):
+            for shape in (table[height], *map(TileShape._make, SHAPES[kind][height])):
+                with patch.dict(table, {height: shape}):
+                    try:
+                        took = f"{microseconds(calls[kind]):8.1f} µs"
+                    except UNUSABLE as error:
+                        took = f"{type(error).__name__}"
+                print(f"  height {height:3} {kind} {tuple(shape)!s:18} {took}", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", type=Path, default=CONFIGS / "qwen3-30b-a3b.json")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 2, 8, 32, 64, 128, 256, 1024, 4096, 16384])
     parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--search", action="store_true", help="time other heights and shapes of tiles, too")
     options = parser.parse_args()
     model = describe(json.loads(options.config.read_text(encoding="utf-8")))
     assert isinstance(model, Architecture)
@@ -143,6 +193,8 @@ def main() -> None:
                 f"{flops:5.0f} TFLOP/s); alone: {parts}; difference {worst:.4f}",
                 flush=True,
             )
+            if options.search and number > 1:
+                search(layers, described, x, logits)
 
 
 if __name__ == "__main__":

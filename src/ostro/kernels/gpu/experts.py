@@ -49,7 +49,9 @@ class Ending(NamedTuple):
     multiplier: float = 1.0
 
 
-class _Tiling(NamedTuple):
+class TileShape(NamedTuple):
+    """How a tile's matmul is divided."""
+
     outs: int
     """Outputs per program; with gate and up, of each."""
     ins: int
@@ -57,21 +59,22 @@ class _Tiling(NamedTuple):
     stages: int
 
 
-# By height of tiles. Two programs of short tiles fill a multiprocessor's memory with weights on their way.
-_GATED = {
-    16: _Tiling(64, 128, 4, 3),
-    32: _Tiling(64, 128, 4, 2),
-    64: _Tiling(64, 64, 4, 4),
-    128: _Tiling(128, 64, 8, 4),
+# By height of tiles, with gate and up and without. Two programs of short tiles fill a multiprocessor's memory with
+# weights on their way.
+GATED = {
+    16: TileShape(64, 64, 4, 6),
+    32: TileShape(64, 64, 4, 5),
+    64: TileShape(64, 64, 4, 4),
+    128: TileShape(128, 64, 8, 4),
 }
-_PLAIN = {
-    16: _Tiling(128, 128, 4, 3),
-    32: _Tiling(128, 128, 4, 2),
-    64: _Tiling(128, 64, 4, 4),
-    128: _Tiling(128, 64, 8, 4),
+UNGATED = {
+    16: TileShape(128, 64, 4, 6),
+    32: TileShape(128, 64, 4, 5),
+    64: TileShape(128, 64, 4, 4),
+    128: TileShape(128, 64, 8, 4),
 }
 # In 32 bits, tiles must fit in registers.
-_WIDE = _Tiling(32, 32, 4, 2)
+_WIDE = TileShape(32, 32, 4, 2)
 
 
 def inner_rows(x: Tensor, up: Tensor, rows: RowTiles, chosen: int, activation: str, *, pdl: bool = False) -> Tensor:
@@ -134,7 +137,7 @@ def _multiply(
     assert weight.is_contiguous()
     assert x.stride(1) == 1
     assert in_features * weight.element_size() % ALIGNMENT == 0
-    tiling = _WIDE if x.element_size() > 2 else (_GATED if activation else _PLAIN)[rows.height]
+    tiling = _WIDE if x.element_size() > 2 else (GATED if activation else UNGATED)[rows.height]
     ins = min(tiling.ins, max(16, power_of_two(in_features)))
     out_tiles = triton.cdiv(outs, tiling.outs)
     flat = weight.view(experts * weight.shape[1], in_features)
