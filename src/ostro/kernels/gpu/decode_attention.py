@@ -55,6 +55,8 @@ _FIELDS = tl.constexpr(ITEM_FIELDS)
 # A finite stand-in for minus infinity: the difference of two infinities would be NaN.
 _LOWEST = tl.constexpr(-1.0e30)
 
+# Only this fraction of few rows is brought to the cache ahead: more delay the kernels before by as much as they gain.
+_FEW_AHEAD = 4
 # Queries per tile: the minimum for tensor cores. A larger group of query heads takes several tiles.
 _TILE = 16
 # Rows of partial results that a program merges at once.
@@ -79,7 +81,7 @@ class DecodeTuning:
     parts_per_sm: int = 12
     """How finely to split a large batch: parts times KV heads, per multiprocessor."""
     ahead: int = 4
-    """For few rows, blocks of a part that are brought to the cache while the kernel before still runs."""
+    """For very few rows, blocks of a part that are brought to the cache while the kernel before still runs."""
     joins_in_place: bool = True
     """Whether the last part to finish merges the row; otherwise a second kernel does."""
 
@@ -274,7 +276,7 @@ def decode_attention(
         joins=tuning.joins_in_place,
         grouped=groups is not None,
         follows=follows,
-        ahead=tuning.ahead if pdl and scratch.is_for_few(rows) else 0,
+        ahead=tuning.ahead if pdl and scratch.is_for_few(_FEW_AHEAD * rows) else 0,
         # Two dependent loads, page number and keys, share the stages equally.
         stages=2 * buffers + 1,
         pdl=pdl,

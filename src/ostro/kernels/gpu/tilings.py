@@ -19,18 +19,18 @@ gate and up.
 """
 
 _SHARED_MEMORY = 220 << 10
-_MOST_STAGES = 10
+_MOST_STAGES, _ENOUGH_STAGES = 10, 4
 _MOST_SPLITS = 8
 # What the copy engine needs of a row's bytes.
 _ALIGNMENT = 16
 # Per multiprocessor, as measured on an H200: bytes per µs from memory, and from the L2 cache, which all read the inputs
 # from; floating-point operations per µs; bytes in flight that saturate memory.
 _FROM_MEMORY, _FROM_CACHE, _OPERATIONS, _IN_FLIGHT = 32_600.0, 80_000.0, 5.9e6, 33_000.0
-# In µs: what it takes to add up splits.
-_JOINING = 1.5
+# In µs: what it takes to add up splits, beside writing and reading them.
+_JOINING = 1.3
 _REGISTERS_A_THREAD, _SUMS_A_THREAD = 72, 128
 # Programs per multiprocessor that saturate memory: one can read faster than its share.
-_ENOUGH = 0.7
+_ENOUGH = 0.5
 # Candidates whose predicted time is beyond this multiple of the best are not worth compiling.
 _WORTH_TRYING = 1.3
 
@@ -238,7 +238,7 @@ def predicted_time(product: Product, rows: int, tiling: Tiling, device: Multipro
         in_flight = (tiling.stages + tiling.held) * size * tiling.ins * tiling.outs * copies
         places = number * max(1, device.shared_memory // max(1, shared_memory(product, rows, tiling)))
         sums = 4 * tiling.splits * block_rows(rows) * tiling.outs
-        joining = _JOINING + sums / _FROM_CACHE if tiling.splits > 1 else 0.0
+        joining = _JOINING + sums / _FROM_MEMORY if tiling.splits > 1 else 0.0
         cached = block_rows(rows) * product.in_features * size * tiles
         operations = 2.0 * block_rows(rows) * product.out_features * product.in_features
     fill = min(1.0, in_flight * min(programs, places) / (_IN_FLIGHT * number), programs / (_ENOUGH * number))
@@ -274,9 +274,9 @@ def _vector_tilings(product: Product) -> Iterator[VectorTiling]:
 
 def _dot_tilings(product: Product, rows: int, device: Multiprocessors) -> Iterator[DotTiling]:
     copies, sums = 2 if product.is_gated else 1, block_rows(rows)
-    # Of those that are equally good, the first is preferred.
-    wide, narrow = (128, 64) if rows <= 64 else (64, 128)
-    for outs, ins, warps in product_of((64, 128), (wide, narrow), (4, 8)):
+    # Of those that are equally good, the first is preferred. For few rows, wide blocks were always the fastest.
+    widths = (128,) if rows <= 64 else (64, 128)
+    for outs, ins, warps in product_of((64, 128), widths, (4, 8)):
         tiles = -(-product.outs // outs)
         for splits in _splits(product, tiles, ins, device):
             # Beside the sums, what they are added to is in registers: the stream, or other splits' sums.
@@ -285,14 +285,16 @@ def _dot_tilings(product: Product, rows: int, device: Multiprocessors) -> Iterat
             # No more threads than it takes.
             if sums_a_thread > _SUMS_A_THREAD or (warps == 8 and sums_a_thread <= _SUMS_A_THREAD / 2):
                 continue
-            # For few rows, the next kernel's programs must find room beside these, to load their weights ahead.
-            room = device.shared_memory // (2 if rows <= 16 or tiles * splits > device.number else 1)
-            # Loaded ahead by the first programs only.
-            held = 1 if rows <= 16 and tiles * splits <= 2 * device.number else 0
+            # Where a second program, or for few rows one of the next kernel, finds room beside this one, it loads its
+            # weights meanwhile.
             block = product.bits // 8 * ins * (outs * copies + sums)
-            stages = min(_MOST_STAGES, room // block - held)
+            stages, half = device.shared_memory // block, device.shared_memory // 2 // block
+            if tiles * splits > device.number:
+                stages = half
+            elif rows <= 16:
+                stages = min(stages, max(_ENOUGH_STAGES, half))
             if stages >= 2:
-                yield DotTiling(outs, ins, warps, stages=stages, splits=splits, held=held)
+                yield DotTiling(outs, ins, warps, stages=min(_MOST_STAGES, stages), splits=splits)
 
 
 def _splits(product: Product, tiles: int, ins: int, device: Multiprocessors) -> Iterator[int]:

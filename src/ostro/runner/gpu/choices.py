@@ -41,7 +41,7 @@ from ostro.sources.cache import cache_root, locked, publish
 
 _log = logging.getLogger(__name__)
 
-TRIED: Mapping[int, int] = {1: 2, 16: 2, 64: 2, 128: 2, 256: 1}
+TRIED: Mapping[int, int] = {1: 3, 16: 3, 64: 3, 128: 2, 256: 1}
 """For these numbers of rows so many tilings are measured: not all ROWS, for each binary takes long to compile."""
 LIBRARY: Literal["library"] = "library"
 _SHIPPED = Path(__file__).with_name("shipped_choices")
