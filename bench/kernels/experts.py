@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from ostro.kernels.gpu import experts as kernel_module
-from ostro.kernels.gpu.experts import Ending, TileShape, add_up, inner_rows, outer_rows
+from ostro.kernels.gpu.experts import Ending, Matrices, TileShape, add_up, inner_rows, outer_rows
 from ostro.kernels.gpu.routing import by_expert, route, tile_height
 from ostro.kernels.gpu.single_experts import single_inner, single_outer
 from ostro.kernels.gpu.small_batch import UNUSABLE
@@ -51,7 +51,8 @@ def random_layers(described: Experts, number: int) -> list[twins.Experts]:
 
 def mixed(layer: twins.Experts, described: Experts, x: Tensor, logits: Tensor, *, pdl: bool) -> Tensor:
     """As `runner.gpu.fused` does it."""
-    up, down, count, chosen = layer.up.weight, layer.down.weight, described.count, described.chosen
+    up, down = (Matrices(each.weight, each.bias) for each in (layer.up, layer.down))
+    count, chosen = described.count, described.chosen
     if len(x) == 1:
         inner = single_inner(x, logits, up, chosen, described.activation, pdl=pdl)
         return single_outer(inner, logits, down, normalized=described.normalized, ending=Ending(), pdl=pdl)
@@ -100,7 +101,7 @@ def kernels(
         return call(*args, **options)
 
     for layer, scores in zip(layers, logits, strict=True):
-        up, down = layer.up.weight, layer.down.weight
+        up, down = (Matrices(each.weight, each.bias) for each in (layer.up, layer.down))
         if len(x) == 1:
             inner = note("inner", single_inner, x, scores, up, chosen, act)
             note("outer", single_outer, inner, scores, down, normalized=described.normalized, ending=Ending())
@@ -139,14 +140,17 @@ def search(layers: Sequence[twins.Experts], described: Experts, x: Tensor, logit
     usual = tile_height(routed[0].experts.numel(), count)
     for height in sorted({max(16, usual // 2), usual, min(128, 2 * usual)}):
         lists = [by_expert(own.experts, count, height) for own in routed]
-        inner = [inner_rows(x, each.up.weight, rows, chosen, act) for each, rows in zip(layers, lists, strict=True)]
+        inner = [
+            inner_rows(x, Matrices(each.up.weight, each.up.bias), rows, chosen, act)
+            for each, rows in zip(layers, lists, strict=True)
+        ]
         calls: dict[str, list[Callable[[], object]]] = {
             "gated": [
-                partial(inner_rows, x, each.up.weight, rows, chosen, act)
+                partial(inner_rows, x, Matrices(each.up.weight, each.up.bias), rows, chosen, act)
                 for each, rows in zip(layers, lists, strict=True)
             ],
             "plain": [
-                partial(outer_rows, own, each.down.weight, rows)
+                partial(outer_rows, own, Matrices(each.down.weight, each.down.bias), rows)
                 for own, each, rows in zip(inner, layers, lists, strict=True)
             ],
         }

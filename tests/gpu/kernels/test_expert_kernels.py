@@ -10,22 +10,31 @@ from hypothesis import strategies as st
 from torch import Tensor
 from triton_device import DEVICE
 
-from ostro.kernels.gpu.experts import Ending, Shared, add_up, inner_rows, outer_rows
+from ostro.kernels.gpu.experts import Ending, Matrices, Shared, add_up, inner_rows, outer_rows
 from ostro.kernels.gpu.routing import Routed, RowTiles, by_expert, most_tiles, route, tile_height
 from ostro.kernels.gpu.single_experts import single_inner, single_outer
 from ostro.models import architecture as arch
 from ostro.torch_models import experts as plain
 
-CLOSE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
+ACTIVATION: arch.Activation = "gelu_tanh"
 
 
-def described(count: int, hidden: int, inner: int, chosen: int, *, normalized: bool = True) -> arch.Experts:
+def described(
+    count: int,
+    hidden: int,
+    inner: int,
+    chosen: int,
+    *,
+    normalized: bool = True,
+    activation: arch.Activation = ACTIVATION,
+    bias: str | None = None,
+) -> arch.Experts:
     gate_up = arch.Part("gate.{}", inner), arch.Part("up.{}", inner)
     return arch.Experts(
         router=arch.Projection(hidden, (arch.Part("router", count),)),
-        up=arch.ExpertMatrices(count, hidden, gate_up),
-        down=arch.ExpertMatrices(count, inner, (arch.Part("down.{}", hidden),)),
-        activation="gelu_tanh",
+        up=arch.ExpertMatrices(count, hidden, gate_up, bias=bias),
+        down=arch.ExpertMatrices(count, inner, (arch.Part("down.{}", hidden),), bias=bias),
+        activation=activation,
         chosen=chosen,
         normalized=normalized,
     )
@@ -39,20 +48,38 @@ def module(mixture: arch.Experts, device: torch.device, dtype: torch.dtype = tor
     return made.to(device, dtype)
 
 
-def mixed(experts: plain.Experts, x: Tensor, logits: Tensor, ending: Ending, *, height: int | None = None) -> Tensor:
+def weights(of: plain.ExpertMatrices) -> Matrices:
+    return Matrices(of.weight, of.bias)
+
+
+def mixed(
+    experts: plain.Experts,
+    x: Tensor,
+    logits: Tensor,
+    ending: Ending,
+    *,
+    activation: str = ACTIVATION,
+    height: int | None = None,
+) -> Tensor:
     """The kernels for any number of rows."""
     count, chosen = experts.count, experts.chosen
     routed = route(logits, count, chosen, normalized=experts.normalized)
     rows = by_expert(routed.experts, count, height or tile_height(len(x) * chosen, count))
-    inner = inner_rows(x, experts.up.weight, rows, chosen, "gelu_tanh")
-    return add_up(outer_rows(inner, experts.down.weight, rows), routed, ending)
+    inner = inner_rows(x, weights(experts.up), rows, chosen, activation)
+    return add_up(outer_rows(inner, weights(experts.down), rows), routed, ending)
 
 
 def single(
-    experts: plain.Experts, x: Tensor, logits: Tensor, ending: Ending, norm: tuple[Tensor, float] | None = None
+    experts: plain.Experts,
+    x: Tensor,
+    logits: Tensor,
+    ending: Ending,
+    norm: tuple[Tensor, float] | None = None,
+    *,
+    activation: str = ACTIVATION,
 ) -> Tensor:
-    inner = single_inner(x, logits, experts.up.weight, experts.chosen, "gelu_tanh", norm=norm)
-    return single_outer(inner, logits, experts.down.weight, normalized=experts.normalized, ending=ending)
+    inner = single_inner(x, logits, weights(experts.up), experts.chosen, activation, norm=norm)
+    return single_outer(inner, logits, weights(experts.down), normalized=experts.normalized, ending=ending)
 
 
 def tiles_of(rows: RowTiles) -> list[list[int]]:
@@ -203,10 +230,10 @@ def test_wide_rows_are_read_by_all_warps_of_a_program(device: torch.device) -> N
     x, up = torch.randn(1, 3300, device=device), torch.randn(3, 12, 3300, device=device) / 60
     gate, beside = (up[[1, 2]] @ x[0]).chunk(2, 1)
     expected = torch.nn.functional.gelu(gate, approximate="tanh") * beside
-    torch.testing.assert_close(single_inner(x, logits, up, 2, "gelu_tanh"), expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(single_inner(x, logits, Matrices(up), 2, "gelu_tanh"), expected, rtol=1e-4, atol=1e-4)
     inner, down = torch.randn(2, 3300, device=device), torch.randn(3, 6, 3300, device=device) / 60
     expected = (torch.softmax(logits[0, [1, 2]], 0)[:, None] * (down[[1, 2]] @ inner[:, :, None])[:, :, 0]).sum(0)
-    ours = single_outer(inner, logits, down, normalized=True, ending=Ending())
+    ours = single_outer(inner, logits, Matrices(down), normalized=True, ending=Ending())
     torch.testing.assert_close(ours[0], expected, rtol=1e-4, atol=1e-4)
 
 
@@ -223,6 +250,16 @@ def test_shared_rows_are_added_and_all_goes_to_the_residual(rows: int, gated: bo
     ours = single(experts, x, logits, ending) if rows == 1 else mixed(experts, x, logits, ending)
     assert ours is residual
     torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("rows", [1, 7])
+def test_biases_and_clamped_gates_are_those_of_the_twin(rows: int, device: torch.device) -> None:
+    experts = module(described(6, 32, 24, 3, activation="clamped_silu", bias=".bias"), device)
+    # So large that some are clamped, on either side.
+    x = 8 * torch.randn(rows, 32, device=device)
+    logits, run = experts.router(x), single if rows == 1 else mixed
+    ours = run(experts, x, logits, Ending(), activation="clamped_silu")
+    torch.testing.assert_close(ours, experts(x), rtol=1e-4, atol=1e-3)
 
 
 def test_with_a_fixed_height_of_tiles_no_other_row_changes_a_bit(device: torch.device) -> None:

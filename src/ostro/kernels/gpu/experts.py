@@ -22,13 +22,22 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from ostro.kernels.gpu.mlp import PLAIN, activate
+from ostro.kernels.gpu.mlp import GATES, gate_up
 from ostro.kernels.gpu.routing import Routed, RowTiles
 from ostro.kernels.gpu.tilings import power_of_two
 
 ALIGNMENT = 16
 """The copy engine reads weights whose rows are multiples of so many bytes."""
 _SUM_BLOCK = 1024
+
+
+class Matrices(NamedTuple):
+    """Of all experts."""
+
+    weight: Tensor
+    """[experts, out, in]."""
+    bias: Tensor | None = None
+    """[experts, out]."""
 
 
 class Shared(NamedTuple):
@@ -77,17 +86,17 @@ UNGATED = {
 _WIDE = TileShape(32, 32, 4, 2)
 
 
-def inner_rows(x: Tensor, up: Tensor, rows: RowTiles, chosen: int, activation: str, *, pdl: bool = False) -> Tensor:
+def inner_rows(x: Tensor, up: Matrices, rows: RowTiles, chosen: int, activation: str, *, pdl: bool = False) -> Tensor:
     """x [rows, in], up [experts, 2 * inner, in], gate above up -> [slots, inner], sorted by expert."""
-    assert activation in PLAIN, activation
-    out = torch.empty(len(rows.slots), up.shape[1] // 2, dtype=x.dtype, device=x.device)
+    assert activation in GATES, activation
+    out = torch.empty(len(rows.slots), up.weight.shape[1] // 2, dtype=x.dtype, device=x.device)
     _multiply(x, up, rows, out, chosen=chosen, gathers=True, activation=activation, pdl=pdl)
     return out
 
 
-def outer_rows(inner: Tensor, down: Tensor, rows: RowTiles, *, pdl: bool = False) -> Tensor:
+def outer_rows(inner: Tensor, down: Matrices, rows: RowTiles, *, pdl: bool = False) -> Tensor:
     """inner as `inner_rows` returns it, down [experts, out, inner] -> [slots, out], sorted by row."""
-    out = torch.empty(len(rows.slots), down.shape[1], dtype=inner.dtype, device=inner.device)
+    out = torch.empty(len(rows.slots), down.weight.shape[1], dtype=inner.dtype, device=inner.device)
     _multiply(inner, down, rows, out, chosen=1, gathers=False, activation="", pdl=pdl)
     return out
 
@@ -124,7 +133,7 @@ def add_up(outer: Tensor, routed: Routed, ending: Ending, *, pdl: bool = False) 
 
 def _multiply(
     x: Tensor,
-    weight: Tensor,
+    matrices: Matrices,
     rows: RowTiles,
     out: Tensor,
     *,
@@ -133,6 +142,7 @@ def _multiply(
     activation: str,
     pdl: bool,
 ) -> None:
+    weight, bias = matrices
     (experts, _, in_features), outs = weight.shape, out.shape[1]
     assert weight.is_contiguous()
     assert x.stride(1) == 1
@@ -144,6 +154,7 @@ def _multiply(
     _tile_kernel[(rows.most * out_tiles,)](
         x,
         TensorDescriptor.from_tensor(flat, [tiling.outs, ins]),
+        x if bias is None else bias,
         out,
         rows.slots,
         rows.tiles,
@@ -157,6 +168,7 @@ def _multiply(
         block_out=tiling.outs,
         block_in=ins,
         even_in=in_features % ins == 0,
+        has_bias=bias is not None,
         activation=activation,
         pdl=pdl,
         num_warps=tiling.warps,
@@ -169,6 +181,7 @@ def _multiply(
 def _tile_kernel(
     x: tl.tensor,
     weight_blocks: tl.tensor,
+    bias: tl.tensor,
     out: tl.tensor,
     slots: tl.tensor,
     tiles: tl.tensor,
@@ -182,6 +195,7 @@ def _tile_kernel(
     block_out: tl.constexpr,
     block_in: tl.constexpr,
     even_in: tl.constexpr,
+    has_bias: tl.constexpr,
     activation: tl.constexpr,
     pdl: tl.constexpr,
 ) -> None:
@@ -214,9 +228,13 @@ def _tile_kernel(
             main = tl.dot(weight_blocks.load([begin, start]), value, main, input_precision="ieee")
             if activation != "":
                 up = tl.dot(weight_blocks.load([begin + outs, start]), value, up, input_precision="ieee")
-        if activation != "":
-            main = activate(main, activation) * up
         n = first_out + tl.arange(0, block_out)[:, None]
+        if has_bias:
+            main += tl.load(bias + begin - first_out + n, mask=n < outs, other=0.0).to(tl.float32)
+        if activation != "":
+            if has_bias:
+                up += tl.load(bias + begin - first_out + outs + n, mask=n < outs, other=0.0).to(tl.float32)
+            main = gate_up(main, up, activation)
         at = out + target.to(tl.int64)[None, :] * outs + n
         tl.store(at, main.to(out.dtype.element_ty), mask=(n < outs) & here[None, :])
 

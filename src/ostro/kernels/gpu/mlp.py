@@ -11,6 +11,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from ostro.models.architecture import CLAMP, SLOPE
+
 BLOCK = 1024
 
 PLAIN: Mapping[str, Callable[[Tensor], Tensor]] = {
@@ -20,6 +22,9 @@ PLAIN: Mapping[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
 }
 """The activations implemented in kernels, by name."""
+GATES = (*PLAIN, "clamped_silu")
+"""Those between gates and ups."""
+_CLAMP, _SLOPE = tl.constexpr(CLAMP), tl.constexpr(SLOPE)
 
 
 def activated(y: Tensor, activation: str, *, gated: bool, pdl: bool = False) -> Tensor:
@@ -90,4 +95,17 @@ def activate(x: tl.tensor, activation: tl.constexpr) -> tl.tensor:
     else:
         tl.static_assert(activation == "relu")
         y = tl.maximum(x, 0.0)
+    return y
+
+
+@triton.jit
+def gate_up(gate: tl.tensor, up: tl.tensor, activation: tl.constexpr) -> tl.tensor:
+    """What a gate makes of an up, in float32. `activation` is one of GATES."""
+    if activation == "clamped_silu":
+        # What is not a number stays.
+        gate = tl.where(gate > _CLAMP, _CLAMP, gate)
+        up = tl.where(up > _CLAMP, _CLAMP, tl.where(up < -_CLAMP, -_CLAMP, up))
+        y = gate * tl.sigmoid(gate * _SLOPE) * (up + 1.0)
+    else:
+        y = activate(gate, activation) * up
     return y

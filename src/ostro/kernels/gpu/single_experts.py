@@ -17,8 +17,8 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ostro.kernels.gpu.epilogue import previous
-from ostro.kernels.gpu.experts import Ending
-from ostro.kernels.gpu.mlp import PLAIN, activate
+from ostro.kernels.gpu.experts import Ending, Matrices
+from ostro.kernels.gpu.mlp import GATES, gate_up
 from ostro.kernels.gpu.routing import COMPARED, element, of_ranks, ranked
 from ostro.kernels.gpu.tilings import VectorTiling, default_vector_tiling, power_of_two
 from ostro.kernels.gpu.vector_linear import add_products, load_inputs, load_weights, numbers, pairs, word_unit
@@ -32,7 +32,7 @@ _HELD_AHEAD = 96
 def single_inner(
     x: Tensor,
     logits: Tensor,
-    up: Tensor,
+    up: Matrices,
     chosen: int,
     activation: str,
     *,
@@ -43,21 +43,23 @@ def single_inner(
     [experts, 2 * inner, in], gate above up -> [chosen, inner], by falling logit.
     """
     assert len(x) == 1
-    assert activation in PLAIN, activation
-    experts, rows, in_features = up.shape
+    assert activation in GATES, activation
+    weight, bias = up
+    experts, rows, in_features = weight.shape
     out = torch.empty(chosen, rows // 2, dtype=x.dtype, device=x.device)
     tiling = _tiling(rows, in_features, gated=True)
     norm_weight, eps = (x, 0.0) if norm is None else norm
-    paired = _is_paired(x, up)
+    paired = _is_paired(x, weight)
     if paired:
-        x, up, norm_weight = pairs(x), pairs(up), pairs(norm_weight)
-    words = up.shape[2]
-    block, chunks, held = _chunks(tiling, up, in_features, copies=2)
+        x, weight, norm_weight = pairs(x), pairs(weight), pairs(norm_weight)
+    words = weight.shape[2]
+    block, chunks, held = _chunks(tiling, weight, in_features, copies=2)
     tiles = triton.cdiv(out.shape[1], tiling.outs)
     _inner_kernel[(chosen * tiles,)](
         x,
         logits,
-        up,
+        weight,
+        logits if bias is None else bias,
         norm_weight,
         out,
         eps,
@@ -74,10 +76,11 @@ def single_inner(
         block_words=block,
         held=held,
         loops=held < chunks,
-        warp_a_row=_has_warp_a_row(tiling, block, up),
+        warp_a_row=_has_warp_a_row(tiling, block, weight),
         even_out=out.shape[1] % tiling.outs == 0,
         even_in=words % (held * block) == 0,
         has_norm=norm is not None,
+        has_bias=bias is not None,
         activation=activation,
         pdl=pdl,
         num_warps=tiling.warps,
@@ -90,7 +93,7 @@ def single_inner(
 def single_outer(
     inner: Tensor,
     logits: Tensor,
-    down: Tensor,
+    down: Matrices,
     *,
     normalized: bool,
     ending: Ending,
@@ -101,21 +104,23 @@ def single_outer(
     """
     shared, residual, multiplier = ending
     assert residual is not None or multiplier == 1.0
-    experts, outs, in_features = down.shape
+    weight, bias = down
+    experts, outs, in_features = weight.shape
     out = torch.empty(1, outs, dtype=inner.dtype, device=inner.device) if residual is None else residual
     tiling = _tiling(outs, in_features, gated=False)
-    chosen, paired = len(inner), _is_paired(inner, down)
+    chosen, paired = len(inner), _is_paired(inner, weight)
     if paired:
-        inner, down = pairs(inner), pairs(down)
-    words = down.shape[2]
-    block, chunks, held = _chunks(tiling, down, in_features, copies=1)
+        inner, weight = pairs(inner), pairs(weight)
+    words = weight.shape[2]
+    block, chunks, held = _chunks(tiling, weight, in_features, copies=1)
     # All weights before the wait, if there are registers for them.
-    ahead = chosen * chunks * tiling.outs * block * down.element_size() <= _HELD_AHEAD * 4 * 32 * tiling.warps
+    ahead = chosen * chunks * tiling.outs * block * weight.element_size() <= _HELD_AHEAD * 4 * 32 * tiling.warps
     gate = None if shared is None else shared.gate
     _outer_kernel[(triton.cdiv(outs, tiling.outs),)](
         inner,
         logits,
-        down,
+        weight,
+        logits if bias is None else bias,
         inner if shared is None else shared.rows,
         logits if gate is None else gate,
         out,
@@ -133,9 +138,10 @@ def single_outer(
         chunks=chunks,
         held=held,
         ahead=ahead,
-        warp_a_row=_has_warp_a_row(tiling, block, down),
+        warp_a_row=_has_warp_a_row(tiling, block, weight),
         even_out=outs % tiling.outs == 0,
         even_in=words % (block if ahead else held * block) == 0,
+        has_bias=bias is not None,
         has_shared=shared is not None,
         has_gate=gate is not None,
         adds=residual is not None,
@@ -177,6 +183,7 @@ def _inner_kernel(
     x: tl.tensor,
     logits: tl.tensor,
     weight: tl.tensor,
+    bias: tl.tensor,
     norm_weight: tl.tensor,
     out: tl.tensor,
     eps: tl.tensor,
@@ -197,6 +204,7 @@ def _inner_kernel(
     even_out: tl.constexpr,
     even_in: tl.constexpr,
     has_norm: tl.constexpr,
+    has_bias: tl.constexpr,
     activation: tl.constexpr,
     pdl: tl.constexpr,
 ) -> None:
@@ -265,7 +273,11 @@ def _inner_kernel(
         factor = tl.rsqrt(tl.sum(squares, 1) / in_features + eps)
         y *= factor
         y_up *= factor
-    y = activate(y, activation) * y_up
+    if has_bias:
+        own_bias = bias + expert * 2 * outs + n
+        y += tl.load(own_bias, mask=inside, other=0.0).to(tl.float32)
+        y_up += tl.load(own_bias + outs, mask=inside, other=0.0).to(tl.float32)
+    y = gate_up(y, y_up, activation)
     tl.store(out + slot * outs + n, y.to(out.dtype.element_ty), mask=inside)
 
 
@@ -319,6 +331,7 @@ def _outer_kernel(
     inner: tl.tensor,
     logits: tl.tensor,
     weight: tl.tensor,
+    bias: tl.tensor,
     shared: tl.tensor,
     gate: tl.tensor,
     out: tl.tensor,
@@ -339,6 +352,7 @@ def _outer_kernel(
     warp_a_row: tl.constexpr,
     even_out: tl.constexpr,
     even_in: tl.constexpr,
+    has_bias: tl.constexpr,
     has_shared: tl.constexpr,
     has_gate: tl.constexpr,
     adds: tl.constexpr,
@@ -395,6 +409,10 @@ def _outer_kernel(
                     even_weight, odd_weight = numbers(loaded[chunk], paired)
                     main = add_products(main, even_weight, odd_weight, even * share, odd * share, paired)
     total = tl.sum(main, 1)
+    if has_bias:
+        for slot in tl.static_range(chosen):
+            of_slot = tl.load(bias + element(experts, slot) * outs + n, mask=inside, other=0.0).to(tl.float32)
+            total += element(shares, slot) * of_slot
     if has_shared:
         total += beside
     if adds:

@@ -200,7 +200,7 @@ class InvariantAttention(StepAttention):
         pdl: bool = False,
         leads: bool = False,
     ) -> Tensor:
-        assert sinks is None, "models with sinks have experts, which depend on the batch"
+        assert sinks is None, "models with sinks are refused"
         keys, values = self.pages.layers[layer]
         out = self._memory_for(q)
         invariant_attention(q, keys, values, self._tables, self._tiles, out, spec, self._tuning)

@@ -143,15 +143,15 @@ def _attention(
     tables = _integers(like, rows, -(-shape.max_seq_len // scratch.page_size))
     q = like.new_zeros(rows, (heads + 2 * shape.num_kv_heads) * dim)[:, : heads * dim].unflatten(1, (heads, dim))
     out = torch.zeros(q.shape, dtype=q.dtype, device=q.device)
-    specs = [layer.attention.spec for layer in layers]
+    specs, sinks = [layer.attention.spec for layer in layers], layers[0].attention.sinks
     for spec in {(spec.window is None, spec.softcap is None): spec for spec in specs}.values():
-        yield partial(prefill_attention, q, keys, values, tables, _integers(like, 1, 4), out, spec)
+        yield partial(prefill_attention, q, keys, values, tables, _integers(like, 1, 4), out, spec, sinks=sinks)
         decode = partial(decode_attention, pdl=pdl, leads=leads)
         # Few rows have a kernel of their own.
         for number in sorted({1, rows}):
-            yield partial(decode, q[:number], keys, values, tables, scratch, out[:number], spec)
+            yield partial(decode, q[:number], keys, values, tables, scratch, out[:number], spec, sinks)
         if spec.window is None and scratch.prefix is not None:
-            yield partial(decode, q, keys, values, tables, scratch, out, spec, groups=groups)
+            yield partial(decode, q, keys, values, tables, scratch, out, spec, sinks, groups=groups)
     for window in {spec.window is None: spec.window for spec in specs}.values():
         for size in plan_sizes(scratch.max_rows):
             lens = _integers(like, min(size, scratch.max_rows))

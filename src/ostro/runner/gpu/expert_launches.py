@@ -27,7 +27,7 @@ def mixture_launches(layers: Sequence[LayerPlan], like: Tensor, pdl: bool) -> Jo
 
 
 def _launches(mixture: MixturePlan, layer: LayerPlan, like: Tensor, pdl: bool) -> Jobs:
-    count, chosen, inner = mixture.count, mixture.chosen, mixture.down.shape[2]
+    count, chosen, inner = mixture.count, mixture.chosen, mixture.down.weight.shape[2]
     x, logits = like.new_zeros(1, len(like)), like.new_zeros(1, mixture.router.shape[0])
     shared = None if mixture.shared is None else Shared(x, logits[:, count] if mixture.gates_shared else None)
     ending = Ending(shared, x.clone(), layer.multiplier) if layer.mlp_post_norm is None else Ending(shared)

@@ -306,5 +306,10 @@ class FusedDecoder:
             qkv, rotation, step.slots, keys, values, norm=attention.norm, invariant=self.invariant, pdl=self.overlaps
         )
         return step.attention.attend_stored(
-            attention.layer, q, attention.spec, pdl=self.overlaps, leads=self.leads_from_attention
+            attention.layer,
+            q,
+            attention.spec,
+            attention.sinks,
+            pdl=self.overlaps,
+            leads=self.leads_from_attention,
         )

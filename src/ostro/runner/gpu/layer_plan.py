@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ostro.kernels.gpu.experts import Matrices
 from ostro.kernels.gpu.norm import NormWeights
 from ostro.kernels.gpu.rope_store import QKNormWeights
 from ostro.kernels.gpu.tilings import Epilogue
@@ -42,6 +43,8 @@ class AttentionPlan:
     spec: arch.AttentionSpec
     rope: int | None
     """Which of the model's ropes rotates queries and keys; None for no rotation."""
+    sinks: Tensor | None
+    """[heads]: see `architecture.Sinks`."""
     norm: QKNormWeights | None
     """Of queries and keys, before they are rotated."""
     joint_norm: Callable[[Tensor], Tensor] | None
@@ -86,10 +89,9 @@ class MixturePlan:
 
     router: Linear
     """A row per expert, then, if there is one, that of the shared MLP's gate."""
-    up: Tensor
-    """[experts, 2 * inner, hidden], gates above ups."""
-    down: Tensor
-    """[experts, hidden, inner]."""
+    up: Matrices
+    """Gates above ups."""
+    down: Matrices
     activation: arch.Activation
     chosen: int
     normalized: bool
@@ -99,7 +101,7 @@ class MixturePlan:
 
     @property
     def count(self) -> int:
-        return len(self.up)
+        return len(self.up.weight)
 
     @property
     def reads(self) -> tuple[Linear, ...]:
@@ -161,8 +163,6 @@ def why_unfused(model: Model) -> str | None:
     """The reason why there is no layer plan for a model; None if there is one."""
     if not isinstance(model, Decoder):
         return "its layers run several times a token"
-    if model.described.has_sinks:
-        return "its attention has sinks"
     return next(filter(None, (_why_unfused(layer) for layer in model.described.layers)), None)
 
 
@@ -221,8 +221,8 @@ def _mlp(mlp: GatedMLP | PlainMLP | Experts, described: arch.MLP | arch.Experts)
         assert isinstance(described, arch.Experts)
         return MixturePlan(
             router=mlp.router,
-            up=mlp.up.weight,
-            down=mlp.down.weight,
+            up=Matrices(mlp.up.weight, mlp.up.bias),
+            down=Matrices(mlp.down.weight, mlp.down.bias),
             activation=described.activation,
             chosen=described.chosen,
             normalized=described.normalized,
@@ -255,6 +255,7 @@ def _attention(attention: Attention, described: arch.Attention) -> AttentionPlan
         output=attention.o_proj,
         spec=attention.spec,
         rope=described.rope,
+        sinks=None if attention.sinks is None else attention.sinks.weight,
         norm=weights,
         joint_norm=norm if isinstance(norm, CutWidthNorm) else None,
     )
