@@ -92,6 +92,7 @@ LIBRARIES: Mapping[str, Mapping[str, When | None]] = {
     "torch": {
         "kernels": "anywhere",
         "kernels.cpu": None,
+        "kernels.gpu.packed_layout": None,
         "kernels.gpu.pages": None,
         "kernels.gpu.signatures": None,
         "kernels.gpu.tile_attention": None,
@@ -101,6 +102,7 @@ LIBRARIES: Mapping[str, Mapping[str, When | None]] = {
         "runner.load": "inside functions",
         "runner.memory": "inside functions",
         "runner.gpu.choices": None,
+        "runner.gpu.kept_forms": None,
         "runner.gpu.precompile_process": "inside functions",
         "runner.gpu.precompiling": None,
         "runner.jax": None,
@@ -118,7 +120,7 @@ LIBRARIES: Mapping[str, Mapping[str, When | None]] = {
         "weights": "inside functions",
     },
     "jax": {"runner.jax": "anywhere", "runner.jax.layout": None, "runner.jax.shapes": None},
-    "triton": {"kernels.gpu": "anywhere", "kernels.gpu.tilings": None},
+    "triton": {"kernels.gpu": "anywhere", "kernels.gpu.packed_layout": None, "kernels.gpu.tilings": None},
     "numpy": {
         "kernels": "anywhere",
         "kernels.cpu.library": None,
@@ -132,6 +134,7 @@ LIBRARIES: Mapping[str, Mapping[str, When | None]] = {
         "sources.crc64": "anywhere",
         "torch_models": "anywhere",
         "weights": "inside functions",
+        "weights.affine": "anywhere",
         "weights.arrays": "anywhere",
         "weights.quantized": "anywhere",
     },

@@ -71,8 +71,14 @@ def test_the_packed_file_is_as_large_as_was_planned(
     assert found.stored_as.endswith(f"({FORMATS[name].native})")
 
 
-@pytest.mark.parametrize("name", ["fp8-block", "gptq", "nf4-nested"])
-@pytest.mark.parametrize(("device", "backend", "itemsize"), [("cpu", "torch", 4), ("cuda", "auto", 2)])
+@pytest.mark.parametrize(
+    ("name", "device", "backend", "itemsize"),
+    [
+        *((name, "cpu", "torch", 4) for name in ("fp8-block", "gptq", "nf4-nested")),
+        ("nf4-nested", "cuda", "auto", 2),
+        ("gptq-order", "cuda", "auto", 2),
+    ],
+)
 def test_weights_are_counted_as_they_are_widened(
     name: str, device: str, backend: str, itemsize: int, weights: dict[str, torch.Tensor], tmp_path: Path
 ) -> None:

@@ -31,7 +31,7 @@ from ostro.planning.native import on_native
 from ostro.planning.on_jax import on_jax
 from ostro.planning.on_torch import on_apple_gpu, on_cpu, on_encoder, on_gpu
 from ostro.planning.outcome import Fit, Parts, Plan, put_together
-from ostro.planning.quantized import stored_as
+from ostro.planning.quantized import kept_on_gpu, stored_as
 from ostro.runner.division import choose_ranks
 from ostro.weights import Checkpoint, open_headers
 from ostro.weights.stored import Stored
@@ -76,7 +76,9 @@ def plan(
         planner = on_jax if runs_on_jax(resolved) else _PLANNERS[backend.name]
         parts = planner(stored, resolved, described, there)
     found = put_together(model.name, resolved, described, there.free, parts)
-    found = replace(found, stored_as=stored_as(stored, natively=parts.backend.startswith("native")))
+    kept = kept_on_gpu(stored, resolved, described) if parts.backend.startswith("torch (cuda") else {}
+    natively = parts.backend.startswith("native")
+    found = replace(found, stored_as=stored_as(stored, natively=natively, kept=kept))
     return found if memory is not None else replace(found, own_kernels=own_kernels(resolved, described))
 
 

@@ -15,8 +15,11 @@ from ostro.models.description import Description
 from ostro.models.encoder import Encoder
 from ostro.planning.adapters import adapter_values
 from ostro.planning.outcome import Parts, idle_values
+from ostro.planning.quantized import kept_on_gpu
+from ostro.runner.gpu.kept_forms import format_name, kept_bytes
 from ostro.runner.memory import gpu_step_bytes, num_pages, page_bytes, pages_beside, pages_within, second_layout_fits
 from ostro.runner.precision import check_torch_format, in_words
+from ostro.weights.forms import Form
 from ostro.weights.stored import Stored, TensorHeader
 
 _MIB = 1 << 20
@@ -113,7 +116,8 @@ def on_gpu(stored: Stored, config: ResolvedConfig, described: Description, total
     itemsize = _ITEMSIZE[dtype]
     cells = "fp8" if config.kv_dtype == "fp8" else dtype
     kv_itemsize = 1 if config.kv_dtype == "fp8" else itemsize
-    weights = _count(own, config, itemsize)
+    kept = kept_on_gpu(stored, config, described)
+    weights = _count(own, config, itemsize, kept=kept)
     step = gpu_step_bytes(
         shape,
         itemsize=kv_itemsize,
@@ -138,7 +142,7 @@ def on_gpu(stored: Stored, config: ResolvedConfig, described: Description, total
     return Parts(
         backend=_backend("cuda", config.tensor_parallel),
         devices=config.tensor_parallel,
-        precision=in_words(_formats(stored.tensors, config.quantize, dtype), cells),
+        precision=in_words(_formats(stored.tensors, config.quantize, dtype, kept), cells),
         parameters=sum(tensor.values for tensor in stored.tensors),
         weights=weights.kept,
         idle=idle_values(described) * itemsize,
@@ -217,16 +221,23 @@ def _expert_tensors(described: Description) -> frozenset[str]:
 
 
 def _count(
-    stored: Stored, config: ResolvedConfig, itemsize: int, copies: int = 1, experts: frozenset[str] = frozenset()
+    stored: Stored,
+    config: ResolvedConfig,
+    itemsize: int,
+    copies: int = 1,
+    experts: frozenset[str] = frozenset(),
+    kept: Mapping[str, Form] | None = None,
 ) -> _Weights:
-    """For as many equal ranks as `copies`, in the same memory. Experts' matrices have no second layout."""
+    """For as many equal ranks as `copies`, in the same memory. Experts' matrices have no second layout. Those that are
+    `kept` are not widened.
+    """
     quantize, few_bits, tensors = config.quantize, config.quantize in ("int8", "int4"), stored.tensors
     adapters = adapter_values(config, tensors)
     plain = [tensor.values * itemsize for tensor in tensors]
     # One matrix at a time; with adapters the whole model, because they inspect it first.
     staged = 0 if not few_bits else sum(plain) if config.adapters else max(plain, default=0)
     return _Weights(
-        kept=copies * (sum(_kept_bytes(tensor, quantize, itemsize) for tensor in tensors) + adapters * itemsize),
+        kept=copies * (sum(_kept_bytes(tensor, quantize, itemsize, kept) for tensor in tensors) + adapters * itemsize),
         kept_plain=copies * itemsize * sum(t.values for t in tensors if len(t.shape) == 2 and t.name not in experts)
         if quantize == "none"
         else 0,
@@ -240,7 +251,10 @@ def _unpacked_bytes(stored: Stored) -> int:
     return sum(blocks[:_UNPACKED_AHEAD])
 
 
-def _kept_bytes(tensor: TensorHeader, quantize: str, itemsize: int) -> int:
+def _kept_bytes(tensor: TensorHeader, quantize: str, itemsize: int, kept: Mapping[str, Form] | None = None) -> int:
+    if kept is not None and (form := kept.get(tensor.name)) is not None:
+        rows, columns = tensor.shape
+        return kept_bytes(form, rows, columns)
     match _kept_in(tensor, quantize):
         case "int4":
             return tensor.values // 2 + tensor.values // _GROUP * _SCALE
@@ -259,10 +273,14 @@ def _kept_in(tensor: TensorHeader, quantize: str) -> str | None:
     return quantize
 
 
-def _formats(tensors: Sequence[TensorHeader], quantize: str, dtype: str) -> list[str]:
+def _formats(
+    tensors: Sequence[TensorHeader], quantize: str, dtype: str, kept: Mapping[str, Form] | None = None
+) -> list[str]:
     """The formats of matrices in memory, the most common first."""
     counts: Counter[str] = Counter()
     for tensor in tensors:
         if len(tensor.shape) > 1:
-            counts[_kept_in(tensor, quantize) or dtype] += tensor.values
+            form = None if kept is None else kept.get(tensor.name)
+            name = _kept_in(tensor, quantize) or dtype if form is None else format_name(form)
+            counts[name] += tensor.values
     return [name for name, _ in counts.most_common()]

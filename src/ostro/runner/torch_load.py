@@ -14,7 +14,9 @@ from ostro.config import EngineConfig, ResolvedConfig
 from ostro.engine.runner import ModelRunner
 from ostro.errors import BadRequest, Unsupported
 from ostro.machine import cpu_limit, free_memory
+from ostro.models.architecture import Architecture
 from ostro.models.cut import Cut, cut
+from ostro.models.description import Description
 from ostro.models.encoder import Encoder
 from ostro.models.hrm_config import is_hrm
 from ostro.models.registry import describe
@@ -30,6 +32,7 @@ from ostro.runner.torch_runner import TorchRunner
 from ostro.runner.tp.messages import Join, Load
 from ostro.torch_models.base import Model
 from ostro.torch_models.build import build_encoder, build_model
+from ostro.torch_models.decoder import Decoder
 from ostro.torch_models.hrm import HrmConfig, load_hrm
 from ostro.torch_models.loading import fill, load_weights, places_of
 from ostro.torch_models.lora import Adapters
@@ -64,7 +67,8 @@ def load_runner(checkpoint: Checkpoint, config: EngineConfig, precompiler: "Prec
     config.check_causal()
     if ranks > 1:
         return _first_rank(checkpoint, config, device, ranks)
-    if precompiler is None or device.type != "cuda":
+    # What is compiled ahead follows from the config, which does not tell a quantised model's kernels.
+    if precompiler is None or device.type != "cuda" or keeps_quantized(checkpoint, described, config):
         return make_runner(_load_model(checkpoint, config, device), config, pooling=checkpoint.pooling)
     precompiler.begin(_kernels_for(checkpoint, config, device))
     model = _load_model(checkpoint, config, device)
@@ -83,13 +87,41 @@ def _load_model(
     checkpoint: Checkpoint, config: EngineConfig, device: torch.device, shard: Shard | None = None
 ) -> Model:
     dtype = pick_dtype(config.dtype, device)
-    check_torch_format(describe(checkpoint.config, max_seq_len=config.max_seq_len), config.quantize)
+    described = describe(checkpoint.config, max_seq_len=config.max_seq_len)
+    check_torch_format(described, config.quantize)
+    if device.type == "cuda" and keeps_quantized(checkpoint, described, config):
+        return _quantized_model(checkpoint, config, device, dtype)
     model = build_model(checkpoint.config, max_seq_len=config.max_seq_len, dtype=dtype, device=device, shard=shard)
     tensors = checkpoint.tensors()
     # Adapters inspect the original projections, so with adapters the whole model is loaded before it is quantized.
     if not config.adapters and (config.quantize == "int8" or config.quantize == "int4"):
         tensors = quantized_on_the_way(model, tensors, config.quantize)
     load_weights(model, tensors)
+    return model
+
+
+def keeps_quantized(checkpoint: Checkpoint, described: Description, config: EngineConfig) -> bool:
+    """Whether a GPU keeps some of the checkpoint's matrices as small as they are stored."""
+    # Whatever runs on a GPU needs triton, which machines without one may lack; this does not.
+    from ostro.runner.gpu.kept_forms import kept_forms, why_widened
+
+    forms = {tensor.name: tensor.form for tensor in checkpoint.stored().tensors}
+    if not any(forms.values()):
+        return False
+    if (reason := why_widened(config, described)) is not None:
+        _log.info("quantised weights are widened: %s", reason)
+        return False
+    assert isinstance(described, Architecture)
+    return bool(kept_forms(described, forms))
+
+
+def _quantized_model(checkpoint: Checkpoint, config: EngineConfig, device: torch.device, dtype: torch.dtype) -> Model:
+    from ostro.runner.gpu.quantized_loading import load_quantized
+
+    meta = torch.device("meta")
+    model = build_model(checkpoint.config, max_seq_len=config.max_seq_len, dtype=dtype, device=meta)
+    assert isinstance(model, Decoder)
+    load_quantized(model, checkpoint, dtype, device)
     return model
 
 

@@ -15,6 +15,7 @@ from ostro.errors import BadCheckpoint, ModelNotFound, UnsupportedModel
 from ostro.formats.gguf_header import GGML_TYPES, GgufHeader, read_gguf_header
 from ostro.models.families.gguf_names import Config
 from ostro.weights.ahead import ahead
+from ostro.weights.forms import GGUF_FORMS
 from ostro.weights.gguf_model import GgufWeight, Undo, describe
 from ostro.weights.pooling import Pooling
 from ostro.weights.stored import Stored, TensorHeader
@@ -51,7 +52,8 @@ class GgufCheckpoint:
 
     def stored(self) -> Stored:
         mapped = sum(weight.info.nbytes for weight in self.weights)
-        tensors = [TensorHeader(w.name, w.info.shape, GGML_TYPES[w.info.ggml_type].name) for w in self.weights]
+        kinds = [(weight, GGML_TYPES[weight.info.ggml_type].name) for weight in self.weights]
+        tensors = [TensorHeader(w.name, w.info.shape, kind, form=GGUF_FORMS.get(kind)) for w, kind in kinds]
         return Stored(tensors=tensors, file_bytes=mapped, largest_file=mapped)
 
     def arrays(self) -> Iterator[tuple[str, "WeightArray"]]:

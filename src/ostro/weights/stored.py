@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ostro.errors import BadCheckpoint
+from ostro.weights.forms import Form
 
 _IN_LAYER = re.compile(r"(^|\.)(layers|h)\.\d+\.")
 
@@ -20,6 +21,8 @@ class TensorHeader:
     """GGUF's name of the format, or safetensors' name if GGUF has none."""
     repacked: str | None = None
     """If the file stores another format, what becomes of its numbers in this one, in words."""
+    form: Form | None = None
+    """The form in which a GPU could keep it; None if it has to be widened, or is not quantised."""
 
     @property
     def values(self) -> int:

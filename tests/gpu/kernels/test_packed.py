@@ -6,14 +6,15 @@ from torch import Tensor
 from triton_device import DEVICE
 
 from ostro.kernels.gpu import packed
-from ostro.kernels.gpu.packed_words import Packed, fits, pack_codes, pack_pairs, unpacked_codes, widened
+from ostro.kernels.gpu.packed_layout import fits
+from ostro.kernels.gpu.packed_words import Packed, pack_codes, pack_pairs, unpacked_codes, widened
 from ostro.kernels.gpu.tilings import DotTiling, Tiling, VectorTiling
 
 ON_GPU = DEVICE.type == "cuda"
 ONE = VectorTiling(outs=4, ins=256, warps=4)
 LONG = VectorTiling(outs=1, ins=4096, warps=4)
-# More words than a thread holds, the last ones cut.
-LOOPS = VectorTiling(outs=16, ins=256, warps=1)
+# Several chunks of a row, the last one cut.
+CHUNKS = VectorTiling(outs=2, ins=256, warps=1)
 CLOSE = {torch.float32: 2e-4, torch.float16: 4e-3, torch.bfloat16: 2e-2}
 FORMS = pytest.mark.parametrize(
     ("bits", "group", "has_minimum"),
@@ -60,6 +61,7 @@ def test_what_fits() -> None:
     assert not fits(4, 256, 16), "too many groups in a block"
     assert not fits(4, 384, 256), "the last group is cut"
     assert not fits(4, 384, 96)
+    assert not fits(4, 1 << 17, 128), "more than registers hold"
 
 
 @FORMS
@@ -85,7 +87,7 @@ def test_product_of_few_equals_the_plain_twin(
     )
 
 
-@pytest.mark.parametrize("tiling", [LOOPS, LONG, dot(4, splits=3)], ids=["loops", "beyond the end", "split"])
+@pytest.mark.parametrize("tiling", [CHUNKS, LONG, dot(4, splits=3)], ids=["chunks", "beyond the end", "split"])
 def test_rows_of_other_lengths_than_tiles_have(device: torch.device, tiling: Tiling) -> None:
     torch.manual_seed(0)
     rows = 1 if isinstance(tiling, VectorTiling) else 2

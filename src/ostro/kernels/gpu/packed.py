@@ -15,7 +15,8 @@ import triton.language as tl
 from torch import Tensor
 
 from ostro.kernels.gpu import packed_dot, packed_vector
-from ostro.kernels.gpu.packed_words import SLICE, Packed, factors, widened, widened_words
+from ostro.kernels.gpu.packed_layout import SLICE
+from ostro.kernels.gpu.packed_words import Packed, factors, widened, widened_words
 from ostro.kernels.gpu.small_batch import small_linear_plain
 from ostro.kernels.gpu.tilings import MOST_ROWS, Tiling, VectorTiling
 

@@ -15,7 +15,8 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ostro.kernels.gpu.dot_linear import MOST_TILES, arrival_counters, conclude
 from ostro.kernels.gpu.epilogue import previous
-from ostro.kernels.gpu.packed_words import SLICE, Packed, block_inputs, factors, widened_words
+from ostro.kernels.gpu.packed_layout import SLICE, block_inputs
+from ostro.kernels.gpu.packed_words import Packed, factors, widened_words
 from ostro.kernels.gpu.tilings import MOST_ROWS, DotTiling, block_rows
 
 _SHARED_MEMORY = 220 << 10

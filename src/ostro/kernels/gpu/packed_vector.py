@@ -20,7 +20,7 @@ from ostro.kernels.gpu.packed_words import LOWER, RAISED, UPPER, Packed, coded, 
 from ostro.kernels.gpu.tilings import VectorTiling, power_of_two
 
 _WORDS_A_THREAD = 4
-# Words per thread that are loaded before the wait for the previous kernel; the rest is loaded in a loop after it.
+# Words per thread that are loaded before the wait for the previous kernel: all, so that there is no loop.
 _HELD_WORDS = 64
 _MOST_WARPS = 4
 
@@ -55,9 +55,6 @@ def packed_vector(
     a_quad = _WORDS_A_THREAD * 32 // weight.bits
     quads = in_features // a_quad
     block_quads = max(1, tiling.ins // a_quad)
-    chunks = triton.cdiv(quads, block_quads)
-    a_thread = max(1, block_quads // (32 * tiling.warps))
-    held = min(chunks, max(1, _HELD_WORDS // (_WORDS_A_THREAD * a_thread * tiling.outs * (2 if gated else 1))))
     norm_weight, eps = (x, 0.0) if norm is None else norm
     _vector_kernel[(triton.cdiv(outs, tiling.outs),)](
         _fours(x),
@@ -76,8 +73,7 @@ def packed_vector(
         has_minimum=weight.has_minimum,
         block_out=tiling.outs,
         block_quads=block_quads,
-        held=held,
-        loops=held < chunks,
+        chunks=triton.cdiv(quads, block_quads),
         even_out=outs % tiling.outs == 0,
         even_in=quads % block_quads == 0,
         has_norm=norm is not None,
@@ -116,8 +112,7 @@ def _vector_kernel(
     has_minimum: tl.constexpr,
     block_out: tl.constexpr,
     block_quads: tl.constexpr,
-    held: tl.constexpr,
-    loops: tl.constexpr,
+    chunks: tl.constexpr,
     even_out: tl.constexpr,
     even_in: tl.constexpr,
     has_norm: tl.constexpr,
@@ -139,12 +134,12 @@ def _vector_kernel(
     # wait for the previous kernel.
     words_held = ()  # type: tuple[tl.tuple, ...]
     pairs_held = ()  # type: tuple[tl.tuple, ...]
-    for chunk in tl.static_range(held):
+    for chunk in tl.static_range(chunks):
         for row in tl.static_range(num_rows):
             n, inside = _row(first, row, outs, block_out, even_out)
-            at = quad + chunk * block_quads
-            words_held += (_words(words, n, inside, at, quads, even_out, even_in),)
-            pairs_held += (_pairs(pairs, n, inside, at, quads, groups, blocks_a_group, groups_a_block),)
+            own_quad = quad + chunk * block_quads
+            words_held += (_words(words, n, inside, own_quad, quads, even_out, even_in),)
+            pairs_held += (_pairs(pairs, n, inside, own_quad, quads, groups, blocks_a_group, groups_a_block),)
     if pdl:
         gdc_wait()
 
@@ -154,7 +149,7 @@ def _vector_kernel(
     for _row_number in tl.static_range(num_rows):
         sums += (tl.zeros([block_quads], tl.float32),)
     squares = tl.zeros([block_quads], tl.float32)
-    for chunk in tl.static_range(held):
+    for chunk in tl.static_range(chunks):
         inputs, squares = _inputs(x, norm_weight, quad + chunk * block_quads, quads, squares, bits, has_norm, even_in)
         totals = _totals(inputs, bits, groups_a_block)
         so_far = sums
@@ -162,18 +157,6 @@ def _vector_kernel(
         for row in tl.static_range(num_rows):
             own, by = words_held[chunk * num_rows + row], pairs_held[chunk * num_rows + row]
             sums += (so_far[row] + _products(own, by, inputs, totals, bits, groups_a_block, has_minimum),)
-    if loops:
-        for start in range(held * block_quads, quads, block_quads):
-            inputs, squares = _inputs(x, norm_weight, quad + start, quads, squares, bits, has_norm, even_in)
-            totals = _totals(inputs, bits, groups_a_block)
-            so_far = sums
-            sums = ()
-            for row in tl.static_range(num_rows):
-                at, inside = _row(first, row, outs, block_out, even_out)
-                own = _words(words, at, inside, quad + start, quads, even_out, even_in)
-                by = _pairs(pairs, at, inside, quad + start, quads, groups, blocks_a_group, groups_a_block)
-                sums += (so_far[row] + _products(own, by, inputs, totals, bits, groups_a_block, has_minimum),)
-
     y = _added_up(sums, 0, block_out)
     y_up = y
     if gated:

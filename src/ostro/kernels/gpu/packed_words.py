@@ -19,8 +19,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-SLICE = 16
-"""Words of a block, and the inputs next to one another that have the same place in them."""
+from ostro.kernels.gpu.packed_layout import SLICE, block_inputs
+
 RAISED = tl.constexpr(2.0**100)
 """Brings codes, which are denormal numbers, into the range of normal ones. Inputs may be so large times 2 ** 27."""
 LOWER, UPPER = tl.constexpr(2.0**34), tl.constexpr(2.0**30)
@@ -53,21 +53,6 @@ class Packed(NamedTuple):
     @property
     def nbytes(self) -> int:
         return self.words.nbytes + self.pairs.nbytes
-
-
-def block_inputs(bits: int) -> int:
-    """Inputs in a block of words."""
-    return SLICE * (32 // bits)
-
-
-def fits(bits: int, columns: int, group: int) -> bool:
-    """Whether rows consist of whole blocks and whole groups, and one of these of whole ones of the other."""
-    block = block_inputs(bits)
-    return (
-        columns % block == 0
-        and (columns % group == 0 or group >= columns)
-        and (group % block == 0 or (block % group == 0 and group * 4 >= block))
-    )
 
 
 def pack_codes(codes: Tensor, bits: int) -> Tensor:

@@ -21,8 +21,8 @@ from ostro.weights.quantized.fp8 import UNUSED_SCALES, block_size
 from ostro.weights.quantized.grid import Codes, Grid, Zeros, grid_packing
 from ostro.weights.quantized.parts import SCALES, Parts, T, finite, groups_of_columns, integers, unpacked
 from ostro.weights.quantized.scheme import WEIGHT, Scheme, Shape, refused
-from ostro.weights.quantized.tiles import FLOAT8, Tile, float8_shape, float8_weight, tile_of
-from ostro.weights.quantized.weight import Packing, QuantizedWeight, repacked_at_best
+from ostro.weights.quantized.tiles import FLOAT8, Tile, float8_packing, float8_shape, float8_weight, tile_of
+from ostro.weights.quantized.weight import Packing, QuantizedWeight
 
 _FORMATS = ("float-quantized", "int-quantized", "naive-quantized", "pack-quantized")
 _SCALE, _ZERO, _PACKED, _SHAPE, _ORDER = (
@@ -90,7 +90,7 @@ class CompressedTensors(Scheme):
             return self._packed_header(parts, parts.take(_PACKED, ["I32"], 2).shape[1] * 32 // self.bits)
         if _is_float8(parts):
             shape = float8_shape(parts, _SCALE, self.block)
-            return shape, repacked_at_best(shape[1])
+            return shape, float8_packing(shape)
         rows, columns = parts.take(WEIGHT, ["I8"], 2).shape
         group = tile_of(parts, _SCALE, None)[1]
         if _ZERO in parts:

@@ -13,8 +13,8 @@ from ostro.models.config import ConfigReader
 from ostro.weights.arrays import WeightArray
 from ostro.weights.quantized.parts import Parts, T
 from ostro.weights.quantized.scheme import Scheme, Shape, refused
-from ostro.weights.quantized.tiles import Tile, float8_shape, float8_weight
-from ostro.weights.quantized.weight import Packing, QuantizedWeight, repacked_at_best
+from ostro.weights.quantized.tiles import Tile, float8_packing, float8_shape, float8_weight
+from ostro.weights.quantized.weight import Packing, QuantizedWeight
 
 # Scales of activations and of the KV cache.
 UNUSED_SCALES = re.compile(r".+\.(input|activation|output|q|k|v|kv|prob)_(scale|scale_ub|zero_point)")
@@ -46,7 +46,7 @@ class Float8(Scheme):
 
     def header(self, parts: Parts[T]) -> tuple[Shape, Packing]:
         shape = float8_shape(parts, _scale_name(parts), self.block)
-        return shape, repacked_at_best(shape[1])
+        return shape, float8_packing(shape)
 
     def weight(self, parts: Parts[WeightArray]) -> QuantizedWeight:
         return float8_weight(parts, _scale_name(parts), self.block)

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ostro.weights.arrays import Bytes, Floats
+from ostro.weights.forms import Form
 from ostro.weights.quantized import blocks
 from ostro.weights.quantized.blocks import GROUP
 from ostro.weights.quantized.weight import Packing, QuantizedWeight, repacked_at_best
@@ -18,13 +19,14 @@ Zeros = npt.NDArray[np.int16]
 
 def grid_packing(*, bits: int, symmetric: bool, columns: int, group: int | None, scales: str) -> Packing:
     """`group` is None if columns of several groups are mixed; `scales` is their stored format."""
+    form = None if group is None else Form("int", bits, min(group, columns))
     whole = columns % GROUP == 0 and group is not None and (group % GROUP == 0 or group >= columns)
     if not whole or (bits == 8 and not symmetric):
-        return repacked_at_best(columns)
+        return repacked_at_best(columns, form)
     if not symmetric:
-        return Packing("Q4_1", "repacked with scales and zero points rounded to float16")
+        return Packing("Q4_1", "repacked with scales and zero points rounded to float16", form)
     how = "repacked exactly" if scales == "F16" else "repacked with scales in float16"
-    return Packing("Q4_0" if bits == 4 else "Q8_0", how)
+    return Packing("Q4_0" if bits == 4 else "Q8_0", how, form)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +63,9 @@ class Grid:
             scales=self.scale_format,
         )
         exactly = {"Q4_0": own.q4_0, "Q4_1": own.q4_1, "Q8_0": own.q8_0}
-        at_best = packing == repacked_at_best(self.shape[1])
-        return QuantizedWeight(self.shape, packing, own.decode, None if at_best else exactly[packing.format])
+        at_best = packing == repacked_at_best(self.shape[1], packing.form)
+        repack = None if at_best else exactly[packing.format]
+        return QuantizedWeight(self.shape, packing, own.decode, repack, source=own)
 
     def decode(self, rows: slice) -> Floats:
         codes = self.codes(rows).astype(np.int16)

@@ -51,7 +51,7 @@ class Scheme(ABC):
 
         def build(parts: Parts[TensorHeader]) -> TensorHeader:
             shape, packing = self.header(parts)
-            return TensorHeader(parts.name, shape, packing.format, packing.how)
+            return TensorHeader(parts.name, shape, packing.format, packing.how, packing.form)
 
         names = [tensor.name for tensor in found]
         return (tensor for _, tensor in self._assembled(names, ((each.name, each) for each in found), build))

@@ -6,9 +6,10 @@ from math import prod
 import numpy as np
 
 from ostro.weights.arrays import Floats, WeightArray
+from ostro.weights.forms import Form
 from ostro.weights.quantized.parts import SCALES, Header, Parts, T, finite
 from ostro.weights.quantized.scheme import WEIGHT
-from ostro.weights.quantized.weight import QuantizedWeight, repacked_at_best
+from ostro.weights.quantized.weight import Packing, QuantizedWeight, repacked_at_best
 
 FLOAT8 = ("F8_E4M3", "F8_E5M2")
 _SCALE_FORMATS = (*SCALES, "F8_E8M0")
@@ -52,6 +53,12 @@ class Tiled:
         values *= scales if self.scales.shape[1] == 1 else np.repeat(scales, self.tile[1], axis=1)[:, :columns]
         return values
 
+    def row_scales(self) -> Floats | None:
+        """One for each row; None if a row has several."""
+        if self.scales.shape[1] > 1:
+            return None
+        return np.repeat(self.scales[:, 0], self.tile[0])[: self.codes.shape[0]]
+
 
 def float8_shape(parts: Parts[T], part: str, block: Tile | None) -> tuple[int, int]:
     rows, columns = parts.take(WEIGHT, FLOAT8, 2).shape
@@ -63,4 +70,9 @@ def float8_weight(parts: Parts[WeightArray], part: str, block: Tile | None) -> Q
     shape = float8_shape(parts, part, block)
     tile = tile_of(parts, part, block)
     scales = finite(parts, part).reshape(-(-shape[0] // tile[0]), -(-shape[1] // tile[1]))
-    return QuantizedWeight(shape, repacked_at_best(shape[1]), Tiled(parts[WEIGHT], scales, tile).decode)
+    tiled = Tiled(parts[WEIGHT], scales, tile)
+    return QuantizedWeight(shape, float8_packing(shape), tiled.decode, source=tiled)
+
+
+def float8_packing(shape: tuple[int, int]) -> Packing:
+    return repacked_at_best(shape[1], Form("float", 8, shape[1]))

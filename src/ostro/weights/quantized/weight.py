@@ -10,6 +10,7 @@ import numpy as np
 
 from ostro.weights.ahead import ahead
 from ostro.weights.arrays import Bytes, Floats, WeightArray
+from ostro.weights.forms import Form
 from ostro.weights.quantized.blocks import BLOCK_BYTES, GROUP, requantized
 
 # Values decoded at a time: so few that they stay in a core's cache.
@@ -25,14 +26,16 @@ class Packing(NamedTuple):
     """GGUF's name of the type."""
     how: str
     """What becomes of the stored numbers, in words."""
+    form: Form | None = None
+    """The form in which a GPU could keep them; None for none."""
 
 
 REQUANTIZED = "requantised to 8 bits"
 
 
-def repacked_at_best(columns: int) -> Packing:
+def repacked_at_best(columns: int, form: Form | None = None) -> Packing:
     """For numbers that fit no type exactly: rounds much less than 4-bit and FP8 codes did before."""
-    return Packing("F32", "widened to float32") if columns % GROUP else Packing("Q8_0", REQUANTIZED)
+    return Packing("F32", "widened to float32", form) if columns % GROUP else Packing("Q8_0", REQUANTIZED, form)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +50,8 @@ class QuantizedWeight:
     """The same rows in the packing's blocks; None to requantise what is decoded."""
     transposed: bool = False
     """Whether the rows are the weight's columns."""
+    source: object = None
+    """What it is decoded from, for those who can keep that: a `Grid` or `Tiled`."""
 
     @property
     def format(self) -> str:

@@ -1,0 +1,72 @@
+"""Which projections of a quantised checkpoint keep their bits on a GPU. Knows headers; knows no torch and no device.
+
+A projection is one matrix on the GPU, of all its parts (queries, keys and values, say), so that the parts must have a
+form in common. Everything else is widened to the number format that the model computes in: embedding and head, whose
+kernels have no other, experts, and what is on no grid or on one that the kernels do not take.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from ostro.config import EngineConfig, ResolvedConfig
+from ostro.kernels.gpu.packed_layout import PAIR_BYTES, fits
+from ostro.models.architecture import Architecture, Projection
+from ostro.models.description import Description
+from ostro.weights.forms import Form
+
+_ROW_SCALE_BYTES = 4
+# What cuBLAS asks of matrices of 8-bit floats.
+_FLOAT_MULTIPLE = 16
+
+
+def why_widened(config: EngineConfig | ResolvedConfig, described: Description) -> str | None:
+    """The reason why no projection keeps its bits, for a model on one or several GPUs; None if some may."""
+    if not isinstance(described, Architecture):
+        return "its layers run several times a token"
+    if described.has_experts:
+        return "it is a mixture of experts"
+    if config.deterministic:
+        return "deterministic needs it"
+    if config.tensor_parallel != 1:
+        return "it is divided over several GPUs"
+    if config.quantize != "none":
+        return f"quantize is {config.quantize}"
+    return "dtype is float32" if config.dtype == "float32" else None
+
+
+def joined_form(projection: Projection, forms: Sequence[Form | None]) -> Form | None:
+    """The form of a projection whose parts have these; None if it is widened."""
+    known = [form for form in forms if form is not None]
+    if len(known) < len(forms) or len({form.kind for form in known}) > 1 or projection.transposed:
+        return None
+    if known[0].kind == "float":
+        whole = projection.rows % _FLOAT_MULTIPLE == 0 and projection.columns % _FLOAT_MULTIPLE == 0
+        return known[0] if whole else None
+    bits, group = max(form.bits for form in known), min(form.group for form in known)
+    if any(form.group % group for form in known) or not fits(bits, projection.columns, group):
+        return None
+    return Form("int", bits, group)
+
+
+def kept_forms(described: Architecture, forms: Mapping[str, Form | None]) -> dict[str, Form]:
+    """The form that each tensor of the projections has in memory, by its name with the backbone's prefix; those that
+    are widened are left out. `forms` are those of the checkpoint's tensors, with or without the prefix.
+    """
+    found: dict[str, Form] = {}
+    prefix = f"{described.backbone}."
+    for layer in described.layers:
+        for projection in layer.projections:
+            names = [f"{part.name}.weight" for part in projection.parts]
+            own = [forms.get(name) or forms.get(name.removeprefix(prefix)) for name in names]
+            if (form := joined_form(projection, own)) is not None:
+                found |= dict.fromkeys(names, form)
+    return found
+
+
+def kept_bytes(form: Form, rows: int, columns: int) -> int:
+    if form.kind == "float":
+        return rows * (columns + _ROW_SCALE_BYTES)
+    return rows * columns * form.bits // 8 + rows * (columns // form.group) * PAIR_BYTES
+
+
+def format_name(form: Form) -> str:
+    return "fp8" if form.kind == "float" else f"int{form.bits}"
