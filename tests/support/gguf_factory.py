@@ -27,7 +27,7 @@ def write_gguf(
     for key, value in metadata.items():
         _add(writer, key, value)
     for name, array in tensors.items():
-        if quantize is not None and array.ndim > 1:
+        if quantize is not None and array.ndim > 1 and not name.endswith(".bias"):
             writer.add_tensor(name, gguf.quants.quantize(array, quantize), raw_dtype=quantize)
         else:
             writer.add_tensor(name, np.ascontiguousarray(array))
@@ -80,18 +80,23 @@ def interleave(rows: Array, heads: int) -> Array:
 
 
 _INTERLEAVED = frozenset({"llama", "granite", "granitemoe", "smollm3"})
-_EXPERTS = re.compile(r"model\.layers\.(\d+)\.\w+\.(gate|router|experts\.gate_up_proj|experts\.down_proj)(\.weight)?")
+_EXPERTS = re.compile(
+    r"model\.layers\.(\d+)\.\w+\.(gate|router|experts\.gate_up_proj|experts\.down_proj)(?:\.weight|[._](bias))?"
+)
 
 
-def _expert_tensors(name: str, array: Array) -> dict[str, Array] | None:
+def _expert_tensors(arch: str, name: str, array: Array) -> dict[str, Array] | None:
     """Those that a converter makes of a tensor of a mixture of experts; None for any other."""
     if (match := _EXPERTS.fullmatch(name)) is None:
         return None
-    layer, part, _ = match.groups()
+    layer, part, bias = match.groups()
+    kind = bias or "weight"
+    if arch == "gpt-oss" and array.ndim == 3:
+        array = array.swapaxes(1, 2)
     if part == "experts.gate_up_proj":
-        gate, up = np.split(array, 2, axis=1)
-        return {f"blk.{layer}.ffn_gate_exps.weight": gate, f"blk.{layer}.ffn_up_exps.weight": up}
-    return {f"blk.{layer}.{'ffn_down_exps' if part == 'experts.down_proj' else 'ffn_gate_inp'}.weight": array}
+        gate, up = (array[:, ::2], array[:, 1::2]) if arch == "gpt-oss" else np.split(array, 2, axis=1)
+        return {f"blk.{layer}.ffn_gate_exps.{kind}": gate, f"blk.{layer}.ffn_up_exps.{kind}": up}
+    return {f"blk.{layer}.{'ffn_down_exps' if part == 'experts.down_proj' else 'ffn_gate_inp'}.{kind}": array}
 
 
 def gguf_tensors(
@@ -104,11 +109,12 @@ def gguf_tensors(
         if hf_name == "lm_head.weight" and model.config.tie_word_embeddings:
             continue
         array: Array = tensor.float().numpy()
-        if (experts := _expert_tensors(hf_name, array)) is not None:
+        if (experts := _expert_tensors(arch, hf_name, array)) is not None:
             tensors |= experts
             continue
         name = names.get_name(hf_name, try_suffixes=(".weight", ".bias"))
         assert name is not None, hf_name
+        name = f"{name}.weight" if name.endswith("attn_sinks") else name
         if arch in _INTERLEAVED and "attn_q." in name:
             array = interleave(array, heads)
         if arch in _INTERLEAVED and "attn_k." in name:

@@ -63,6 +63,7 @@ NEOX: dict[str, object] = {
     "attention.head_count": 4,
     "attention.layer_norm_epsilon": 1e-5,
 }
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 LLAMA3 = {
     "rope_type": "llama3",
     "factor": 8.0,
@@ -297,6 +298,17 @@ CASES = {
         | {"head_dim": 32},
         DECODER | ROUTED | {"attention.key_length": 32, "attention.value_length": 32, "expert_feed_forward_length": 32},
     ),
+    "gpt_oss": Case(
+        "gpt-oss",
+        MIXTURE
+        | {"model_type": "gpt_oss", "num_local_experts": 4, "head_dim": 32, "sliding_window": 8}
+        | {"rope_scaling": {**YARN, "truncate": False}},
+        DECODER
+        | ROUTED
+        | {"attention.key_length": 32, "attention.value_length": 32, "expert_feed_forward_length": 96}
+        | {"attention.sliding_window": 8, "rope.scaling.type": "yarn", "rope.scaling.factor": 4.0}
+        | {"rope.scaling.original_context_length": 64},
+    ),
     "gpt2": Case(
         "gpt2",
         {"model_type": "gpt2", "vocab_size": 96, "n_embd": 64, "n_inner": 96, "n_layer": 3, "n_head": 4}
@@ -352,8 +364,8 @@ def test_there_is_a_case_of_each_architecture() -> None:
     assert {case.arch for case in CASES.values()} == {family.gguf.architecture for family in FAMILIES if family.gguf}
 
 
-# Gates and ups of Granite's experts are one tensor on the Hub, and two in GGUF.
-@pytest.mark.parametrize("name", [name for name in CASES if name != "granitemoe"])
+# Gates and ups of these two's experts are one tensor on the Hub, and two in GGUF.
+@pytest.mark.parametrize("name", [name for name in CASES if name not in ("granitemoe", "gpt_oss")])
 def test_weights_come_back_under_their_own_names_exactly(tmp_path: Path, name: str) -> None:
     case = CASES[name]
     model = build(case.config)
@@ -499,7 +511,29 @@ def test_the_raw_blocks_are_what_the_file_stores(tmp_path: Path) -> None:
     checkpoint = open_one(write_one_matrix(tmp_path / "one.gguf", kind, raw))
     ((_, array),) = checkpoint.arrays()
     assert (array.format, array.shape) == ("Q8_0", (96, 64))
-    np.testing.assert_array_equal(array.raw, raw)
+    np.testing.assert_array_equal(array.stored().raw, raw)
+
+
+def test_mxfp4_is_repacked_in_8_bits_without_loss(tmp_path: Path) -> None:
+    kind = gguf.GGMLQuantizationType.MXFP4
+    raw = np.random.default_rng(0).integers(0, 256, (96, 34), dtype=np.uint8)
+    # Exponents whose powers of two float16 has.
+    raw[:, ::17] = raw[:, ::17] % 32 + 108
+    checkpoint = open_one(write_one_matrix(tmp_path / "one.gguf", kind, raw))
+    ((_, array),) = checkpoint.arrays()
+    assert [each.format for each in checkpoint.stored().tensors] == [array.format] == ["Q8_0"]
+    expected = gguf.quants.dequantize(raw, kind)
+    np.testing.assert_array_equal(array.floats(), expected)
+    np.testing.assert_array_equal(array.stored().floats(), expected)
+
+
+@needs_library
+def test_gpt_oss_with_experts_in_mxfp4_runs_natively(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OSTRO_CACHE", str(tmp_path / "cache"))
+    case = CASES["gpt_oss"]
+    path = save(tmp_path / "tiny.gguf", case, build(case.config), gguf.GGMLQuantizationType.MXFP4)
+    expected, given = scores(path, "torch"), scores(path, "native")
+    assert (given - expected).abs().mean() < 0.1 * expected.std()
 
 
 def test_a_type_that_cannot_be_unpacked_is_named_with_its_tensor(tmp_path: Path) -> None:
@@ -661,6 +695,15 @@ def test_a_chat_model_also_stops_at_the_ends_of_turns_in_its_template(tmp_path: 
     base = small(tmp_path / "base.gguf", changes=ids)
     assert open_one(chat).generation_config == {"bos_token_id": 1, "eos_token_id": [92, 90]}
     assert open_one(base).generation_config == {"bos_token_id": 1, "eos_token_id": 92}
+
+
+def test_the_end_of_a_message_does_not_end_a_turn_of_several(tmp_path: Path) -> None:
+    """As of gpt-oss, whose reasoning is a message of its own."""
+    tokens = [f"t{number}" for number in range(90)] + ["<|end|>", "<|return|>", "<|call|>"]
+    template = "{{ m }}<|end|>{{ m }}<|call|>{{ m }}<|return|>"
+    metadata: dict[str, object] = {"tokenizer.ggml.tokens": tokens, "tokenizer.chat_template": template}
+    chat = small(tmp_path / "chat.gguf", changes=metadata | {"tokenizer.ggml.eos_token_id": 91})
+    assert open_one(chat).generation_config["eos_token_id"] == [91, 92]
 
 
 def test_recommended_sampling_reads_as_generation_config_has_it(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     import torch
 
-    from ostro.weights.arrays import WeightArray
+    from ostro.weights.arrays import Weight
     from ostro.weights.slices import SlicedWeight
 
     _Named = tuple[str, torch.Tensor]
@@ -52,12 +52,15 @@ class GgufCheckpoint:
 
     def stored(self) -> Stored:
         mapped = sum(weight.info.nbytes for weight in self.weights)
-        kinds = [(weight, GGML_TYPES[weight.info.ggml_type].name) for weight in self.weights]
-        tensors = [TensorHeader(w.name, w.info.shape, kind, form=GGUF_FORMS.get(kind)) for w, kind in kinds]
+        tensors = [
+            TensorHeader(w.name, w.info.shape, _packed_as(w), form=GGUF_FORMS.get(_stored_as(w))) for w in self.weights
+        ]
         return Stored(tensors=tensors, file_bytes=mapped, largest_file=mapped)
 
-    def arrays(self) -> Iterator[tuple[str, "WeightArray"]]:
-        """Matrices keep their stored format, unless restoring the original changes their values."""
+    def arrays(self) -> Iterator[tuple[str, "Weight"]]:
+        """Matrices keep their stored format, unless restoring the original changes their values, or it has no kernels
+        and fits another that has.
+        """
         maps = self._maps()
         for weight in self.weights:
             yield weight.name, _array(weight, maps[weight.path])
@@ -138,12 +141,29 @@ def _tensor(weight: GgufWeight, data: mmap.mmap) -> "torch.Tensor":
     return values.view(torch.bfloat16) if values.dtype == torch.uint16 else values
 
 
-def _array(weight: GgufWeight, data: mmap.mmap) -> "WeightArray":
+def _stored_as(weight: GgufWeight) -> str:
+    """The name of its type in the file."""
+    return GGML_TYPES[weight.info.ggml_type].name
+
+
+def _packed_as(weight: GgufWeight) -> str:
+    """The name of the type in which `arrays` yields it."""
+    return "Q8_0" if _is_mxfp4_matrix(weight) else _stored_as(weight)
+
+
+def _is_mxfp4_matrix(weight: GgufWeight) -> bool:
+    return weight.undo is Undo.NOTHING and len(weight.info.shape) == 2 and _stored_as(weight) == "MXFP4"
+
+
+def _array(weight: GgufWeight, data: mmap.mmap) -> "Weight":
     import numpy as np
 
     from ostro.weights.arrays import WeightArray
+    from ostro.weights.quantized import mxfp4
 
     info = weight.info
+    if _is_mxfp4_matrix(weight):
+        return mxfp4.gguf_weight(info.shape, _raw(weight, data))
     if len(info.shape) != 2 or weight.undo is Undo.SUBTRACT_ONE:
         return WeightArray.of(_values(weight, data))
     name, raw = GGML_TYPES[info.ggml_type].name, _raw(weight, data)

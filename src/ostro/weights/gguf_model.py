@@ -222,7 +222,9 @@ def _pooling(facts: _Facts) -> Pooling | None:
 
 
 # Tokens that end a turn. Metadata seldom lists them, and a chat model that does not stop at its own is useless.
-_TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "</s>")
+_TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "</s>", "<|return|>", "<|call|>")
+# If the first ends a turn, the second ends only a message within it.
+_RETURN, _MESSAGE_END = "<|return|>", "<|end|>"
 
 
 def _end_ids(facts: _Facts) -> list[int]:
@@ -230,7 +232,8 @@ def _end_ids(facts: _Facts) -> list[int]:
     template = facts.metadata.get("tokenizer.chat_template")
     tokens = facts.metadata.get("tokenizer.ggml.tokens")
     if isinstance(template, str) and isinstance(tokens, list):
-        ids += [tokens.index(text) for text in _TURN_ENDS if text in template and text in tokens]
+        written = [text for text in _TURN_ENDS if text in template and text in tokens]
+        ids += [tokens.index(text) for text in written if text != _MESSAGE_END or _RETURN not in written]
     return list(dict.fromkeys(each for each in ids if each is not None))
 
 
@@ -252,15 +255,13 @@ def _weights(names: GgufNames, facts: _Facts, headers: tuple[GgufHeader, ...]) -
 
 
 def _unstacked(weight: GgufWeight) -> Iterator[GgufWeight]:
-    """The matrices of a tensor that stacks those of all experts; any other tensor as it is."""
+    """The matrices, or biases, of a tensor that stacks those of all experts; any other tensor as it is."""
     if "{}" not in weight.name:
         yield weight
         return
     info = weight.info
-    if len(info.shape) != 3 or info.shape[0] > MOST_EXPERTS:
-        raise damaged(
-            weight.path, f"tensor {info.name!r} has shape {info.shape}, which is no stack of experts' matrices"
-        )
+    if len(info.shape) != (2 if weight.name.endswith(".bias") else 3) or info.shape[0] > MOST_EXPERTS:
+        raise damaged(weight.path, f"tensor {info.name!r} has shape {info.shape}, which is no stack for all experts")
     each = info.nbytes // max(info.shape[0], 1)
     for expert in range(info.shape[0]):
         part = replace(info, shape=info.shape[1:], offset=info.offset + expert * each, nbytes=each)

@@ -131,6 +131,8 @@ class ExpertNames(NamedTuple):
 
 
 EXPERT_NAMES = ExpertNames()
+STORED_APART = "experts_stored_apart"
+"""A flag in a config that describes a GGUF file, which stores experts' gates and ups apart though the Hub does not."""
 
 
 class Mixture(NamedTuple):

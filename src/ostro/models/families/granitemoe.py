@@ -6,7 +6,7 @@ from ostro.models.architecture import Architecture
 from ostro.models.config import ConfigReader
 from ostro.models.families import gguf_names as gguf
 from ostro.models.families import granite, llama
-from ostro.models.families.common import ExpertNames, activation, decoder_shape, mixture
+from ostro.models.families.common import STORED_APART, ExpertNames, activation, decoder_shape, mixture
 from ostro.models.family import Family
 
 _STACKED = ExpertNames(
@@ -20,17 +20,16 @@ _APART = ExpertNames(
     up=("block_sparse_moe.experts.{}.gate_proj", "block_sparse_moe.experts.{}.up_proj"),
     down="block_sparse_moe.experts.{}.down_proj",
 )
-_APART_KEY = "experts_stored_apart"
 
 
 def describe(config: ConfigReader, max_seq_len: int | None) -> Architecture:
     sizes = mixture(config, decoder_shape(config, max_seq_len))
-    act, names = activation(config, "hidden_act", "silu"), _APART if config.flag(_APART_KEY, False) else _STACKED
+    act, names = activation(config, "hidden_act", "silu"), _APART if config.flag(STORED_APART, False) else _STACKED
     return granite.scaled(config, max_seq_len, lambda layer: layer.experts(sizes, act, normalized=True, names=names))
 
 
 def _gguf_config(facts: gguf.GgufFacts) -> gguf.Config:
-    return granite.gguf_config(facts) | gguf.expert_config(facts) | {_APART_KEY: True}
+    return granite.gguf_config(facts) | gguf.expert_config(facts) | {STORED_APART: True}
 
 
 FAMILY = Family(

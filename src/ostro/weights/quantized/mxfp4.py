@@ -7,6 +7,7 @@ NAME itself becomes [experts, in, out], as Hub checkpoints that are not quantise
 """
 
 import re
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
@@ -23,6 +24,7 @@ from ostro.weights.quantized.weight import Packing, QuantizedWeight
 _BLOCK = 32
 _DOUBLED = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8)
 """Twice the number that each code means: integers."""
+PACKING = Packing("Q8_0", "repacked with scales in float16")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +46,7 @@ class Mxfp4(Scheme):
         if width != _BLOCK // 2:
             raise parts.wrong("blocks", f"has blocks of {width} bytes instead of {_BLOCK // 2}")
         parts.shaped("scales", ["U8"], (experts, rows, groups))
-        return (experts, groups * _BLOCK, rows), Packing("Q8_0", "repacked with scales in float16")
+        return (experts, groups * _BLOCK, rows), PACKING
 
     def weight(self, parts: Parts[WeightArray]) -> QuantizedWeight:
         shape, packing = self.header(parts)
@@ -54,14 +56,8 @@ class Mxfp4(Scheme):
         return QuantizedWeight(shape, packing, stack.decode, stack.repack, transposed=True)
 
 
-@dataclass(frozen=True, slots=True)
-class BlockFloats:
+class _Blocks(ABC):
     """Rows of 4-bit floats in blocks that share a power of two."""
-
-    codes: Bytes
-    """[rows, columns / 2]"""
-    exponents: Bytes
-    """[rows, columns / 32]"""
 
     def decode(self, rows: slice) -> Floats:
         doubled = self._doubled(rows).astype(np.float32).reshape(rows.stop - rows.start, -1, _BLOCK)
@@ -72,7 +68,54 @@ class BlockFloats:
         return blocks.q8_0(self._doubled(rows), self._scales(rows))
 
     def _doubled(self, rows: slice) -> npt.NDArray[np.int8]:
-        return np.take(_DOUBLED, unpacked(self.codes[rows], 4))
+        """Twice the numbers, without their powers of two."""
+        return np.take(_DOUBLED, self._codes(rows))
 
     def _scales(self, rows: slice) -> Floats:
-        return np.ldexp(np.float32(1), self.exponents[rows].astype(np.int32) - 128)
+        """Of the doubled numbers: [rows, blocks]."""
+        return np.ldexp(np.float32(1), self._exponents(rows).astype(np.int32) - 128)
+
+    @abstractmethod
+    def _codes(self, rows: slice) -> Bytes: ...
+
+    @abstractmethod
+    def _exponents(self, rows: slice) -> Bytes: ...
+
+
+@dataclass(frozen=True, slots=True)
+class BlockFloats(_Blocks):
+    codes: Bytes
+    """[rows, columns / 2]"""
+    exponents: Bytes
+    """[rows, columns / 32]"""
+
+    def _codes(self, rows: slice) -> Bytes:
+        return unpacked(self.codes[rows], 4)
+
+    def _exponents(self, rows: slice) -> Bytes:
+        return self.exponents[rows]
+
+
+@dataclass(frozen=True, slots=True)
+class GgufBlockFloats(_Blocks):
+    """The same in GGUF's type MXFP4: a block has its exponent, and 16 bytes, whose low halves come first."""
+
+    raw: Bytes
+    """[rows, columns / 32 * 17]"""
+
+    def _codes(self, rows: slice) -> Bytes:
+        octets = self._stored(rows)[..., 1:]
+        halves = np.concatenate((octets & np.uint8(15), octets >> np.uint8(4)), axis=-1)
+        return halves.reshape(len(halves), -1)
+
+    def _exponents(self, rows: slice) -> Bytes:
+        return self._stored(rows)[..., 0]
+
+    def _stored(self, rows: slice) -> Bytes:
+        return self.raw[rows].reshape(rows.stop - rows.start, -1, 1 + _BLOCK // 2)
+
+
+def gguf_weight(shape: Shape, raw: Bytes) -> QuantizedWeight:
+    """A matrix of GGUF's type MXFP4."""
+    stored = GgufBlockFloats(raw)
+    return QuantizedWeight(shape, PACKING, stored.decode, stored.repack)
