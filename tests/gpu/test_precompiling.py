@@ -43,6 +43,9 @@ REQUESTS: Mapping[str, Request] = {
     "gemma3": request(config("gemma-3-1b", layers=6)),
     "auto": request(config("llama-3.2-1b"), EngineConfig(max_seq_len=4096, kernel_choices="auto")),
     "fp8": request(config("qwen3-0.6b"), EngineConfig(max_seq_len=4096, kv_dtype="fp8", quantize="fp8")),
+    "experts": request(config("qwen3-30b-a3b")),
+    # Experts with biases, attention with sinks.
+    "gpt_oss": request(config("gpt-oss-20b")),
 }
 
 
