@@ -82,7 +82,10 @@ Plan::Plan(const Kernels& kernels, const Shape& shape, const std::vector<BufferS
     if (op == Op::kExpand || op == Op::kExpert) {
       most_cols = std::max(most_cols, step.cols);
       const size_t slots = static_cast<size_t>(shape.max_rows) * step.chosen;
-      if (reads_codes(step)) slot_codes = std::max(slot_codes, slots * kernels.row_bytes(step.cols));
+      if (reads_codes(step)) {
+        coded_cols = std::max(coded_cols, step.cols);
+        slot_codes = std::max(slot_codes, slots * kernels.row_bytes(step.cols));
+      }
     }
     if (op != Op::kLinear) continue;
     rows = std::max(rows, buffers_[step.in].shape.rows);
