@@ -51,7 +51,8 @@ def readings(frontend: Frontend, pairs: Sequence[Pair]) -> list[Reading]:
         return [Reading(query, document) for query, document in pairs]
     if frontend.pooling is None:
         raise Unsupported(
-            f"{frontend.name} can neither rank nor embed texts. Load a cross-encoder or an embedding model.",
+            f"{frontend.name} can neither rank nor embed texts. Load a cross-encoder, an embedding model, or a "
+            "reranker with the modules.json of sentence-transformers.",
             param="model",
         )
     prompts = frontend.pooling.prompts

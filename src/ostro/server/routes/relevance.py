@@ -35,7 +35,7 @@ def router(api: Api) -> APIRouter:
     @routes.post("/v2/rerank", include_in_schema=False)
     @routes.post("/rerank", include_in_schema=False)
     async def rerank(http: Request) -> Response:
-        """Documents in order of their relevance to a query, from a cross-encoder or an embedding model."""
+        """Documents in order of their relevance to a query, from a reranker or an embedding model."""
         request = await api.read(RerankRequest, http)
         return Answer(api, http, _rerank_job(request))
 
