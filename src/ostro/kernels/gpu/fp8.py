@@ -34,7 +34,7 @@ MULTIPLE = 16
 """Inputs and outputs must be multiples of this, for cuBLAS."""
 MOST_UNROUNDED = 16
 """The maximum number of rows whose inputs stay as they are."""
-MOST_FEW = MOST_UNROUNDED
+MOST_FEW = 64
 """The maximum number of rows for which `fp8_small_linear` is known to be the faster one. It takes up to 256."""
 # The tensor cores' own accumulators keep about 14 bits, so long sums would lose more than rounding the inputs does.
 # Moving them to float32 every 128 inputs costs a little time and matches the plain twin.

@@ -9,6 +9,7 @@ options. Only for processes that never launch a kernel: what stands in for the d
 
 import json
 import logging
+import sys
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from importlib import import_module
@@ -19,7 +20,7 @@ from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia import driver as nvidia
 from triton.compiler import ASTSource
-from triton.runtime import driver
+from triton.runtime import JITFunction, driver
 
 _WARP = 32
 
@@ -78,6 +79,17 @@ def build(signature: str) -> None:
     """Compiles a signature, unless the cache has it. Raises whatever Triton does."""
     kernel = _kernel(signature)
     _build_launcher(kernel.preload(signature))
+
+
+def digest_sources() -> None:
+    """Has Triton digest the sources of all kernels, one by one. A thread that does so while another is at it may take
+    the other's placeholder for a digest: it then looks for a key that nobody has compiled for.
+    """
+    for name, module in list(sys.modules.items()):
+        if name.startswith("ostro.kernels.gpu."):
+            for each in vars(module).values():
+                if isinstance(each, JITFunction):
+                    _ = each.cache_key
 
 
 def warm_up(wanted: Iterable[str]) -> None:

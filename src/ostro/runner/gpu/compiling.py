@@ -29,6 +29,7 @@ from ostro.kernels.gpu.prefill_attention import prefill_attention
 from ostro.kernels.gpu.prefix_attention import GROUP_ARRAYS
 from ostro.kernels.gpu.rope_store import QKNormWeights, rope_store, rotation_table
 from ostro.kernels.gpu.sampling import SamplerTables, sample_tokens
+from ostro.kernels.gpu.signatures import digest_sources
 from ostro.kernels.gpu.small_batch import small_linear
 from ostro.kernels.gpu.step_inputs import FIELDS, unpack
 from ostro.kernels.gpu.tilings import Epilogue, Tiling, binary_of
@@ -103,6 +104,7 @@ class Compiler:
             return
         # The scratch is written on this stream and read on others.
         torch.cuda.synchronize()
+        digest_sources()
         # First a quick one alone: what Triton finds out about itself, all threads would otherwise find out at once.
         *others, quick = jobs
         _on_a_stream(quick)
