@@ -8,7 +8,7 @@ import pytest
 import torch
 from native_directory import load, packed_files
 from native_models import ModelCheckpoint, needs_library, savable_model
-from quantized_packers import FORMATS, write_quantized
+from quantized_packers import FORMATS, write_mxfp4, write_quantized
 
 from ostro.config import EngineConfig
 from ostro.planning import Plan, plan
@@ -69,6 +69,26 @@ def test_the_packed_file_is_as_large_as_was_planned(
     assert found.parameters == sum(tensor.numel() for tensor in weights.values())
     assert found.stored_as is not None
     assert found.stored_as.endswith(f"({FORMATS[name].native})")
+
+
+@needs_library
+def test_stacks_of_experts_are_planned_as_they_are_packed(tmp_path: Path) -> None:
+    experts = {"architectures": ["GptOssForCausalLM"], "num_local_experts": 4, "num_experts_per_tok": 2}
+    config = {**CONFIG, **experts, "sliding_window": 16}
+    tensors = dict(ModelCheckpoint(savable_model(config), config).tensors())
+    directory = tmp_path / "model"
+    write_mxfp4(directory, config, tensors)
+    runner = load(directory)
+    assert isinstance(runner, NativeRunner)
+    (packed,) = packed_files()
+    without_numbers(directory)
+    found = planned(directory)
+    assert found.weights_bytes == pytest.approx(packed.stat().st_size, rel=0.05)
+    assert (found.precision, found.stored_as) == (
+        runner.spec.precision,
+        "MXFP4; repacked with scales in float16 (Q8_0)",
+    )
+    assert found.parameters == sum(tensor.numel() for tensor in tensors.values())
 
 
 @pytest.mark.parametrize(

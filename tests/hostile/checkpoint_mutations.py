@@ -14,9 +14,7 @@ import numpy as np
 from native_directory import write as write_directory
 from native_models import ModelCheckpoint, savable_model
 from peft_directory import random_adapter
-from quantized_packers import FORMATS, mxfp4, write_quantized
-from safetensors.torch import save_file
-from torch import Tensor
+from quantized_packers import FORMATS, write_mxfp4, write_quantized
 
 from ostro.torch_models.base import Model
 
@@ -213,17 +211,8 @@ def _quantized(path: Path, name: str) -> Subject:
 
 
 def _stacked(path: Path) -> Subject:
-    """gpt-oss as it is published."""
-    config = {**CONFIGS["gpt_oss"], "quantization_config": {"quant_method": "mxfp4"}}
-    stored: dict[str, Tensor] = {}
-    for name, tensor in ModelCheckpoint(savable_model(CONFIGS["gpt_oss"]), CONFIGS["gpt_oss"]).tensors():
-        if tensor.dim() == 3:
-            stored |= {f"{name}_{part}": each for part, each in mxfp4(tensor)[0].items()}
-        else:
-            stored[name] = tensor
-    path.mkdir()
-    (path / "config.json").write_text(json.dumps(config))
-    save_file({name: tensor.contiguous() for name, tensor in stored.items()}, path / "model.safetensors")
+    config = CONFIGS["gpt_oss"]
+    write_mxfp4(path, config, dict(ModelCheckpoint(savable_model(config), config).tensors()))
     return Subject("quantized-mxfp4", _read(path, "model"), "model", quantized=True)
 
 

@@ -344,3 +344,17 @@ def write_quantized(
         save_file({name: packed[name] for name, place in places.items() if place == file}, directory / file)
     (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
     return twin
+
+
+def write_mxfp4(directory: Path, config: Mapping[str, object], weights: Mapping[str, Tensor]) -> None:
+    """gpt-oss as it is published: stacks of matrices in blocks."""
+    stored: dict[str, Tensor] = {}
+    for name, tensor in weights.items():
+        if tensor.dim() == 3:
+            stored |= {f"{name}_{part}": each for part, each in mxfp4(tensor)[0].items()}
+        else:
+            stored[name] = tensor.contiguous()
+    directory.mkdir(parents=True, exist_ok=True)
+    described = {**config, "quantization_config": {"quant_method": "mxfp4"}}
+    (directory / "config.json").write_text(json.dumps(described))
+    save_file(stored, directory / "model.safetensors")
