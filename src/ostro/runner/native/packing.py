@@ -127,10 +127,12 @@ class _Tensors:
 
     def _log_repacked(self) -> None:
         packings = Counter(
-            each.weight.packing for each in self._matrices.values() if isinstance(each.weight, QuantizedWeight)
+            (each.weight.packing.format, each.weight.packing.how)
+            for each in self._matrices.values()
+            if isinstance(each.weight, QuantizedWeight)
         )
-        for packing, count in packings.most_common():
-            _log.info("%d quantised matrices become %s, %s", count, packing.format, packing.how)
+        for (format, how), count in packings.most_common():
+            _log.info("%d quantised matrices become %s, %s", count, format, how)
 
 
 def _ordered(rows: npt.NDArray[_Number], place: StoredTensor) -> npt.NDArray[_Number]:
