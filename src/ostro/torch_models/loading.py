@@ -35,6 +35,10 @@ class Picked(NamedTuple):
     """The one that numbers the rows."""
 
     def of(self, tensor: Tensor) -> Tensor:
+        # In the order of memory, so that rows are copied whole.
+        swapped = self.dim == tensor.dim() - 1 and _is_transposed(tensor)
+        if swapped:
+            return Picked(self.shape, self.rows, self.dim - 1).of(tensor.transpose(-1, -2)).transpose(-1, -2)
         return tensor.index_select(self.dim, torch.tensor(self.rows, device=tensor.device))
 
 
@@ -64,9 +68,18 @@ class Place:
             return
         if self.taken is not None:
             tensor = self.taken.of(tensor)
-        self.memory.copy_(tensor)
+        memory = self.memory
+        if _is_transposed(tensor):
+            # A device is sent contiguous numbers: the host would have to transpose these.
+            memory, tensor = memory.transpose(-1, -2), tensor.transpose(-1, -2)
+        memory.copy_(tensor)
         if self.offset:
             self.memory.add_(self.offset)
+
+
+def _is_transposed(tensor: Tensor) -> bool:
+    """Whether memory has its columns one after the other."""
+    return tensor.dim() > 1 and tensor.stride(-1) != 1 and tensor.stride(-2) == 1
 
 
 class Weighted(Module):

@@ -173,7 +173,8 @@ def tensor_of(weight: Weight) -> "torch.Tensor":
 
     if isinstance(weight, WeightArray) and weight.is_plain and (dtype := _TORCH_TYPES.get(weight.format)) is not None:
         return torch.from_numpy(weight.raw.reshape(-1)).view(getattr(torch, dtype)).reshape(weight.shape)
-    return torch.from_numpy(np.ascontiguousarray(weight.floats()))
+    # Not made contiguous: a transposed stack of matrices is copied to its place, in the order it has in memory.
+    return torch.from_numpy(weight.floats())
 
 
 def array_of(tensor: "torch.Tensor") -> WeightArray:

@@ -9,7 +9,7 @@ NAME itself becomes [experts, in, out], as Hub checkpoints that are not quantise
 import re
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import ClassVar, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -17,13 +17,17 @@ import numpy.typing as npt
 from ostro.models.config import ConfigReader
 from ostro.weights.arrays import Bytes, Floats, WeightArray
 from ostro.weights.quantized import blocks
-from ostro.weights.quantized.parts import Parts, T, unpacked
+from ostro.weights.quantized.parts import Parts, T
 from ostro.weights.quantized.scheme import Scheme, Shape
 from ostro.weights.quantized.weight import Packing, QuantizedWeight
 
 _BLOCK = 32
 _DOUBLED = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8)
 """Twice the number that each code means: integers."""
+_INTEGER_PAIRS = np.stack((np.tile(_DOUBLED, 16), np.repeat(_DOUBLED, 16)), axis=-1)
+"""The numbers of the lower and of the upper half of each byte."""
+_FLOAT_PAIRS = _INTEGER_PAIRS.astype(np.float32)
+_Number = TypeVar("_Number", np.int8, np.float32)
 PACKING = Packing("Q8_0", "repacked with scales in float16")
 
 
@@ -60,23 +64,20 @@ class _Blocks(ABC):
     """Rows of 4-bit floats in blocks that share a power of two."""
 
     def decode(self, rows: slice) -> Floats:
-        doubled = self._doubled(rows).astype(np.float32).reshape(rows.stop - rows.start, -1, _BLOCK)
+        doubled = self._doubled(rows, _FLOAT_PAIRS).reshape(rows.stop - rows.start, -1, _BLOCK)
         doubled *= self._scales(rows)[..., None]
         return doubled.reshape(len(doubled), -1)
 
     def repack(self, rows: slice) -> Bytes:
-        return blocks.q8_0(self._doubled(rows), self._scales(rows))
-
-    def _doubled(self, rows: slice) -> npt.NDArray[np.int8]:
-        """Twice the numbers, without their powers of two."""
-        return np.take(_DOUBLED, self._codes(rows))
+        return blocks.q8_0(self._doubled(rows, _INTEGER_PAIRS), self._scales(rows))
 
     def _scales(self, rows: slice) -> Floats:
         """Of the doubled numbers: [rows, blocks]."""
         return np.ldexp(np.float32(1), self._exponents(rows).astype(np.int32) - 128)
 
     @abstractmethod
-    def _codes(self, rows: slice) -> Bytes: ...
+    def _doubled(self, rows: slice, pairs: npt.NDArray[_Number]) -> npt.NDArray[_Number]:
+        """Twice the numbers, without their powers of two; `pairs` are those of each byte."""
 
     @abstractmethod
     def _exponents(self, rows: slice) -> Bytes: ...
@@ -89,8 +90,8 @@ class BlockFloats(_Blocks):
     exponents: Bytes
     """[rows, columns / 32]"""
 
-    def _codes(self, rows: slice) -> Bytes:
-        return unpacked(self.codes[rows], 4)
+    def _doubled(self, rows: slice, pairs: npt.NDArray[_Number]) -> npt.NDArray[_Number]:
+        return _taken(pairs, self.codes[rows])
 
     def _exponents(self, rows: slice) -> Bytes:
         return self.exponents[rows]
@@ -103,16 +104,22 @@ class GgufBlockFloats(_Blocks):
     raw: Bytes
     """[rows, columns / 32 * 17]"""
 
-    def _codes(self, rows: slice) -> Bytes:
+    def _doubled(self, rows: slice, pairs: npt.NDArray[_Number]) -> npt.NDArray[_Number]:
         octets = self._stored(rows)[..., 1:]
-        halves = np.concatenate((octets & np.uint8(15), octets >> np.uint8(4)), axis=-1)
-        return halves.reshape(len(halves), -1)
+        by_octet = _taken(pairs, octets).reshape(*octets.shape, 2)
+        return np.ascontiguousarray(by_octet.swapaxes(-1, -2)).reshape(len(octets), -1)
 
     def _exponents(self, rows: slice) -> Bytes:
         return self._stored(rows)[..., 0]
 
     def _stored(self, rows: slice) -> Bytes:
         return self.raw[rows].reshape(rows.stop - rows.start, -1, 1 + _BLOCK // 2)
+
+
+def _taken(pairs: npt.NDArray[_Number], octets: Bytes) -> npt.NDArray[_Number]:
+    """The pair of each byte. As one number each, because numpy is slow with rows of two."""
+    whole = pairs.view(f"u{2 * pairs.itemsize}").reshape(-1)
+    return np.take(whole, octets).view(pairs.dtype)
 
 
 def gguf_weight(shape: Shape, raw: Bytes) -> QuantizedWeight:
