@@ -8,7 +8,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+from dense_context import dense_logits
 from native_models import ModelCheckpoint, savable_model
+from peft_directory import random_adapter
 from quantized_packers import FORMATS, write_quantized
 from torch import Tensor
 from triton_device import DEVICE
@@ -33,7 +35,9 @@ from ostro.torch_models.build import build_model
 from ostro.torch_models.decoder import Decoder
 from ostro.torch_models.layers import Linear, Projection
 from ostro.torch_models.loading import load_weights
+from ostro.torch_models.lora import Adapters
 from ostro.weights import open_checkpoint
+from ostro.weights.adapter import read_adapter
 
 CONFIG: Mapping[str, object] = {
     "architectures": ["LlamaForCausalLM"],
@@ -63,11 +67,11 @@ def weights() -> dict[str, Tensor]:
     return dict(ModelCheckpoint(savable_model(CONFIG), CONFIG).tensors())
 
 
-def loaded(path: Path, dtype: torch.dtype = DTYPE) -> Decoder:
+def loaded(path: Path, dtype: torch.dtype = DTYPE, device: torch.device = DEVICE) -> Decoder:
     checkpoint = open_checkpoint(path)
     model = build_model(checkpoint.config, dtype=dtype, device=torch.device("meta"))
     assert isinstance(model, Decoder)
-    load_quantized(model, checkpoint, dtype, DEVICE)
+    load_quantized(model, checkpoint, dtype, device)
     return model
 
 
@@ -252,6 +256,24 @@ def test_settings_whose_kernels_need_other_weights_widen_them(
     assert found.stored_as == "GPTQ, 4 bits in groups of 32; widened"
     plain = plan(tmp_path, EngineConfig(device="cuda", kv_memory=4 << 20), memory=1 << 30)
     assert plain.stored_as == "GPTQ, 4 bits in groups of 32; kept as int4 in groups of 32"
+
+
+@pytest.mark.parametrize("name", ["gptq", "fp8-row"])
+def test_adapters_add_to_quantised_projections(name: str, weights: dict[str, Tensor], tmp_path: Path) -> None:
+    twin = twin_of(write_quantized(tmp_path / "base", CONFIG, weights, FORMATS[name]))
+    directory = random_adapter(tmp_path / "adapter", twin)
+    ours = loaded(tmp_path / "base", torch.float32, torch.device("cpu"))
+    expected, found = (adapted_logits(model, directory) for model in (twin, ours))
+    torch.testing.assert_close(found, expected, atol=0.02, rtol=0.02)
+
+
+def adapted_logits(model: Decoder, directory: Path) -> Tensor:
+    """By the model's own `forward`, which is the plain twin of the fused kernels."""
+    adapters = Adapters(model, {"it": read_adapter(directory)})
+    adapters.attach(model)
+    ids = [3, 1, 4]
+    adapters.begin([(adapters.slot("it"), len(ids))])
+    return dense_logits(model, ids)
 
 
 def test_scales_beyond_float16_are_widened(weights: dict[str, Tensor], tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from ostro.models.encoder import Encoder
 from ostro.planning.adapters import adapter_values
 from ostro.planning.outcome import Parts, idle_values
 from ostro.planning.quantized import kept_on_gpu
-from ostro.runner.gpu.kept_forms import format_name, kept_bytes
+from ostro.runner.gpu.kept_forms import format_name, kept_bytes, largest_packed
 from ostro.runner.memory import gpu_step_bytes, num_pages, page_bytes, pages_beside, pages_within, second_layout_fits
 from ostro.runner.precision import check_torch_format, in_words
 from ostro.weights.forms import Form
@@ -124,6 +124,7 @@ def on_gpu(stored: Stored, config: ResolvedConfig, described: Description, total
         max_batch_tokens=config.max_batch_tokens,
         max_batch_seqs=config.max_batch_seqs,
         expert_bytes=itemsize * described.expert_width if isinstance(described, Architecture) else 0,
+        widened_bytes=itemsize * largest_packed(described, kept) if isinstance(described, Architecture) else 0,
     )
     page = page_bytes(shape, config.page_size, kv_itemsize)
     try:

@@ -111,9 +111,10 @@ def gpu_num_pages(
     limit: int | None = None,
     max_tokens: int | None = None,
     expert_bytes: int = 0,
+    widened_bytes: int = 0,
 ) -> int:
     """Pages within `kv_memory` bytes, or within the GPU memory left by the loaded model and one step; at most `limit`
-    bytes and `max_tokens` tokens. For `expert_bytes` see `gpu_step_bytes`.
+    bytes and `max_tokens` tokens. For `expert_bytes` and `widened_bytes` see `gpu_step_bytes`.
     """
     import torch
 
@@ -124,6 +125,7 @@ def gpu_num_pages(
         max_batch_tokens=max_batch_tokens,
         max_batch_seqs=max_batch_seqs,
         expert_bytes=expert_bytes,
+        widened_bytes=widened_bytes,
     )
     return pages_beside(
         page_bytes(shape, page_size, itemsize),
@@ -178,14 +180,22 @@ def pages_within(max_tokens: int | None, page_size: int) -> int:
 
 
 def gpu_step_bytes(
-    shape: Shape, *, itemsize: int, max_batch_tokens: int, max_batch_seqs: int, expert_bytes: int = 0
+    shape: Shape,
+    *,
+    itemsize: int,
+    max_batch_tokens: int,
+    max_batch_seqs: int,
+    expert_bytes: int = 0,
+    widened_bytes: int = 0,
 ) -> int:
-    """`expert_bytes` are those that a token's rows take in a mixture of experts."""
+    """`expert_bytes` are those that a token's rows take in a mixture of experts, `widened_bytes` those of the largest
+    matrix that is packed, and widened for prompts.
+    """
     # Activations are a few times the widest row per token. Add the logits, in float32 and in the model's dtype, with
     # sampling's temporaries, and a margin for kernels, graphs and libraries.
     widest = max(shape.hidden_size * 16, shape.num_heads * shape.head_dim * 8)
     activations = max_batch_tokens * (widest * itemsize + expert_bytes)
-    return activations + max_batch_seqs * shape.vocab_size * 8 + (1 << 30)
+    return activations + widened_bytes + max_batch_seqs * shape.vocab_size * 8 + (1 << 30)
 
 
 def pages_beside(

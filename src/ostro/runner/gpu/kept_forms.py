@@ -62,6 +62,17 @@ def kept_forms(described: Architecture, forms: Mapping[str, Form | None]) -> dic
     return found
 
 
+def largest_packed(described: Architecture, kept: Mapping[str, Form]) -> int:
+    """The number of weights in the largest projection that is packed, which is widened as a whole for prompts."""
+    projections = (projection for layer in described.layers for projection in layer.projections)
+    sizes = [
+        projection.rows * projection.columns
+        for projection in projections
+        if (form := kept.get(f"{projection.parts[0].name}.weight")) is not None and form.kind == "int"
+    ]
+    return max(sizes, default=0)
+
+
 def kept_bytes(form: Form, rows: int, columns: int) -> int:
     if form.kind == "float":
         return rows * (columns + _ROW_SCALE_BYTES)

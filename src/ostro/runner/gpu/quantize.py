@@ -35,6 +35,11 @@ def quantize_fp8(model: Model, group: Collective | None = None) -> None:
         torch.cuda.empty_cache()
 
 
+def has_fp8(device: torch.device) -> bool:
+    """Whether a GPU has 8-bit matrix units. A CPU stands in for one that has, in tests."""
+    return device.type != "cuda" or torch.cuda.get_device_capability(device) >= _NEEDS
+
+
 def _check(model: Model, layers: list[DecoderLayer]) -> None:
     refusal = "quantize fp8 cannot be done: "
     if (unfused := why_unfused(model)) is not None:
@@ -46,7 +51,7 @@ def _check(model: Model, layers: list[DecoderLayer]) -> None:
         raise Unsupported(f"{refusal}there are no kernels for experts in 8 bits. Leave it out.", param="quantize")
     weights = [module.weight for layer in layers for module in layer.modules() if isinstance(module, Linear)]
     device, dtype = weights[0].device, weights[0].dtype
-    if device.type == "cuda" and torch.cuda.get_device_capability(device) < _NEEDS:
+    if not has_fp8(device):
         raise Unsupported(f"{refusal}this GPU has no 8-bit matrix units. Leave it out.", param="quantize")
     if device.type == "cuda" and dtype == torch.float32:
         raise Unsupported(f"{refusal}it needs dtype bfloat16 or float16, got float32.", param="quantize")

@@ -20,6 +20,7 @@ from ostro.kernels.gpu.packed_words import Packed, pack_codes, pack_pairs
 from ostro.models.tensor_errors import lacking, misshapen
 from ostro.runner.gpu.kept_forms import format_name, joined_form
 from ostro.runner.gpu.projections import Fp8Linear, PackedLinear, QuantizedLinear
+from ostro.runner.gpu.quantize import has_fp8
 from ostro.torch_models.decoder import Decoder, DecoderLayer
 from ostro.torch_models.layers import LayerNorm, Projection
 from ostro.torch_models.loading import Picked, Place, fill, places_of
@@ -126,6 +127,8 @@ class _Loader:
         forms = [_form(*each) for each in zip(codes, tiles, strict=True)]
         form = joined_form(projection.described, forms)
         if form is None:
+            return None
+        if form.kind == "float" and not has_fp8(self._device):
             return None
         if form.kind == "float":
             return self._floats(projection, [each for each in tiles if each is not None])

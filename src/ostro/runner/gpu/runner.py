@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 from itertools import accumulate
+from math import prod
 from typing import NamedTuple, Self
 
 import numpy as np
@@ -39,7 +40,7 @@ from ostro.runner.gpu.layer_plan import can_capture, why_unfused
 from ostro.runner.gpu.masks import TokenMasks, masked
 from ostro.runner.gpu.mixed_graphs import paying_tokens
 from ostro.runner.gpu.part import GpuPart
-from ostro.runner.gpu.projections import QuantizedLinear
+from ostro.runner.gpu.projections import PackedLinear, QuantizedLinear
 from ostro.runner.gpu.sampling import DrawnTokens, Sampler, edited, failure
 from ostro.runner.gpu.shared_prefixes import PrefixLimits, SharedPrefixes
 from ostro.runner.gpu.step_plan import (
@@ -578,6 +579,8 @@ def kv_format(model: Model, config: ResolvedConfig) -> torch.dtype:
 def fitting_pages(model: Model, config: ResolvedConfig) -> int:
     """As many as fit into GPU memory beside the model and one step's work."""
     expert_width = model.described.expert_width if isinstance(model, Decoder) else 0
+    packed = [prod(module.shape) for module in model.modules() if isinstance(module, PackedLinear)]
+    itemsize = next(model.parameters()).itemsize
     return gpu_num_pages(
         model.shape,
         page_size=config.page_size,
@@ -588,7 +591,8 @@ def fitting_pages(model: Model, config: ResolvedConfig) -> int:
         max_batch_seqs=config.max_batch_seqs,
         limit=config.kv_memory_limit,
         max_tokens=config.max_running_tokens,
-        expert_bytes=next(model.parameters()).itemsize * expert_width,
+        expert_bytes=itemsize * expert_width,
+        widened_bytes=itemsize * max(packed, default=0),
     )
 
 
