@@ -109,9 +109,9 @@ def pack(model) -> None:  # type: ignore[no-untyped-def]
                     continue
                 (outs, ins), device = child.shape, child.weight.device
                 words = torch.randint(-(2**31), 2**31, (outs, ins // 8), dtype=torch.int32, device=device)
-                # Codes from 0 to 15 with the same standard deviation as weights that are not quantised.
+                # Codes from 0 to 15 with the standard deviation of weights that are not quantised.
                 scales = torch.full((outs, ins // 128), 0.02 / 4.6, dtype=torch.float16, device=device)
-                pairs = pack_pairs(scales, torch.full_like(scales, 7.5))
+                pairs = pack_pairs(scales, torch.full_like(scales, 8.0))
                 setattr(parent, name, PackedLinear(child, Packed(words, pairs, 4, 128, False)))
     torch.cuda.empty_cache()
 

@@ -36,19 +36,15 @@ def weights(outs: int, ins: int, bits: int, group: int) -> Packed:
 
 def others(rows: int, ins: int, chosen: Tiling) -> list[Tiling]:
     if isinstance(chosen, VectorTiling):
-        found = [VectorTiling(outs, width, warps) for outs, width, warps in _vector_cuts(chosen)]
-        return [each for each in found if each != chosen]
-    found_dots = []
-    for splits in (1, 2, 4, 8) if chosen.splits > 1 else (1,):
-        for outs, warps in ((64, 4), (128, 8), (128, 4)) if rows <= 128 else ((128, 8), (64, 8), (64, 4)):
-            for stages in (chosen.stages, max(2, chosen.stages // 2)):
-                found_dots.append(DotTiling(outs, chosen.ins, warps, stages=stages, splits=splits))
-    return [each for each in dict.fromkeys(found_dots) if each != chosen and ins // each.ins >= 4 * each.splits]
-
-
-def _vector_cuts(chosen: VectorTiling) -> list[tuple[int, int, int]]:
-    outs, ins, warps = chosen.outs, chosen.ins, chosen.warps
-    return [(max(1, outs // 2), ins, warps), (max(1, outs // 2), 2 * ins, 2 * warps), (outs * 2, ins // 2, warps // 2)]
+        outs, width, warps = chosen.outs, chosen.ins, chosen.warps
+        return [VectorTiling(2 * outs, width, warps), VectorTiling(max(1, outs // 2), width, warps)]
+    found = [
+        DotTiling(64, width, chosen.warps, stages=stages, splits=splits)
+        for splits in (chosen.splits, max(1, chosen.splits // 2))
+        for width in (128, 256)
+        for stages in (2, 3, 4)
+    ]
+    return [each for each in dict.fromkeys(found) if each != chosen]
 
 
 class Product:
@@ -64,9 +60,9 @@ class Product:
         self.norm = (drawn(ins).add_(1.0), 1e-5)
 
     def run(self, rows: int) -> None:
-        x, fused = drawn(rows, self.ins), rows <= packed.MOST_FUSED
+        x = drawn(rows, self.ins)
         before = microseconds(lambda copy: self.usual(x, copy), len(self.plain))
-        chosen = packed.default_tiling(rows, self.small[0], gated=self.gated and fused)
+        chosen = packed.default_tiling(rows, self.small[0], gated=self.gated and rows == 1)
         self.tried(x, chosen, f"bf16 {before:7.1f} us, packed")
 
     def tried(self, x: Tensor, tiling: Tiling, what: str) -> float:
@@ -87,12 +83,10 @@ class Product:
 
     def _epilogue(self, x: Tensor) -> dict[str, object]:
         """What the kernel does besides multiplying, in a model's layer."""
-        if len(x) > packed.MOST_FUSED:
-            return {}
         found: dict[str, object] = {}
         if len(x) == 1 and self.name in ("qkv", "gate_up"):
             found["norm"] = self.norm
-        if self.gated:
+        if len(x) == 1 and self.gated:
             found |= {"activation": "silu", "gated": True}
         return found
 
@@ -139,7 +133,7 @@ def main() -> None:
                 products[-1].many(rows)
     for rows in options.rows:
         for each in products:
-            chosen = packed.default_tiling(rows, each.small[0], gated=each.gated and rows <= packed.MOST_FUSED)
+            chosen = packed.default_tiling(rows, each.small[0], gated=each.gated and rows == 1)
             x = drawn(rows, each.ins)
             for tiling in others(rows, each.ins, chosen):
                 if time.monotonic() < until:

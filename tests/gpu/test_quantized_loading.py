@@ -54,7 +54,8 @@ CONFIG: Mapping[str, object] = {
     "tie_word_embeddings": False,
 }
 # The interpreter takes its time.
-SMALL = {**CONFIG, "hidden_size": 128, "intermediate_size": 128, "num_attention_heads": 2, "num_key_value_heads": 1}
+SMALL = {**CONFIG, "hidden_size": 128, "intermediate_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1}
+SMALL |= {"head_dim": 32}
 ON_GPU = DEVICE.type == "cuda"
 DTYPE = torch.bfloat16 if ON_GPU else torch.float32
 WIDENED = ("pack-quantized-order", "gptq-order", "nf4", "nf4-nested")

@@ -1,9 +1,9 @@
 """Matmul with packed weights of 4 or 8 bits: see `packed_words` for the form.
 
 For one row, and up to MOST_FEW rows, weights are widened after they are read, by kernels that read as few bytes as
-there are: `packed_vector` and `packed_dot`. For more rows the whole weight is widened first, into memory that the next
-matmul uses again, and the library does the rest. Weights that meet 16-bit inputs in the tensor cores are rounded to 16
-bits; for one row they are exact. What `small_batch` says about programmatic dependent launch applies here too.
+there are, exactly: `packed_vector` and `packed_dot`. For more rows the whole weight is widened first and rounded to 16
+bits, into memory that the next matmul uses again, and the library does the rest. What `small_batch` says about
+programmatic dependent launch applies here too.
 
 Knows shapes; knows no layers. The plain twins end in `_plain`.
 """
@@ -15,22 +15,27 @@ import triton.language as tl
 from torch import Tensor
 
 from ostro.kernels.gpu import packed_dot, packed_vector
-from ostro.kernels.gpu.packed_layout import SLICE
-from ostro.kernels.gpu.packed_words import Packed, factors, widened, widened_words
+from ostro.kernels.gpu.packed_words import Packed, halves, integers, widened
 from ostro.kernels.gpu.small_batch import small_linear_plain
 from ostro.kernels.gpu.tilings import MOST_ROWS, Tiling, VectorTiling
 
 MOST_FEW = MOST_ROWS
 """The maximum number of rows that `packed_small_linear` takes."""
-MOST_FUSED = 128
-"""The maximum number of rows for which it has registers for an epilogue: for more, another kernel must do that."""
-_UNPACKED_OUTS, _UNPACKED_BLOCKS = 16, 4
+_MOST_FUSED = 128
+_UNPACKED_OUTS = 32
+
+
+def is_fused(rows: int, *, gated: bool) -> bool:
+    """Whether the product had better do what comes after it. For more than 128 rows it has no registers for that; and
+    of gate and up, for more than one row, there would be too few programs for all that there is to unpack.
+    """
+    return rows == 1 or (rows <= _MOST_FUSED and not gated)
 
 
 def default_tiling(rows: int, weight: Packed, *, gated: bool) -> Tiling:
     if rows == 1:
         return packed_vector.default_tiling(weight.shape[1], bits=weight.bits, gated=gated)
-    return packed_dot.default_tiling(rows, *weight.shape, bits=weight.bits, gated=gated)
+    return packed_dot.default_tiling(rows, weight, gated=gated)
 
 
 def packed_small_linear(
@@ -111,7 +116,7 @@ def packed_small_linear_plain(
     wide = widened(weight)
     return small_linear_plain(
         x,
-        wide if len(x) == 1 else wide.to(x.dtype),
+        wide if len(x) <= MOST_FEW else wide.to(x.dtype),
         bias,
         norm=norm,
         residual=residual,
@@ -134,23 +139,20 @@ def packed_linear_plain(x: Tensor, weight: Packed, bias: Tensor | None = None) -
 
 def unpacked(weight: Packed, dtype: torch.dtype) -> Tensor:
     """The weight [out, in] in a number format of the library's."""
-    outs, ins = weight.shape
-    words = weight.words.shape[1]
+    (outs, ins), block = weight.shape, weight.block
     wide = torch.empty(outs, ins, dtype=dtype, device=weight.words.device)
-    grid = (triton.cdiv(outs, _UNPACKED_OUTS), triton.cdiv(words, SLICE * _UNPACKED_BLOCKS))
-    _unpack_kernel[grid](
+    _unpack_kernel[(triton.cdiv(outs, _UNPACKED_OUTS), ins // block)](
         weight.words,
         weight.pairs,
         wide,
         outs,
-        words,
+        ins,
         weight.pairs.shape[1],
-        weight.blocks_a_group,
+        weight.group // block,
         bits=weight.bits,
-        groups_a_block=weight.groups_a_block,
         has_minimum=weight.has_minimum,
         block_out=_UNPACKED_OUTS,
-        block_words=SLICE * _UNPACKED_BLOCKS,
+        block=block,
         num_warps=4,
     )
     return wide
@@ -162,28 +164,24 @@ def _unpack_kernel(
     pairs: tl.tensor,
     wide: tl.tensor,
     outs: tl.tensor,
-    in_words: tl.tensor,
+    ins: tl.tensor,
     groups: tl.tensor,
     blocks_a_group: tl.tensor,
     bits: tl.constexpr,
-    groups_a_block: tl.constexpr,
     has_minimum: tl.constexpr,
     block_out: tl.constexpr,
-    block_words: tl.constexpr,
+    block: tl.constexpr,
 ) -> None:
-    places: tl.constexpr = 32 // bits
+    block_words: tl.constexpr = block * bits // 32
     n = (tl.program_id(0) * block_out + tl.arange(0, block_out)).to(tl.int64)
-    start = tl.program_id(1) * block_words
-    w = start + tl.arange(0, block_words)
-    there = (n < outs)[:, None] & (w < in_words)[None, :]
-    loaded = tl.load(words + n[:, None] * in_words + w[None, :], mask=there, other=0)
-    found = ()  # type: tuple[tl.tuple, ...]
-    for group in tl.static_range(groups_a_block):
-        block = w // 16
-        index = block // blocks_a_group if groups_a_block == 1 else block * groups_a_block + group
-        pair = tl.load(pairs + n[:, None] * groups + index[None, :], mask=there, other=0)
-        found += (factors(pair, has_minimum),)
-    values = widened_words(loaded, found, bits, wide.dtype.element_ty)
-    k = start * places + tl.arange(0, block_words * places)
-    inside = (n < outs)[:, None] & (k < in_words * places)[None, :]
-    tl.store(wide + n[:, None] * (in_words * places) + k[None, :], values, mask=inside)
+    index = tl.program_id(1)
+    inside = n < outs
+    at = words + n[:, None] * (ins * bits // 32) + index * block_words + tl.arange(0, block_words)[None, :]
+    loaded = tl.load(at, mask=inside[:, None], other=0)
+    scale, second = halves(tl.load(pairs + n * groups + index // blocks_a_group, mask=inside, other=0))
+    zero = tl.zeros_like(second) if has_minimum else second
+    values = integers(loaded, zero, bits, wide.dtype.element_ty).to(tl.float32) * scale[:, None]
+    if has_minimum:
+        values += second[:, None]
+    target = wide + n[:, None] * ins + index * block + tl.arange(0, block)[None, :]
+    tl.store(target, values.to(wide.dtype.element_ty), mask=inside[:, None])

@@ -1,7 +1,8 @@
 """Small-batch matmul with packed weights of 4 or 8 bits on tensor cores: see `dot_linear`.
 
 The words come through shared memory into the very registers from which the tensor cores take their first operand, and
-are widened there to the inputs' number format: `packed_words` orders codes so that nothing moves between threads.
+become 16-bit integers there: `packed_words` orders codes so that nothing moves between threads. What is multiplied is
+exact; scales multiply the sums, once for each block of inputs.
 
 Knows shapes; knows no layers.
 """
@@ -15,32 +16,31 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ostro.kernels.gpu.dot_linear import MOST_TILES, arrival_counters, conclude
 from ostro.kernels.gpu.epilogue import previous
-from ostro.kernels.gpu.packed_layout import SLICE, block_inputs
-from ostro.kernels.gpu.packed_words import Packed, factors, widened_words
+from ostro.kernels.gpu.packed_words import Packed, halves, integers
 from ostro.kernels.gpu.tilings import MOST_ROWS, DotTiling, block_rows
 
 _SHARED_MEMORY = 220 << 10
-_MOST_STAGES = 12
+_MOST_STAGES = 4
 _MOST_SPLITS = 8
+# Inputs of a turn of the loop: fewer would have its own instructions outweigh those that unpack weights.
+_A_TURN = 256
 
 
-def default_tiling(
-    rows: int, out_features: int, in_features: int, *, bits: int, gated: bool, multiprocessors: int = 132
-) -> DotTiling:
-    """`out_features` counts the weight's rows, both gate and up."""
-    outs, copies, ins = out_features // (2 if gated else 1), 2 if gated else 1, block_inputs(bits)
+def default_tiling(rows: int, weight: Packed, *, gated: bool, multiprocessors: int = 132) -> DotTiling:
+    (out_features, in_features), copies = weight.shape, 2 if gated else 1
+    outs, ins = out_features // copies, max(weight.block, _A_TURN if rows <= 32 else 128)
     # The sums of 256 rows fill the registers of two groups of warps.
-    wide = rows > 128
-    block_out = 128 if wide and not gated else 64
-    programs, splits = -(-outs // block_out), 1
-    # Two programs share a multiprocessor, unless one fills it.
-    enough = (0.7 if wide else 1.4) * multiprocessors
-    while not gated and splits < _MOST_SPLITS and programs * splits < enough and in_features >= 8 * ins * splits:
+    warps = 8 if block_rows(rows) * copies > 128 else 4
+    block = ins * (weight.bits * 64 * copies // 8 + 2 * block_rows(rows))
+    # Unpacking takes many warps to keep a multiprocessor busy: as many programs as there is room for, with three blocks
+    # in flight each.
+    room = max(1, min(4 if rows <= 64 else 2, _SHARED_MEMORY // (3 * block)))
+    programs, splits = -(-outs // 64), 1
+    while not gated and splits < _MOST_SPLITS and 1.5 * programs * splits <= room * multiprocessors:
+        if in_features < 4 * ins * splits:
+            break
         splits *= 2
-    block = 4 * SLICE * block_out * copies + 2 * ins * block_rows(rows)
-    memory = _SHARED_MEMORY // (1 if wide or programs * splits <= multiprocessors else 2)
-    stages = max(2, min(_MOST_STAGES, memory // block))
-    return DotTiling(block_out, ins, 8 if wide else 4, stages=stages, splits=splits)
+    return DotTiling(64, ins, warps, stages=max(2, min(_MOST_STAGES, _SHARED_MEMORY // room // block)), splits=splits)
 
 
 def packed_dot(
@@ -65,15 +65,15 @@ def packed_dot(
     assert rows <= MOST_ROWS
     assert tiles <= MOST_TILES
     assert splits == 1 or not gated
-    assert tiling.ins == block_inputs(weight.bits), "a step of the loop is one block of words"
     partials, counters = x, weight.pairs
     if splits > 1:
         partials = torch.empty(splits, rows, outs, dtype=torch.float32, device=x.device)
         counters = arrival_counters(x.device)
-    blocks = in_features // tiling.ins
+    block = weight.block
+    blocks, a_turn = in_features // block, max(1, tiling.ins // block)
     _dot_kernel[(tiles, splits)](
-        TensorDescriptor.from_tensor(x, [block_rows(rows), tiling.ins]),
-        TensorDescriptor.from_tensor(weight.words, [tiling.outs, SLICE]),
+        TensorDescriptor.from_tensor(x, [block_rows(rows), block]),
+        TensorDescriptor.from_tensor(weight.words, [tiling.outs, block * weight.bits // 32]),
         weight.pairs,
         weight.pairs if bias is None else bias,
         out,
@@ -83,11 +83,12 @@ def packed_dot(
         outs,
         out.stride(0),
         blocks,
-        triton.cdiv(blocks, splits),
+        triton.cdiv(blocks, splits * a_turn) * a_turn,
         weight.pairs.shape[1],
-        weight.blocks_a_group,
+        blocks_a_group=weight.group // block,
         bits=weight.bits,
-        groups_a_block=weight.groups_a_block,
+        block=block,
+        a_turn=a_turn,
         has_minimum=weight.has_minimum,
         block_rows=block_rows(rows),
         block_out=tiling.outs,
@@ -104,7 +105,7 @@ def packed_dot(
     )
 
 
-@triton.jit(do_not_specialize=["rows", "blocks", "blocks_a_split", "groups", "blocks_a_group"])
+@triton.jit(do_not_specialize=["rows", "blocks", "blocks_a_split", "groups"])
 def _dot_kernel(
     x_blocks: tl.tensor,
     word_blocks: tl.tensor,
@@ -119,9 +120,10 @@ def _dot_kernel(
     blocks: tl.tensor,
     blocks_a_split: tl.tensor,
     groups: tl.tensor,
-    blocks_a_group: tl.tensor,
+    blocks_a_group: tl.constexpr,
     bits: tl.constexpr,
-    groups_a_block: tl.constexpr,
+    block: tl.constexpr,
+    a_turn: tl.constexpr,
     has_minimum: tl.constexpr,
     block_rows: tl.constexpr,
     block_out: tl.constexpr,
@@ -135,7 +137,6 @@ def _dot_kernel(
 ) -> None:
     if pdl:
         gdc_launch_dependents()
-    ins: tl.constexpr = 16 * (32 // bits)
     split = tl.program_id(1)
     first, begin = tl.program_id(0) * block_out, split * blocks_a_split
     n = first + tl.arange(0, block_out)
@@ -151,15 +152,18 @@ def _dot_kernel(
     up = main
     pairs_at = pairs + n.to(tl.int64) * groups
     up_pairs_at = pairs_at + outs.to(tl.int64) * groups
-    for block in range(begin, tl.minimum(begin + blocks_a_split, blocks)):
-        value = x_blocks.load([0, block * ins])
-        by = _factors(pairs_at, block, inside, blocks_a_group, groups_a_block, has_minimum)
-        weights = widened_words(word_blocks.load([first, block * 16]), by, bits, value.dtype)
-        main = tl.dot(weights, value.T, main, input_precision="ieee")
-        if gated:
-            by = _factors(up_pairs_at, block, inside, blocks_a_group, groups_a_block, has_minimum)
-            weights = widened_words(word_blocks.load([outs + first, block * 16]), by, bits, value.dtype)
-            up = tl.dot(weights, value.T, up, input_precision="ieee")
+    for start in range(begin, tl.minimum(begin + blocks_a_split, blocks), a_turn):
+        for turn in tl.static_range(a_turn):
+            # Beyond the inputs, where a last turn may reach, the copy engine returns zeros.
+            index = start + turn
+            value = x_blocks.load([0, index * block])
+            there = inside & (index < blocks)
+            group = index // blocks_a_group
+            words = word_blocks.load([first, index * (block * bits // 32)])
+            main += _product(words, tl.load(pairs_at + group, mask=there, other=0), value, bits, has_minimum)
+            if gated:
+                words = word_blocks.load([outs + first, index * (block * bits // 32)])
+                up += _product(words, tl.load(up_pairs_at + group, mask=there, other=0), value, bits, has_minimum)
     conclude(
         main,
         up,
@@ -183,18 +187,15 @@ def _dot_kernel(
 
 
 @triton.jit
-def _factors(
-    at: tl.tensor,
-    block: tl.tensor,
-    inside: tl.tensor,
-    blocks_a_group: tl.tensor,
-    groups_a_block: tl.constexpr,
-    has_minimum: tl.constexpr,
-) -> tl.tuple:
-    """[outs, 1] each, for each group of the block."""
-    found = ()  # type: tuple[tl.tuple, ...]
-    for group in tl.static_range(groups_a_block):
-        index = block // blocks_a_group if groups_a_block == 1 else block * groups_a_block + group
-        lower, upper, offset = factors(tl.load(at + index, mask=inside, other=0), has_minimum)
-        found += ((lower[:, None], upper[:, None], offset[:, None]),)
-    return found
+def _product(
+    words: tl.tensor, pairs: tl.tensor, value: tl.tensor, bits: tl.constexpr, has_minimum: tl.constexpr
+) -> tl.tensor:
+    """[outs, rows]: of a block with one scale per output, which multiplies the sums of integers' products."""
+    scale, second = halves(pairs)
+    zero = tl.zeros_like(second) if has_minimum else second
+    weights = integers(words, zero, bits, value.dtype)
+    total = tl.dot(weights, value.T, input_precision="ieee") * scale[:, None]
+    if has_minimum:
+        # The sums of the inputs, found by the tensor cores as well.
+        total += tl.dot(tl.full(weights.shape, 1.0, value.dtype), value.T, input_precision="ieee") * second[:, None]
+    return total

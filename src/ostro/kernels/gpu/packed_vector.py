@@ -4,7 +4,7 @@ Each thread has four words of a row, 16 bytes, at a time, and multiplies what th
 
     Σ x · weight  =  scale · (Σ x · code  -  zero · Σ x)              the last sum is the same for all outputs
 
-A weight costs one mask, one multiply-add and three eighths of a shift: see `packed_words`.
+A weight costs one mask, one multiply-add and an eighth of a shift: see `packed_words`.
 
 Knows shapes; knows no layers.
 """
@@ -16,7 +16,8 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ostro.kernels.gpu.epilogue import finish, previous
-from ostro.kernels.gpu.packed_words import LOWER, RAISED, UPPER, Packed, coded, halves
+from ostro.kernels.gpu.packed_layout import quad_inputs
+from ostro.kernels.gpu.packed_words import Packed, coded, halves, lifted
 from ostro.kernels.gpu.tilings import VectorTiling, power_of_two
 
 _WORDS_A_THREAD = 4
@@ -52,7 +53,7 @@ def packed_vector(
     """Writes out [1, outs], or adds to it."""
     out_features, in_features = weight.shape
     outs = out_features // (2 if gated else 1)
-    a_quad = _WORDS_A_THREAD * 32 // weight.bits
+    a_quad = quad_inputs(weight.bits)
     quads = in_features // a_quad
     block_quads = max(1, tiling.ins // a_quad)
     norm_weight, eps = (x, 0.0) if norm is None else norm
@@ -67,9 +68,8 @@ def packed_vector(
         outs,
         quads,
         weight.pairs.shape[1],
-        weight.blocks_a_group,
+        quads_a_group=weight.group // a_quad,
         bits=weight.bits,
-        groups_a_block=weight.groups_a_block,
         has_minimum=weight.has_minimum,
         block_out=tiling.outs,
         block_quads=block_quads,
@@ -106,9 +106,8 @@ def _vector_kernel(
     outs: tl.tensor,
     quads: tl.tensor,
     groups: tl.tensor,
-    blocks_a_group: tl.tensor,
+    quads_a_group: tl.constexpr,
     bits: tl.constexpr,
-    groups_a_block: tl.constexpr,
     has_minimum: tl.constexpr,
     block_out: tl.constexpr,
     block_quads: tl.constexpr,
@@ -139,7 +138,7 @@ def _vector_kernel(
             n, inside = _row(first, row, outs, block_out, even_out)
             own_quad = quad + chunk * block_quads
             words_held += (_words(words, n, inside, own_quad, quads, even_out, even_in),)
-            pairs_held += (_pairs(pairs, n, inside, own_quad, quads, groups, blocks_a_group, groups_a_block),)
+            pairs_held += (_pairs(pairs, n, inside, own_quad, quads, groups, quads_a_group),)
     if pdl:
         gdc_wait()
 
@@ -150,13 +149,14 @@ def _vector_kernel(
         sums += (tl.zeros([block_quads], tl.float32),)
     squares = tl.zeros([block_quads], tl.float32)
     for chunk in tl.static_range(chunks):
-        inputs, squares = _inputs(x, norm_weight, quad + chunk * block_quads, quads, squares, bits, has_norm, even_in)
-        totals = _totals(inputs, bits, groups_a_block)
+        inputs, total, squares = _inputs(
+            x, norm_weight, quad + chunk * block_quads, quads, squares, bits, has_norm, even_in
+        )
         so_far = sums
         sums = ()
         for row in tl.static_range(num_rows):
             own, by = words_held[chunk * num_rows + row], pairs_held[chunk * num_rows + row]
-            sums += (so_far[row] + _products(own, by, inputs, totals, bits, groups_a_block, has_minimum),)
+            sums += (so_far[row] + _products(own, by, inputs, total, bits, has_minimum),)
     y = _added_up(sums, 0, block_out)
     y_up = y
     if gated:
@@ -227,19 +227,11 @@ def _pairs(
     quad: tl.tensor,
     quads: tl.tensor,
     groups: tl.tensor,
-    blocks_a_group: tl.tensor,
-    groups_a_block: tl.constexpr,
-) -> tl.tuple:
-    """Of the groups in a block of words, which four threads share; zeros beyond the end."""
-    there = inside & (quad < quads)
-    at = pairs + n * groups
-    found = ()  # type: tuple[tl.tensor, ...]
-    if groups_a_block == 1:
-        found += (tl.load(at + quad // 4 // blocks_a_group, mask=there, other=0),)
-    else:
-        for group in tl.static_range(groups_a_block):
-            found += (tl.load(at + quad // 4 * groups_a_block + group, mask=there, other=0),)
-    return found
+    quads_a_group: tl.constexpr,
+) -> tl.tensor:
+    """Of each quad's group; zeros beyond the end."""
+    at = pairs + n * groups + quad // quads_a_group
+    return tl.load(at, mask=inside & (quad < quads), other=0)
 
 
 @triton.jit
@@ -252,22 +244,33 @@ def _inputs(
     bits: tl.constexpr,
     has_norm: tl.constexpr,
     even_in: tl.constexpr,
-) -> tuple[tl.tuple, tl.tensor]:
-    """For each place in a word the inputs of the four words, raised; and the sum of squares so far."""
-    places: tl.constexpr = 32 // bits
+) -> tuple[tl.tuple, tl.tensor, tl.tensor]:
+    """For each number of a code the inputs of four words, in both halves of each, raised to meet codes that are
+    denormal numbers; the sum of all; and the sum of squares so far.
+    """
+    numbers: tl.constexpr = 16 // bits
     found = ()  # type: tuple[tl.tuple, ...]
-    for place in tl.static_range(places):
-        at = quad // 4 * (4 * places) + place * 4 + quad % 4
+    total = tl.zeros_like(squares)
+    for number in tl.static_range(numbers):
+        at = quad * (2 * numbers) + 2 * number
+        lower, upper = 2.0 ** (100 - lifted(number, 0, bits)), 2.0 ** (100 - lifted(number, 1, bits))
         a, b, c, d = _four(x, at, quad < quads, even_in)
+        e, f, g, h = _four(x, at + 1, quad < quads, even_in)
         if has_norm:
-            squares += a * a + b * b + c * c + d * d
-            e, f, g, h = _four(norm_weight, at, quad < quads, even_in)
-            a *= e
-            b *= f
-            c *= g
-            d *= h
-        found += ((a * RAISED, b * RAISED, c * RAISED, d * RAISED),)
-    return found, squares
+            squares += (a * a + b * b + c * c + d * d) + (e * e + f * f + g * g + h * h)
+            i, j, k, m = _four(norm_weight, at, quad < quads, even_in)
+            a *= i
+            b *= j
+            c *= k
+            d *= m
+            i, j, k, m = _four(norm_weight, at + 1, quad < quads, even_in)
+            e *= i
+            f *= j
+            g *= k
+            h *= m
+        total += ((a + b) + (c + d)) + ((e + f) + (g + h))
+        found += ((a * lower, c * lower, e * lower, g * lower), (b * upper, d * upper, f * upper, h * upper))
+    return found, total, squares
 
 
 @triton.jit
@@ -289,54 +292,25 @@ def _four(
 
 
 @triton.jit
-def _totals(inputs: tl.tuple, bits: tl.constexpr, groups_a_block: tl.constexpr) -> tl.tuple:
-    """The sum of the inputs for each group of a block."""
-    found = ()  # type: tuple[tl.tensor, ...]
-    a_group: tl.constexpr = 32 // bits // groups_a_block
-    for group in tl.static_range(groups_a_block):
-        total = tl.zeros_like(inputs[0][0])
-        for place in tl.static_range(group * a_group, (group + 1) * a_group):
-            total += _sum(inputs[place])
-        found += (total,)
-    return found
-
-
-@triton.jit
-def _sum(four: tl.tuple) -> tl.tensor:
-    return (four[0] + four[1]) + (four[2] + four[3])
-
-
-@triton.jit
 def _products(
     words: tl.tuple,
-    pairs: tl.tuple,
+    pairs: tl.tensor,
     inputs: tl.tuple,
-    totals: tl.tuple,
+    total: tl.tensor,
     bits: tl.constexpr,
-    groups_a_block: tl.constexpr,
     has_minimum: tl.constexpr,
 ) -> tl.tensor:
     """Of the weights in four words with their inputs."""
-    result = tl.zeros_like(inputs[0][0])
-    a_group: tl.constexpr = 4 // groups_a_block
-    for group in tl.static_range(groups_a_block):
-        lower = tl.zeros_like(result)
-        upper = tl.zeros_like(result)
-        for byte in tl.static_range(group * a_group, (group + 1) * a_group):
+    result = tl.zeros_like(total)
+    for number in tl.static_range(16 // bits):
+        for half in tl.static_range(2):
             for word in tl.static_range(4):
-                if bits == 8:
-                    lower += coded(words[word], byte, 0x7F8000) * inputs[byte][word]
-                else:
-                    lower += coded(words[word], byte, 0x78000) * inputs[2 * byte][word]
-                    upper += coded(words[word], byte, 0x780000) * inputs[2 * byte + 1][word]
-        scale, second = halves(pairs[group])
-        product = lower * LOWER
-        if bits == 4:
-            product += upper * UPPER
-        # The inputs are raised, and their sum is as well.
-        total = totals[group] * (1.0 / RAISED)
-        if has_minimum:
-            result += scale * product + second * total
-        else:
-            result += scale * (product - second * total)
+                result += coded(words[word], number, half, bits) * inputs[2 * number + half][word]
+    scale, second = halves(pairs)
+    # Codes are 2 ** 149 times as large as what was multiplied, and inputs were raised by 2 ** 100.
+    result *= 2.0**49
+    if has_minimum:
+        result = scale * result + second * total
+    else:
+        result = scale * (result - second * total)
     return result

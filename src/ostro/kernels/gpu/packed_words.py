@@ -2,14 +2,15 @@
 
     weight [out, in] = (code - zero) · scale, or code · scale + minimum        one pair of numbers per group of inputs
 
-    words   int32 [out, in · bits / 32]     a block of 16 words holds 128 inputs (of 8 bits, 64): word t has the inputs
-                                            t, 16 + t, 32 + t, … of its block, so that 16 words next to one another
-                                            hold runs of 16 inputs each
+    words   int32 [out, in · bits / 32]     four words, a quad, hold 32 inputs in 4 bits, 16 in 8 bits: input
+                                            8 j + 2 c + h is code number j in the lower (h = 0) or upper half of word c
     pairs   int32 [out, groups]             two float16: the scale, and above it the zero point or minimum
 
-Each word is stored turned left by 15 bits. Turned on by a multiple of 8, it then has one of its four bytes in bits 15
-to 22, the upper end of a float32's mantissa. Under a mask, with an exponent of zero, a code there is a denormal number,
-code · 2 ** -134, or 2 ** -130 in the byte's upper half: no conversion, and no operation but the mask.
+The order is that of the registers from which the tensor cores take an operand: a thread needs inputs 2 c and 2 c + 1,
+and the same plus 8, as pairs of 16-bit numbers. So a mask makes a pair of codes of a word, for two weights at a time.
+
+Where single codes are needed, a mask leaves one in the mantissa of a float32, a denormal number, with no conversion:
+the inputs that it is multiplied with are raised by as many powers of two.
 """
 
 from typing import NamedTuple
@@ -18,15 +19,13 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton import knobs
 
-from ostro.kernels.gpu.packed_layout import SLICE, block_inputs
+from ostro.kernels.gpu.packed_layout import block_inputs, quad_inputs
 
-RAISED = tl.constexpr(2.0**100)
-"""Brings codes, which are denormal numbers, into the range of normal ones. Inputs may be so large times 2 ** 27."""
-LOWER, UPPER = tl.constexpr(2.0**34), tl.constexpr(2.0**30)
-"""What is left to multiply, for codes in the lower half of a byte or all of it, and for those in the upper half."""
-_ROTATION = 15
 _ROWS_AT_A_TIME = 2048
+# Triton's interpreter knows no assembly.
+_INTERPRETED = tl.constexpr(knobs.runtime.interpret)
 
 
 class Packed(NamedTuple):
@@ -34,7 +33,7 @@ class Packed(NamedTuple):
     pairs: Tensor
     bits: int
     group: int
-    """Inputs that share a pair: parts of a block, or a multiple of it."""
+    """Inputs that share a pair: a multiple of a quad's."""
     has_minimum: bool
 
     @property
@@ -43,42 +42,40 @@ class Packed(NamedTuple):
         return self.words.shape[0], self.words.shape[1] * (32 // self.bits)
 
     @property
-    def blocks_a_group(self) -> int:
-        return max(1, self.group // block_inputs(self.bits))
-
-    @property
-    def groups_a_block(self) -> int:
-        return max(1, block_inputs(self.bits) // self.group)
+    def block(self) -> int:
+        """Inputs that the tensor cores multiply at a time."""
+        return block_inputs(self.group)
 
     @property
     def nbytes(self) -> int:
         return self.words.nbytes + self.pairs.nbytes
 
 
+def _shifts(bits: int, device: torch.device) -> Tensor:
+    """[j, c, h]: where a quad's codes are in their words, in the inputs' order."""
+    codes = 16 // bits
+    places = torch.arange(codes)[:, None] + codes * torch.arange(2)[None, :]
+    return (places * bits)[:, None, :].expand(codes, 4, 2).to(device)
+
+
 def pack_codes(codes: Tensor, bits: int) -> Tensor:
     """uint8 [rows, in] -> int32 [rows, words]."""
     rows, columns = codes.shape
-    lanes = 32 // bits
-    words = torch.empty(rows, columns // lanes, dtype=torch.int32, device=codes.device)
+    words = torch.empty(rows, columns * bits // 32, dtype=torch.int32, device=codes.device)
+    shifts = _shifts(bits, codes.device)
     for part, own in zip(codes.split(_ROWS_AT_A_TIME), words.split(_ROWS_AT_A_TIME), strict=True):
-        wide = part.view(len(part), -1, lanes, SLICE).long()
-        shifts = torch.arange(lanes, device=codes.device)[:, None] * bits
-        word = (wide << shifts).sum(2)
-        turned = (word << _ROTATION) | (word >> (32 - _ROTATION))
-        # The lowest 32 bits, as a signed number.
-        turned &= 0xFFFFFFFF
-        own.copy_((turned - ((turned >> 31) << 32)).view(len(part), -1))
+        wide = part.view(len(part), -1, *shifts.shape).long() << shifts
+        word = wide.sum((2, 4))
+        # As a signed number.
+        own.copy_((word - ((word >> 31) << 32)).view(len(part), -1))
     return words
 
 
 def unpacked_codes(words: Tensor, bits: int) -> Tensor:
     """The reverse: int32 [rows, in]."""
-    lanes = 32 // bits
-    turned = words.long() & 0xFFFFFFFF
-    word = ((turned >> _ROTATION) | (turned << (32 - _ROTATION))) & 0xFFFFFFFF
-    shifts = torch.arange(lanes, device=words.device)[:, None] * bits
-    codes = (word.view(len(words), -1, 1, SLICE) >> shifts) & ((1 << bits) - 1)
-    return codes.view(len(words), -1).int()
+    shifts = _shifts(bits, words.device)
+    quads = words.view(len(words), -1, 1, 4, 1)
+    return ((quads >> shifts) & ((1 << bits) - 1)).view(len(words), -1).int()
 
 
 def pack_pairs(scales: Tensor, seconds: Tensor) -> Tensor:
@@ -88,24 +85,11 @@ def pack_pairs(scales: Tensor, seconds: Tensor) -> Tensor:
 
 def widened(packed: Packed) -> Tensor:
     """The weight in float32: the plain twin of what kernels make of the words."""
+    assert packed.group % quad_inputs(packed.bits) == 0
     codes = unpacked_codes(packed.words, packed.bits).float()
     halves = packed.pairs.contiguous().view(torch.float16).view(*packed.pairs.shape, 2).float()
-    scale, second = (halves[..., half].repeat_interleave(packed.group, 1)[:, : codes.shape[1]] for half in range(2))
+    scale, second = (halves[..., half].repeat_interleave(packed.group, 1) for half in range(2))
     return codes * scale + second if packed.has_minimum else (codes - second) * scale
-
-
-@triton.jit
-def coded(words: tl.tensor, byte: tl.constexpr, mask: tl.constexpr) -> tl.tensor:
-    """The code under the mask in one of the bytes, as a denormal float32."""
-    if byte == 0:
-        turned = words
-    elif byte == 1:
-        turned = words >> 8
-    elif byte == 2:
-        turned = (words << 16) | ((words >> 16) & 0xFFFF)
-    else:
-        turned = words << 8
-    return (turned & mask).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -116,57 +100,76 @@ def halves(pairs: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
 
 
 @triton.jit
-def factors(pairs: tl.tensor, has_minimum: tl.constexpr) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """What raised codes are multiplied by, in the lower half of a byte and in the upper one, and what is added, to make
-    weights of them.
-    """
-    scale, second = halves(pairs)
-    offset = second if has_minimum else -second * scale
-    return scale * LOWER, scale * UPPER, offset
+def coded(words: tl.tensor, number: tl.constexpr, half: tl.constexpr, bits: tl.constexpr) -> tl.tensor:
+    """A code as a denormal float32: code · 2 ** (lifted - 149)."""
+    # Where the exponent begins, at bit 23, no code may be.
+    moved = words if half == 0 else words >> (12 if bits == 4 else 16)
+    mask: tl.constexpr = ((1 << bits) - 1) << lifted(number, half, bits)
+    return (moved & mask).to(tl.float32, bitcast=True)
+
+
+@triton.constexpr_function
+def lifted(number: int, half: int, bits: int) -> int:
+    """How many powers of two higher than the lowest a code is in what `coded` makes of its word."""
+    return number * bits + (4 if half and bits == 4 else 0)
 
 
 @triton.jit
-def widened_words(words: tl.tensor, by: tl.tuple, bits: tl.constexpr, dtype: tl.constexpr) -> tl.tensor:
-    """[outs, words of whole blocks] -> [outs, inputs], in order. `by` has the factors, [outs, words] or [outs, 1], of
-    the groups that a block consists of, or of the one that it is part of.
-    """
+def integers(words: tl.tensor, zero: tl.tensor, bits: tl.constexpr, dtype: tl.constexpr) -> tl.tensor:
+    """[outs, words of whole quads] -> [outs, inputs], in order: codes less a zero point, [outs], exactly."""
     outs: tl.constexpr = words.shape[0]
-    blocks: tl.constexpr = words.shape[1] // 16
-    # In the inputs' order, the place of a code in its word stands between block and word; joined dimensions come last.
-    if bits == 8:
-        first = tl.join(_byte(words, by, 0, dtype), _byte(words, by, 2, dtype))
-        second = tl.join(_byte(words, by, 1, dtype), _byte(words, by, 3, dtype))
+    quads: tl.constexpr = words.shape[1] // 4
+    if bits == 4:
+        # [outs, words, h, (j's two bits)]
+        first = tl.join(four_bit_pair(words, zero, 0, dtype), four_bit_pair(words, zero, 2, dtype))
+        second = tl.join(four_bit_pair(words, zero, 1, dtype), four_bit_pair(words, zero, 3, dtype))
         joined = tl.join(first, second)
-        # Without a dimension for one block, the compiler finds that nothing has to move between threads.
-        if blocks == 1:
-            result = joined.permute(0, 2, 3, 1).reshape(outs, 64)
+        # Without a dimension for one quad, the compiler finds that nothing has to move between threads.
+        if quads == 1:
+            result = joined.permute(0, 3, 4, 1, 2).reshape(outs, 32)
         else:
-            result = joined.reshape(outs, blocks, 16, 2, 2).permute(0, 1, 3, 4, 2).reshape(outs, blocks * 64)
+            joined = joined.reshape(outs, quads, 4, 2, 2, 2)
+            result = joined.permute(0, 1, 4, 5, 2, 3).reshape(outs, quads * 32)
     else:
-        lower0, upper0 = _nibbles(words, by, 0, dtype)
-        lower1, upper1 = _nibbles(words, by, 1, dtype)
-        lower2, upper2 = _nibbles(words, by, 2, dtype)
-        lower3, upper3 = _nibbles(words, by, 3, dtype)
-        lower = tl.join(tl.join(lower0, lower2), tl.join(lower1, lower3))
-        upper = tl.join(tl.join(upper0, upper2), tl.join(upper1, upper3))
-        joined = tl.join(lower, upper)
-        if blocks == 1:
-            result = joined.permute(0, 2, 3, 4, 1).reshape(outs, 128)
+        first = tl.join(_byte(words, zero, 0, 0, dtype), _byte(words, zero, 0, 1, dtype))
+        second = tl.join(_byte(words, zero, 1, 0, dtype), _byte(words, zero, 1, 1, dtype))
+        joined = tl.join(first, second)
+        if quads == 1:
+            result = joined.permute(0, 3, 1, 2).reshape(outs, 16)
         else:
-            result = joined.reshape(outs, blocks, 16, 2, 2, 2).permute(0, 1, 3, 4, 5, 2).reshape(outs, blocks * 128)
+            joined = joined.reshape(outs, quads, 4, 2, 2)
+            result = joined.permute(0, 1, 4, 2, 3).reshape(outs, quads * 16)
     return result
 
 
 @triton.jit
-def _nibbles(words: tl.tensor, by: tl.tuple, byte: tl.constexpr, dtype: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
-    # Exact but for one rounding, if the compiler makes one operation of product and sum.
-    lower_scale, upper_scale, offset = by[byte * len(by) // 4]
-    lower = coded(words, byte, 0x78000) * RAISED * lower_scale + offset
-    upper = coded(words, byte, 0x780000) * RAISED * upper_scale + offset
-    return lower.to(dtype), upper.to(dtype)
+def four_bit_pair(words: tl.tensor, zero: tl.tensor, number: tl.constexpr, dtype: tl.constexpr) -> tl.tensor:
+    """[…, outs, words, 2]: code number `number` of either half of each word, less a zero point, […, outs], exactly."""
+    if dtype == tl.bfloat16 and not _INTERPRETED:
+        # 0x4300 with a code below it is 128 + code in bfloat16, and the difference to 128 + zero is exact. Both halves
+        # at once; in assembly, for Triton has no such operations.
+        bits = (zero + 128.0).to(tl.bfloat16).to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF
+        zeros = tl.broadcast_to(tl.expand_dims(bits | (bits << 16), -1), words.shape)
+        pair = tl.inline_asm_elementwise(
+            "{ .reg .b32 t; lop3.b32 t, $1, 0x000F000F, 0x43004300, 0xEA; sub.rn.bf16x2 $0, t, $2; }",
+            "=r,r,r",
+            [words >> (4 * number), zeros],
+            dtype=tl.int32,
+            is_pure=True,
+            pack=1,
+        )
+        lower = pair.to(tl.int16).to(tl.bfloat16, bitcast=True)
+        upper = (pair >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)
+    else:
+        lower = ((words >> (4 * number)) & 15).to(tl.float32) - tl.expand_dims(zero, -1)
+        upper = ((words >> (4 * number + 16)) & 15).to(tl.float32) - tl.expand_dims(zero, -1)
+        lower, upper = lower.to(dtype), upper.to(dtype)
+    return tl.join(lower, upper)
 
 
 @triton.jit
-def _byte(words: tl.tensor, by: tl.tuple, byte: tl.constexpr, dtype: tl.constexpr) -> tl.tensor:
-    scale, _, offset = by[byte * len(by) // 4]
-    return (coded(words, byte, 0x7F8000) * RAISED * scale + offset).to(dtype)
+def _byte(
+    words: tl.tensor, zero: tl.tensor, number: tl.constexpr, half: tl.constexpr, dtype: tl.constexpr
+) -> tl.tensor:
+    raised = coded(words, number, half, 8) * 2.0**100
+    return (raised * 2.0 ** (49 - lifted(number, half, 8)) - zero[:, None]).to(dtype)

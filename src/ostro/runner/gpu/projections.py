@@ -15,8 +15,8 @@ from ostro.kernels.gpu.fp8 import (
     fp8_small_linear_plain,
     quantize_weight,
 )
-from ostro.kernels.gpu.packed import MOST_FUSED, packed_linear, packed_linear_plain, packed_small_linear
 from ostro.kernels.gpu.packed import default_tiling as packed_tiling
+from ostro.kernels.gpu.packed import is_fused, packed_linear, packed_linear_plain, packed_small_linear
 from ostro.kernels.gpu.packed_words import Packed
 from ostro.kernels.gpu.small_batch import small_linear
 from ostro.kernels.gpu.tilings import Epilogue, Product, Tiling
@@ -96,7 +96,7 @@ def own_tiling(layer: Matrix, rows: int, epilogue: Epilogue, choices: Choices) -
     if isinstance(layer, Fp8Linear):
         return default_tiling(rows, *layer.shape, gated=gated) if rows <= MOST_FEW else None
     if isinstance(layer, PackedLinear):
-        return packed_tiling(rows, layer.packed_weight, gated=gated) if rows <= MOST_FUSED else None
+        return packed_tiling(rows, layer.packed_weight, gated=gated) if is_fused(rows, gated=gated) else None
     return choices.tiling(product_of(layer, epilogue), rows)
 
 
