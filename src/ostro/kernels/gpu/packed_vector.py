@@ -309,8 +309,4 @@ def _products(
     scale, second = halves(pairs)
     # Codes are 2 ** 149 times as large as what was multiplied, and inputs were raised by 2 ** 100.
     result *= 2.0**49
-    if has_minimum:
-        result = scale * result + second * total
-    else:
-        result = scale * (result - second * total)
-    return result
+    return scale * result + second * total if has_minimum else scale * (result - second * total)
