@@ -241,12 +241,6 @@ def test_models_that_fused_kernels_do_not_run_are_refused(device: torch.device) 
         assert refusal.value.param == "deterministic"
 
 
-def test_attention_sinks_are_refused(device: torch.device) -> None:
-    with pytest.raises(BadRequest, match="attention sinks depend on the batch") as refusal:
-        engine(random_model(MIXTURES["gpt_oss"]).to(device))
-    assert refusal.value.param == "deterministic"
-
-
 def test_8_bit_weights_are_refused(device: torch.device) -> None:
     model = random_model(MODELS["llama"]).to(device)
     layer = model.get_submodule("model.layers.0")

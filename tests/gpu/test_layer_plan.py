@@ -209,7 +209,7 @@ def test_fused_layers_give_the_twins_logits(name: str, own: Own, device: torch.d
         torch.testing.assert_close(ours, twins, rtol=1e-3, atol=2e-3)
 
 
-@pytest.mark.parametrize("name", ["gemma3_text", "olmo2", "gpt_neox", "granite", "qwen2_moe"])
+@pytest.mark.parametrize("name", ["gemma3_text", "gpt_oss", "olmo2", "gpt_neox", "granite", "qwen2_moe"])
 def test_invariant_layers_give_the_twins_logits_and_the_same_bits_token_by_token(
     name: str, device: torch.device
 ) -> None:

@@ -376,10 +376,6 @@ class Architecture:
     def has_experts(self) -> bool:
         return any(isinstance(layer.mlp, Experts) for layer in self.layers)
 
-    @property
-    def has_sinks(self) -> bool:
-        return any(layer.attention.sinks is not None for layer in self.layers)
-
     def tensors(self) -> Iterator[StoredTensor]:
         """All tensors that a checkpoint must contain."""
         matrix = (self.shape.vocab_size, self.shape.hidden_size)

@@ -34,6 +34,7 @@ class Sequence:
         page_size: int = 64,
         window: int | None = None,
         softcap: float | None = None,
+        sunk: bool = False,
     ) -> None:
         torch.manual_seed(0)
         pages = -(-LENGTH // page_size)
@@ -46,13 +47,16 @@ class Sequence:
         # As a fused projection leaves it: keys and values follow in the same row.
         self.q = torch.randn(LENGTH, heads + 2 * kv_heads, head_dim).to(device, dtype)[:, :heads]
         self.spec = AttentionSpec(scale=head_dim**-0.5, window=window, softcap=softcap)
+        self.sinks = 2 * torch.randn(heads).to(device, dtype) if sunk else None
         self.tuning = invariant_tuning(dtype, heads, kv_heads, head_dim)
         self.tile = tokens_in_tile(heads, kv_heads, self.tuning)
 
     def attend(self, tiles: list[tuple[int, int, int, int]]) -> Tensor:
         out = torch.zeros_like(self.q, memory_format=torch.contiguous_format)
         listed = torch.tensor(tiles, dtype=torch.int32, device=self.q.device)
-        return invariant_attention(self.q, self.keys, self.values, self.tables, listed, out, self.spec, self.tuning)
+        return invariant_attention(
+            self.q, self.keys, self.values, self.tables, listed, out, self.spec, self.tuning, self.sinks
+        )
 
     def in_chunks(self, *lengths: int) -> Tensor:
         starts = [sum(lengths[:index]) for index in range(len(lengths))]
@@ -61,7 +65,7 @@ class Sequence:
 
     def check(self) -> None:
         whole = self.in_chunks(LENGTH)
-        plain = reference_attention(self.q, self.keys, self.values, self.tables[1], 0, self.spec)
+        plain = reference_attention(self.q, self.keys, self.values, self.tables[1], 0, self.spec, self.sinks)
         assert (whole.float() - plain).norm() / plain.norm() < CLOSE[whole.dtype]
         for lengths in CHUNKS:
             assert torch.equal(self.in_chunks(*lengths), whole)
@@ -76,6 +80,10 @@ def test_a_token_has_the_same_bits_in_any_tile(
     device: torch.device, dtype: torch.dtype, window: int | None, softcap: float | None
 ) -> None:
     Sequence(device, dtype, window=window, softcap=softcap).check()
+
+
+def test_sinks_keep_that(device: torch.device) -> None:
+    Sequence(device, torch.float32, window=40, sunk=True).check()
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(2, 2, 80), (3, 1, 64), (20, 1, 16), (4, 2, 128)])

@@ -47,11 +47,13 @@ def invariant_attention(
     out: Tensor,
     spec: AttentionSpec,
     tuning: PrefillTuning,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Attends the tokens of the tiles, each to its sequence up to itself; fills those rows of `out` and returns it.
 
     q and out are [tokens, heads, head_dim], keys and values [pages, kv_heads, page_size, head_dim], tiles int32
-    [tiles, 4] from `single_tiles` or `prefill_tiles`, with at most `tokens_in_tile` tokens each.
+    [tiles, 4] from `single_tiles` or `prefill_tiles`, with at most `tokens_in_tile` tokens each. Sinks are [heads]: see
+    `architecture.Sinks`.
     """
     _, kv_heads, page_size, head_dim = keys.shape
     attend_tile[(kv_heads, tiles.shape[0])](
@@ -71,6 +73,7 @@ def invariant_attention(
         keys.stride(0),
         values.stride(0),
         tables.stride(0),
+        sinks,
         group=q.shape[1] // kv_heads,
         head_dim=head_dim,
         padded_dim=triton.next_power_of_2(head_dim),

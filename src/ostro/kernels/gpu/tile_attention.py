@@ -6,7 +6,7 @@ The kernel of `invariant_attention`, and of the JAX runner on GPUs. Imports no t
 import triton
 import triton.language as tl
 
-from ostro.kernels.gpu.pages import operand, page_of, scaled, within_page
+from ostro.kernels.gpu.pages import operand, page_of, scaled, with_sinks, within_page
 
 _LOWEST = tl.constexpr(-1.0e30)
 
@@ -29,6 +29,7 @@ def attend_tile(
     key_page_stride,
     value_page_stride,
     table_stride,
+    sinks,
     group: tl.constexpr,
     head_dim: tl.constexpr,
     padded_dim: tl.constexpr,
@@ -86,6 +87,7 @@ def attend_tile(
         mean = tl.dot(chance.to(v.dtype), v, mean * fade[:, None], input_precision="ieee")
         peak = new_peak
 
+    weight = with_sinks(weight, peak, sinks, head, position < end)
     mean = mean / tl.where(weight > 0, weight, 1.0)[:, None]
     to = out + at[:, None] * out_token_stride + head[:, None] * out_head_stride + dim[None, :]
     tl.store(to, mean.to(out.dtype.element_ty), mask=held)
@@ -117,6 +119,6 @@ def attend_packed_tile(
     page_stride: tl.constexpr = kv_heads * page_size * head_dim
     attend_tile(
         q, keys, values, tables, tiles, out, scale, softcap, window, token_stride, head_dim, token_stride, head_dim,
-        page_stride, page_stride, table_width, group, head_dim, padded_dim, page_size, rows, block, window > 0,
+        page_stride, page_stride, table_width, None, group, head_dim, padded_dim, page_size, rows, block, window > 0,
         softcap > 0, stages,
     )  # fmt: skip

@@ -200,10 +200,9 @@ class InvariantAttention(StepAttention):
         pdl: bool = False,
         leads: bool = False,
     ) -> Tensor:
-        assert sinks is None, "models with sinks are refused"
         keys, values = self.pages.layers[layer]
         out = self._memory_for(q)
-        invariant_attention(q, keys, values, self._tables, self._tiles, out, spec, self._tuning)
+        invariant_attention(q, keys, values, self._tables, self._tiles, out, spec, self._tuning, sinks)
         return out.flatten(1)
 
 

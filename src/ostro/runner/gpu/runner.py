@@ -640,11 +640,6 @@ def _check_deterministic(model: Model, adapters: Adapters | None) -> None:
             f"{unfused}. Leave it off, or serve the model on a CPU.",
             param="deterministic",
         )
-    if isinstance(model, Decoder) and model.described.has_sinks:
-        raise BadRequest(
-            "On a GPU attention sinks depend on the batch: leave out deterministic, or serve the model on a CPU.",
-            param="deterministic",
-        )
     if any(isinstance(module, QuantizedLinear) for module in model.modules()):
         raise BadRequest(
             "Products of quantized weights depend on the batch: leave out deterministic, or quantize.",
