@@ -22,10 +22,12 @@ import torch
 from torch import Tensor
 
 from ostro.kernels.gpu import experts as kernel_module
+from ostro.kernels.gpu import single_experts as single_module
 from ostro.kernels.gpu.experts import Ending, Matrices, TileShape, add_up, inner_rows, outer_rows
 from ostro.kernels.gpu.routing import by_expert, route, tile_height
 from ostro.kernels.gpu.single_experts import single_inner, single_outer
 from ostro.kernels.gpu.small_batch import UNUSABLE
+from ostro.kernels.gpu.tilings import VectorTiling
 from ostro.models.architecture import Architecture, Experts
 from ostro.models.registry import describe
 from ostro.torch_models import experts as twins
@@ -52,10 +54,16 @@ def random_layers(described: Experts, number: int) -> list[twins.Experts]:
 def mixed(layer: twins.Experts, described: Experts, x: Tensor, logits: Tensor, *, pdl: bool) -> Tensor:
     """As `runner.gpu.fused` does it."""
     up, down = (Matrices(each.weight, each.bias) for each in (layer.up, layer.down))
-    count, chosen = described.count, described.chosen
+    chosen = described.chosen
     if len(x) == 1:
         inner = single_inner(x, logits, up, chosen, described.activation, pdl=pdl)
         return single_outer(inner, logits, down, normalized=described.normalized, ending=Ending(), pdl=pdl)
+    return mixed_rows(layer, described, x, logits, pdl=pdl)
+
+
+def mixed_rows(layer: twins.Experts, described: Experts, x: Tensor, logits: Tensor, *, pdl: bool) -> Tensor:
+    up, down = (Matrices(each.weight, each.bias) for each in (layer.up, layer.down))
+    count, chosen = described.count, described.chosen
     routed = route(logits, count, chosen, normalized=described.normalized, pdl=pdl)
     rows = by_expert(routed.experts, count, tile_height(routed.experts.numel(), count), pdl=pdl)
     outer = outer_rows(inner_rows(x, up, rows, chosen, described.activation, pdl=pdl), down, rows, pdl=pdl)
@@ -164,6 +172,30 @@ def search(layers: Sequence[twins.Experts], described: Experts, x: Tensor, logit
                 print(f"  height {height:3} {kind} {tuple(shape)!s:18} {took}", flush=True)
 
 
+def search_single(layers: Sequence[twins.Experts], described: Experts, x: Tensor, logits: Sequence[Tensor]) -> None:
+    """Together, with either tiling of one kernel, and with the kernels for several rows."""
+    pdl = torch.cuda.get_device_capability() >= (9, 0)
+    for name, tilings in {
+        "INNER": [(4, 256, 4), (8, 256, 4), (16, 256, 4), (8, 256, 8), (16, 256, 8), (2, 256, 2)],
+        "OUTER": [(8, 256, 4), (8, 256, 8), (2, 256, 2), (4, 512, 4)],
+    }.items():
+        for tiling in tilings:
+            with patch.object(single_module, name, VectorTiling(*tiling)):
+                calls = [partial(mixed, *each, pdl=pdl) for each in _uses(layers, described, x, logits)]
+                alone = kernels(layers, described, x, logits)["inner" if name == "INNER" else "outer"]
+                print(
+                    f"  {name} {tiling!s:12} together {microseconds(calls):6.1f} µs, alone {microseconds(alone):6.1f}"
+                )
+    calls = [partial(mixed_rows, *each, pdl=pdl) for each in _uses(layers, described, x, logits)]
+    print(f"  as several rows {microseconds(calls):6.1f} µs", flush=True)
+
+
+def _uses(
+    layers: Sequence[twins.Experts], described: Experts, x: Tensor, logits: Sequence[Tensor]
+) -> list[tuple[twins.Experts, Experts, Tensor, Tensor]]:
+    return [(layer, described, x, own) for layer, own in zip(layers, logits, strict=True)]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", type=Path, default=CONFIGS / "qwen3-30b-a3b.json")
@@ -197,8 +229,8 @@ def main() -> None:
                 f"{flops:5.0f} TFLOP/s); alone: {parts}; difference {worst:.4f}",
                 flush=True,
             )
-            if options.search and number > 1:
-                search(layers, described, x, logits)
+            if options.search:
+                (search_single if number == 1 else search)(layers, described, x, logits)
 
 
 if __name__ == "__main__":

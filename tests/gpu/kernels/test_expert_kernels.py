@@ -107,9 +107,9 @@ LOGITS = st.sampled_from([-math.inf, -1.0, -0.0, 0.0, 0.5, 2.0, 1e30])
 
 
 @settings(max_examples=25, deadline=None)
-@given(st.data(), st.integers(1, 5), st.sampled_from([1, 3, 8, 40]), st.booleans())
+@given(st.data(), st.integers(1, 5), st.sampled_from([1, 3, 8, 40]), st.booleans(), st.booleans())
 def test_rows_choose_as_torch_does_and_of_equal_logits_the_first(
-    data: st.DataObject, rows: int, count: int, normalized: bool
+    data: st.DataObject, rows: int, count: int, normalized: bool, half: bool
 ) -> None:
     chosen = data.draw(st.integers(1, min(count, 8)))
     size = rows * count
@@ -117,17 +117,19 @@ def test_rows_choose_as_torch_does_and_of_equal_logits_the_first(
     # Some experts can be chosen: otherwise no weight is a number.
     logits = torch.tensor(values, device=DEVICE).view(rows, count)
     logits[:, -1] = 0.25
+    logits = logits.clamp(max=100.0).half() if half else logits
     experts, weights = plain.route(logits, chosen, normalized=normalized)
     found = route(logits, count, chosen, normalized=normalized)
     assert found.experts.tolist() == experts.tolist()
     torch.testing.assert_close(found.weights, weights)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("count", [60, 128, 200, 512])
-def test_many_experts_are_ranked(count: int, device: torch.device) -> None:
+def test_many_experts_are_ranked(count: int, dtype: torch.dtype, device: torch.device) -> None:
     torch.manual_seed(0)
     # Beside a gate's logit, which is no expert's.
-    logits = torch.randn(3, count + 1, device=device).mul_(8).round_()
+    logits = torch.randn(3, count + 1, device=device).mul_(8).round_().to(dtype)
     logits[:, count] = 100.0
     experts, weights = plain.route(logits[:, :count], 8, normalized=False)
     found = route(logits, count, 8, normalized=False)
@@ -135,8 +137,11 @@ def test_many_experts_are_ranked(count: int, device: torch.device) -> None:
     torch.testing.assert_close(found.weights, weights)
 
 
-def test_logits_that_are_no_numbers_choose_some_experts_and_show_in_the_weights(device: torch.device) -> None:
-    logits = torch.tensor([[0.0, math.nan, 1.0, math.nan, 2.0]], device=device)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_logits_that_are_no_numbers_choose_some_experts_and_show_in_the_weights(
+    dtype: torch.dtype, device: torch.device
+) -> None:
+    logits = torch.tensor([[0.0, math.nan, 1.0, -math.nan, 2.0]], device=device, dtype=dtype)
     with np.errstate(all="ignore"):
         experts, weights = route(logits, 5, 3, normalized=True)
     assert experts.tolist() == [[1, 3, 4]]
@@ -207,7 +212,7 @@ def test_all_rows_may_go_through_one_expert_and_none_through_the_others(alone: b
 def test_a_single_row_equals_the_plain_twin(
     count: int, hidden: int, inner: int, chosen: int, normed: bool, device: torch.device
 ) -> None:
-    experts = module(described(count, hidden, inner, chosen, normalized=chosen == 3), device)
+    experts = module(described(count, hidden, inner, chosen, normalized=chosen != 3), device)
     x, weight = torch.randn(1, hidden, device=device), torch.rand(hidden, device=device)
     read = torch.nn.functional.rms_norm(x, (hidden,), weight, 1e-5) if normed else x
     ours = single(experts, x, experts.router(read), Ending(), (weight, 1e-5) if normed else None)

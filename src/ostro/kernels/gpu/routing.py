@@ -8,8 +8,7 @@
 A row's slots are `row * chosen + rank`. No number of tiles is known to the host, which launches kernels for the most
 that there may be (`most_tiles`): those beyond the device's count have nothing to do.
 
-An expert's rank is the number of experts before it: comparing all pairs takes one pass, where choosing one expert after
-another would take as many as are chosen. The plain twin is `torch_models.experts.route`, with torch's own stable sort.
+The plain twin is `torch_models.experts.route`, with torch's own stable sort.
 """
 
 from typing import NamedTuple
@@ -22,8 +21,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ostro.kernels.gpu.tilings import power_of_two
 
-COMPARED = 32
-"""Experts that all others are compared with at a time."""
+MOST_EXPERTS = 8192
 TILE_FIELDS = 3
 """Of a tile: its expert, its first slot, counted in the order of experts, and the end of the expert's slots."""
 INVARIANT_HEIGHT = 64
@@ -74,7 +72,7 @@ def route(logits: Tensor, count: int, chosen: int, *, normalized: bool, pdl: boo
     else their part of the softmax over all.
     """
     rows = len(logits)
-    assert chosen <= count <= logits.shape[1]
+    assert chosen <= count <= min(logits.shape[1], MOST_EXPERTS)
     experts = torch.empty(rows, chosen, dtype=torch.int32, device=logits.device)
     weights = torch.empty(rows, chosen, dtype=torch.float32, device=logits.device)
     _route_kernel[(rows,)](
@@ -85,9 +83,9 @@ def route(logits: Tensor, count: int, chosen: int, *, normalized: bool, pdl: boo
         count=count,
         chosen=chosen,
         normalized=normalized,
-        block=max(COMPARED, power_of_two(count)),
+        block=power_of_two(count),
         pdl=pdl,
-        num_warps=4,
+        num_warps=1,
         launch_pdl=pdl,
     )
     return Routed(experts, weights)
@@ -131,67 +129,93 @@ def _route_kernel(
         gdc_launch_dependents()
         gdc_wait()
     row = tl.program_id(0).to(tl.int64)
-    expert = tl.arange(0, block)
-    ranks, shares = ranked(logits + row * stride, count, chosen, normalized, block)
-    at = row * chosen + ranks
-    tl.store(experts + at, expert, mask=ranks < chosen)
-    tl.store(weights + at, shares, mask=ranks < chosen)
+    found, shares = choose(logits + row * stride, count, chosen, normalized, block)
+    for rank in tl.static_range(chosen):
+        tl.store(experts + row * chosen + rank, found[rank])
+        tl.store(weights + row * chosen + rank, shares[rank])
 
 
 @triton.jit
-def ranked(
+def choose(
     logits: tl.tensor, count: tl.constexpr, chosen: tl.constexpr, normalized: tl.constexpr, block: tl.constexpr
-) -> tuple[tl.tensor, tl.tensor]:
-    """For each expert of one row, how many have a higher logit, or the same and a lower number; and, of the chosen
-    ones, the weight.
+) -> tuple[tuple[tl.tensor, ...], tuple[tl.tensor, ...]]:
+    """The experts of one row, by falling logit, and their weights."""
+    keys = load_keys(logits, count, block)
+    experts = ()  # type: tuple[tl.tensor, ...]
+    values = ()  # type: tuple[tl.tensor, ...]
+    best = tl.max(keys, 0)
+    highest = _logit_of(best)
+    total = 0.0
+    if not normalized:
+        own = tl.where(tl.arange(0, block) < count, _logit_of(keys), float("-inf"))
+        total = tl.sum(tl.exp(own - highest), 0)
+    for rank in tl.static_range(chosen):
+        if rank > 0:
+            keys = without(keys, best)
+            best = tl.max(keys, 0)
+        value = tl.exp(_logit_of(best) - highest)
+        experts += (expert_of(best),)
+        values += (value,)
+        if normalized:
+            total += value
+    shares = ()  # type: tuple[tl.tensor, ...]
+    for rank in tl.static_range(chosen):
+        shares += (values[rank] / total,)
+    return experts, shares
+
+
+@triton.jit
+def load_keys(logits: tl.tensor, count: tl.constexpr, block: tl.constexpr) -> tl.tensor:
+    """A row's logits as different integers in the same order, with the experts' numbers in them: of equal logits, the
+    first expert's is higher. To find the highest is one instruction for a warp, as it is not for pairs of numbers.
     """
     expert = tl.arange(0, block)
-    own = _load_logits(logits, expert, count)
-    # Of 32 others at a time, which come before it; counted at the end.
-    found = tl.zeros([32, block], tl.int32)
-    if block <= 128:
-        # All loads are on their way before the first comparison.
-        loaded = ()  # type: tuple[tl.tensor, ...]
-        for part in tl.static_range(block // 32):
-            loaded += (_load_logits(logits, part * 32 + tl.arange(0, 32), count),)
-        for part in tl.static_range(block // 32):
-            found += _ahead(own, expert, loaded[part], part * 32 + tl.arange(0, 32), count)
-    else:
-        for start in range(0, count, 32):
-            other = start + tl.arange(0, 32)
-            found += _ahead(own, expert, _load_logits(logits, other, count), other, count)
-    ranks = tl.where(expert < count, tl.sum(found, 0), block)
-    among = ranks < (chosen if normalized else count)
-    shares = tl.where(among, tl.exp(own - tl.max(own, 0)), 0.0)
-    return ranks, shares / tl.sum(shares, 0)
-
-
-@triton.jit
-def of_ranks(values: tl.tensor, ranks: tl.tensor, block: tl.constexpr) -> tl.tensor:
-    """The values of the first experts by rank, as many as `block`."""
-    own = ranks[None, :] == tl.arange(0, block)[:, None]
-    return tl.sum(tl.where(own, values[None, :], 0), 1)
-
-
-@triton.jit
-def element(values: tl.tensor, index: tl.tensor) -> tl.tensor:
-    return tl.sum(tl.where(tl.arange(0, values.shape[0]) == index, values, 0), 0)
-
-
-@triton.jit
-def _ahead(own: tl.tensor, expert: tl.tensor, theirs: tl.tensor, other: tl.tensor, count: tl.constexpr) -> tl.tensor:
-    """[others, experts]: one where the other comes before."""
-    theirs, other = theirs[:, None], other[:, None]
-    first = (theirs == own[None, :]) & (other < expert[None, :])
-    return (((theirs > own[None, :]) | first) & (other < count)).to(tl.int32)
-
-
-@triton.jit
-def _load_logits(at: tl.tensor, expert: tl.tensor, count: tl.constexpr) -> tl.tensor:
     # Past the L1 cache, which may hold an earlier layer's: a kernel may read these before it waits.
-    logits = tl.load(at + expert, mask=expert < count, other=float("-inf"), cache_modifier=".cg").to(tl.float32)
-    # What is not a number compares with nothing, and would leave two experts with one rank.
-    return tl.where(logits == logits, logits, float("inf"))
+    value = tl.load(logits + expert, mask=expert < count, other=0.0, cache_modifier=".cg").to(tl.float32)
+    # What is not a number is higher than any; both zeros are one.
+    bits = tl.where(value == value, value + 0.0, float("nan")).to(tl.int32, bitcast=True)
+    ordered = _reordered(bits)
+    if logits.dtype.element_ty.primitive_bitwidth <= 16:
+        # The last 13 bits are free.
+        keys = (ordered & -8192) | (8191 - expert)
+    else:
+        keys = (ordered.to(tl.int64) << 13) | (8191 - expert)
+    return tl.where(expert < count, keys, _lowest(keys))
+
+
+@triton.jit
+def without(keys: tl.tensor, best: tl.tensor) -> tl.tensor:
+    return tl.where(keys == best, _lowest(keys), keys)
+
+
+@triton.jit
+def expert_of(key: tl.tensor) -> tl.tensor:
+    return (8191 - (key & 8191)).to(tl.int32)
+
+
+@triton.jit
+def _logit_of(key: tl.tensor) -> tl.tensor:
+    # Of 16-bit logits, the expert's number is where their bits end.
+    ordered = key & -8192 if key.dtype == tl.int32 else (key >> 13).to(tl.int32)
+    bits = _reordered(ordered)
+    if key.dtype == tl.int32:
+        bits &= -8192
+    return bits.to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _reordered(bits: tl.tensor) -> tl.tensor:
+    """From a float's bits to an integer in the order of floats, and back: negative ones' bits rise as they fall."""
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+
+
+@triton.jit
+def _lowest(keys: tl.tensor) -> tl.tensor:
+    if keys.dtype == tl.int32:
+        lowest = tl.full(keys.shape, -2147483648, tl.int32)
+    else:
+        lowest = tl.full(keys.shape, -9223372036854775808, tl.int64)
+    return lowest
 
 
 @triton.jit(do_not_specialize=["number"])

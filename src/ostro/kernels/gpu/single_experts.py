@@ -3,12 +3,15 @@
     x ──(norm)──> · up of each chosen expert ── act(gate) * up ──> inner [chosen, inner]
     inner ──────> · down of each, times its weight, added up ────> out, or added to the residual
 
-Every program ranks the experts for itself: a kernel that did so once would cost more than that, since others would have
-to wait for it. The second kernel does so before the first has ended, and loads its weights, because the first lets it
+Every program finds out for itself which experts are chosen: a kernel that did so once would cost more than that, since
+others would have to wait for it. The logits must be loaded once a program, no more: thousands of requests for the same
+bytes queue up. The second kernel chooses before the first has ended, and loads its weights, because the first lets it
 start only once the logits are complete (see `experts`).
 
 Multiplies and adds in float32 like `vector_linear`, whose loads it shares. The plain twin is `torch_models.experts`.
 """
+
+from dataclasses import replace
 
 import torch
 import triton
@@ -19,11 +22,13 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from ostro.kernels.gpu.epilogue import previous
 from ostro.kernels.gpu.experts import Ending, Matrices
 from ostro.kernels.gpu.mlp import GATES, gate_up
-from ostro.kernels.gpu.routing import COMPARED, element, of_ranks, ranked
+from ostro.kernels.gpu.routing import choose, expert_of, load_keys, without
 from ostro.kernels.gpu.tilings import VectorTiling, default_vector_tiling, power_of_two
 from ostro.kernels.gpu.vector_linear import add_products, load_inputs, load_weights, numbers, pairs, word_unit
 
 _NARROW = 3072
+INNER, OUTER = VectorTiling(4, 256, 4), VectorTiling(4, 256, 4)
+"""For narrower rows, of which a warp has its own."""
 # Registers of weights that a thread may have on the way.
 _HELD = 64
 _HELD_AHEAD = 96
@@ -71,7 +76,7 @@ def single_inner(
         paired=paired,
         count=experts,
         chosen=chosen,
-        block_experts=max(COMPARED, power_of_two(experts)),
+        block_experts=power_of_two(experts),
         block_out=tiling.outs,
         block_words=block,
         held=held,
@@ -131,8 +136,7 @@ def single_outer(
         count=experts,
         chosen=chosen,
         normalized=normalized,
-        block_chosen=power_of_two(chosen),
-        block_experts=max(COMPARED, power_of_two(experts)),
+        block_experts=power_of_two(experts),
         block_out=tiling.outs,
         block_words=block,
         chunks=chunks,
@@ -149,6 +153,8 @@ def single_outer(
         pdl=pdl,
         num_warps=tiling.warps,
         num_stages=1,
+        # With more, not all programs would run at once.
+        maxnreg=128,
         launch_pdl=pdl,
     )
     return out
@@ -156,8 +162,8 @@ def single_outer(
 
 def _tiling(out_features: int, in_features: int, *, gated: bool) -> VectorTiling:
     if in_features <= _NARROW:
-        # A warp has rows of its own, and there are enough of them to rank experts fast.
-        return VectorTiling(4, min(256, power_of_two(in_features)), 4)
+        narrow = INNER if gated else OUTER
+        return replace(narrow, ins=min(narrow.ins, power_of_two(in_features)))
     return default_vector_tiling(out_features, in_features, gated=gated)
 
 
@@ -218,8 +224,12 @@ def _inner_kernel(
         gdc_wait()
         # Not before: the next kernel relies on the logits.
         gdc_launch_dependents()
-    ranks, _ = ranked(logits, count, chosen, True, block_experts)
-    expert = tl.sum(tl.where(ranks == slot, tl.arange(0, block_experts), 0), 0)
+    keys = load_keys(logits, count, block_experts)
+    best = tl.max(keys, 0)
+    for _ in range(slot):
+        keys = without(keys, best)
+        best = tl.max(keys, 0)
+    expert = expert_of(best)
     main_at = weight + (expert * 2 * outs + n).to(tl.int64)[:, None] * in_words + k[None, :]
     up_at = main_at + outs.to(tl.int64) * in_words
     main = tl.zeros([block_out, block_words], tl.float32)
@@ -342,7 +352,6 @@ def _outer_kernel(
     count: tl.constexpr,
     chosen: tl.constexpr,
     normalized: tl.constexpr,
-    block_chosen: tl.constexpr,
     block_experts: tl.constexpr,
     block_out: tl.constexpr,
     block_words: tl.constexpr,
@@ -366,18 +375,16 @@ def _outer_kernel(
     k = tl.arange(0, block_words)
     inside = n < outs
     copies: tl.constexpr = block_out if warp_a_row else 1
-    ranks, shares = ranked(logits, count, chosen, normalized, block_experts)
-    experts = of_ranks(tl.arange(0, block_experts), ranks, block_chosen)
-    shares = of_ranks(shares, ranks, block_chosen)
+    experts, shares = choose(logits, count, chosen, normalized, block_experts)
     at = weight + n.to(tl.int64)[:, None] * in_words + k[None, :]
     matrix = outs.to(tl.int64) * in_words
     main = tl.zeros([block_out, block_words], tl.float32)
     if ahead:
         weights_held = ()  # type: tuple[tl.tensor, ...]
         for slot in tl.static_range(chosen):
-            own = at + element(experts, slot) * matrix
+            matrix_at = at + experts[slot] * matrix
             for chunk in tl.static_range(chunks):
-                weights_held += (load_weights(own, inside, k, chunk * block_words, in_words, even_out, even_in),)
+                weights_held += (load_weights(matrix_at, inside, k, chunk * block_words, in_words, even_out, even_in),)
     if pdl:
         gdc_wait()
     before = previous(out + n, inside, adds)
@@ -387,32 +394,34 @@ def _outer_kernel(
             beside *= tl.sigmoid(tl.load(gate).to(tl.float32))
     if ahead:
         for slot in tl.static_range(chosen):
-            share = element(shares, slot)
+            own = tl.zeros([block_out, block_words], tl.float32)
             for chunk in tl.static_range(chunks):
                 row = inner + slot * in_words
                 even, odd = numbers(load_inputs(row, k, chunk * block_words, in_words, copies, even_in), paired)
                 even_weight, odd_weight = numbers(weights_held[slot * chunks + chunk], paired)
-                main = add_products(main, even_weight, odd_weight, even * share, odd * share, paired)
+                own = add_products(own, even_weight, odd_weight, even, odd, paired)
+            main += own * shares[slot]
     else:
-        for slot in range(chosen):
-            share = element(shares, slot)
-            own = at + element(experts, slot) * matrix
+        for slot in tl.static_range(chosen):
+            matrix_at = at + experts[slot] * matrix
             row = inner + slot * in_words
+            own = tl.zeros([block_out, block_words], tl.float32)
             for start in range(0, in_words, held * block_words):
                 loaded = ()  # type: tuple[tl.tensor, ...]
                 for chunk in tl.static_range(held):
                     here = start + chunk * block_words
-                    loaded += (load_weights(own, inside, k, here, in_words, even_out, even_in),)
+                    loaded += (load_weights(matrix_at, inside, k, here, in_words, even_out, even_in),)
                 for chunk in tl.static_range(held):
                     here = start + chunk * block_words
                     even, odd = numbers(load_inputs(row, k, here, in_words, copies, even_in), paired)
                     even_weight, odd_weight = numbers(loaded[chunk], paired)
-                    main = add_products(main, even_weight, odd_weight, even * share, odd * share, paired)
+                    own = add_products(own, even_weight, odd_weight, even, odd, paired)
+            main += own * shares[slot]
     total = tl.sum(main, 1)
     if has_bias:
         for slot in tl.static_range(chosen):
-            of_slot = tl.load(bias + element(experts, slot) * outs + n, mask=inside, other=0.0).to(tl.float32)
-            total += element(shares, slot) * of_slot
+            of_slot = tl.load(bias + experts[slot] * outs + n, mask=inside, other=0.0).to(tl.float32)
+            total += shares[slot] * of_slot
     if has_shared:
         total += beside
     if adds:
