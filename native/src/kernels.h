@@ -69,7 +69,9 @@ struct TextHead {
   float* scores;
 
   TextHead(float* memory, int dim, int length, int panel)
-      : keys(memory), values(keys + text_width(length, panel) * dim), scores(values + static_cast<long>(length) * dim) {}
+      : keys(memory),
+        values(keys + text_width(length, panel) * dim),
+        scores(values + static_cast<long>(length) * dim) {}
   static constexpr long floats(int dim, int length, int panel) {
     return text_width(length, panel) * (2 * dim + kTextRows);
   }

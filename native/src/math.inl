@@ -43,8 +43,10 @@ OSTRO_INLINE void polynomial(const Broadcast (&coefficients)[terms], const Float
   });
 }
 
-constexpr Broadcast kPowersOfTwo[] = {broadcast(1.000000119f),    broadcast(6.931469440e-1f), broadcast(2.402212024e-1f),
-                                      broadcast(5.550713092e-2f), broadcast(9.675540961e-3f), broadcast(1.327647129e-3f)};
+constexpr Broadcast kPowersOfTwo[] = {
+    broadcast(1.000000119f),    broadcast(6.931469440e-1f), broadcast(2.402212024e-1f),
+    broadcast(5.550713092e-2f), broadcast(9.675540961e-3f), broadcast(1.327647129e-3f),
+};
 
 // x = 2^x for x up to 127, to 2e-7 of it
 template <int count>

@@ -20,23 +20,23 @@
 namespace ostro {
 
 enum class Op : int32_t {
-  kEmbed = 0,      // out = row of the matrix * scale
-  kLinear = 1,     // out = matrix (normed) in, then `after`
-  kNorm = 2,       // out = normed in, or out += it if `after` is kAdd; with a bias it is a layer norm
-  kAttend = 3,     // stores keys and values of `in` in pages; out = attention of its queries
-  kGather = 4,     // out = the requested rows
-  kSoftcap = 5,    // out = cap * tanh(out / cap)
-  kSample = 6,     // tokens from the logits in `in`
-  kAdapt = 7,      // out += each row's adapter term for (normed) in
-  kActivate = 8,   // out = activation(gates) * ups, panels of which alternate in `in`
-  kScale = 9,      // out = in * scale, or out += it if `after` is kAdd
-  kApply = 10,     // out = after(out), an activation
-  kPosition = 11,  // out = the matrix's row for the token's position
-  kRoute = 12,     // picks each token's experts by the logits in `in`: see routing.h
-  kExpand = 13,    // slots of out = their experts' matrices (normed) in, a row per token, then `after`
-  kExpert = 14,    // the same, but `in` has a row per slot
-  kCombine = 15,   // out = the weighted sum of a token's slots in `in`, * scale, or out += it if `after` is kAdd
-  kGate = 16,      // out *= sigmoid(first column of in)
+  kEmbed = 0,        // out = row of the matrix * scale
+  kLinear = 1,       // out = matrix (normed) in, then `after`
+  kNorm = 2,         // out = normed in, or out += it if `after` is kAdd; with a bias it is a layer norm
+  kAttend = 3,       // stores keys and values of `in` in pages; out = attention of its queries
+  kGather = 4,       // out = the requested rows
+  kSoftcap = 5,      // out = cap * tanh(out / cap)
+  kSample = 6,       // tokens from the logits in `in`
+  kAdapt = 7,        // out += each row's adapter term for (normed) in
+  kActivate = 8,     // out = activation(gates) * ups, panels of which alternate in `in`
+  kScale = 9,        // out = in * scale, or out += it if `after` is kAdd
+  kApply = 10,       // out = after(out), an activation
+  kPosition = 11,    // out = the matrix's row for the token's position
+  kRoute = 12,       // picks each token's experts by the logits in `in`: see routing.h
+  kExpand = 13,      // slots of out = their experts' matrices (normed) in, a row per token, then `after`
+  kExpert = 14,      // the same, but `in` has a row per slot
+  kCombine = 15,     // out = the weighted sum of a token's slots in `in`, * scale, or out += it if `after` is kAdd
+  kGate = 16,        // out *= sigmoid(first column of in)
   kAttendText = 17,  // out = attention of the queries of `in` to all tokens of their text, `window` on either side
   kType = 18,        // out = the matrix's row for the token's type
 };

@@ -10,7 +10,7 @@
 
 namespace OSTRO_ISA {
 
-// Panels of keys are [dimension][key of P], the last one filled up with zeros; panels of values are [key][dimension of P].
+// Panels of keys are [dimension][key of P], the last one filled up with zeros; those of values [key][dimension of P].
 static void pack_head(int dim, int length, const float* keys, const float* values, long stride, const TextHead& to) {
   float* panel = to.keys;
   for (int key = 0; key < length; key += kPanel, panel += dim * kPanel) {
@@ -56,7 +56,8 @@ inline float weigh_text(float* scores, int begin, int end, int panels_begin, int
 template <typename Body>
 inline void each_text_tile(int begin, int end, int rows, const Body& body) {
   each_panels(begin, end, [&]<int panels>(int panel) {
-    each_tile<std::min(kTileRows, 4)>(rows, [&](auto tile, int row) { body.template operator()<panels>(tile, panel, row); });
+    each_tile<std::min(kTileRows, 4)>(
+        rows, [&](auto tile, int row) { body.template operator()<panels>(tile, panel, row); });
   });
 }
 
@@ -94,7 +95,8 @@ static void attend_text(const TextAttention& how, const TextHead& head, int begi
     }
     each_text_tile(0, dim / kPanel, rows, [&]<int panels>(auto tile, int panel, int row) {
       const PanelPlaces<panels> values(head.values, panel, length, first);
-      const auto sums = float_tile<float, panels, tile>(head.scores + row * width + first, width, values.at, last - first);
+      const float* weights = head.scores + row * width + first;
+      const auto sums = float_tile<float, panels, tile>(weights, width, values.at, last - first);
       for (int i = 0; i < tile; ++i)
         for (int j = 0; j < panels; ++j)
           store(out + (at + row + i) * out_stride + (panel + j) * kPanel, sums.at[j][i] * shares[row + i]);

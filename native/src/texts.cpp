@@ -2,14 +2,14 @@
 // pages, and token types.
 #include <algorithm>
 
-#include "plan.h"
 #include "pack.h"
+#include "plan.h"
 #include "work.h"
 
 namespace ostro {
 namespace {
 
-// Queries of a head that a thread takes at a time, a multiple of kTextRows: many, as it first packs all keys and values.
+// Queries of a head that a thread takes at a time, a multiple of kTextRows: many, as it packs keys and values first.
 constexpr int kTextBlock = 128;
 
 int text_blocks(const Piece& text) { return (text.length + kTextBlock - 1) / kTextBlock; }

@@ -14,6 +14,7 @@ from native_models import needs_library
 from ostro.config import EngineConfig
 from ostro.errors import BadCheckpoint, BadRequest, Unsupported
 from ostro.kernels.cpu.library import instruction_sets, why_missing
+from ostro.kernels.cpu.program import Piece
 from ostro.runner.encoder import EncoderRunner
 from ostro.runner.load import load_runner
 from ostro.runner.native.encoder import NativeEncoderRunner
@@ -151,7 +152,6 @@ def test_a_dense_module_that_does_not_fit_is_refused(tmp_path: Path) -> None:
 
 def test_a_batch_that_is_out_of_bounds_is_refused(tmp_path: Path) -> None:
     program = native_encoder(WIDE["bert"], reference(WIDE["bert"]), tmp_path, MEAN).program
-    from ostro.kernels.cpu.program import Piece
 
     def given(start: int = 0, types: tuple[int, ...] = (0, 1)) -> None:
         tokens, none = np.array([1, 2], np.int32), np.zeros(0, np.int32)
