@@ -157,7 +157,7 @@ def run(core, work: list[Work]) -> tuple[float, int]:  # type: ignore[no-untyped
 
 
 def measure(  # type: ignore[no-untyped-def]
-    core, config: dict[str, object], name: str, *, quantize: str = "none", fp8_kv: bool = False
+    core, config: dict[str, object], name: str, *, quantize: str = "none", fp8_kv: bool = False, runs: int = 2
 ) -> Row:
     from ostro.models.architecture import Architecture
     from ostro.models.registry import describe
@@ -166,7 +166,8 @@ def measure(  # type: ignore[no-untyped-def]
     # Steps with prompts are captured when a second one of their size is met.
     for _ in range(2):
         run(core, work)
-    (first, steps), (second, _) = run(core, work), run(core, work)
+    timed = [run(core, work) for _ in range(runs)]
+    seconds, (_, steps) = [each for each, _ in timed], timed[0]
     output = sum(each.output for each in work)
     described = describe(config)
     assert isinstance(described, Architecture), "only decoders have a floor"
@@ -176,10 +177,10 @@ def measure(  # type: ignore[no-untyped-def]
         requests=len(work),
         prompt_tokens=sum(len(each.prompt) for each in work),
         output_tokens=output,
-        seconds=[first, second],
-        tokens_per_second=[output / first, output / second],
+        seconds=seconds,
+        tokens_per_second=[output / each for each in seconds],
         floor_seconds=best,
-        share_of_floor=[best / first, best / second],
+        share_of_floor=[best / each for each in seconds],
         steps=steps,
     )
 
@@ -370,6 +371,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--kv-dtype", choices=["auto", "fp8"], default="auto")
     parser.add_argument("--kernel-choices", default="auto", metavar="auto|off|FILE")
     parser.add_argument("--no-overlaps", action="store_true", help="launch no kernel ahead of its inputs")
+    parser.add_argument("--runs", type=int, default=2, help="for the record, after the one that warms up")
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--host", action="store_true", help="without the device's work")
     parser.add_argument("--save", action="store_true", help="under bench/results/h200")
@@ -406,7 +408,7 @@ def main() -> None:
             measure_host(core, name)
             continue
         fp8_kv = options.kv_dtype == "fp8"
-        rows.append(row := measure(core, config, name, quantize=options.quantize, fp8_kv=fp8_kv))
+        rows.append(row := measure(core, config, name, quantize=options.quantize, fp8_kv=fp8_kv, runs=options.runs))
         figures = " ".join(
             f"{s:8.3f} s {t:9.0f} tok/s" for s, t in zip(row.seconds, row.tokens_per_second, strict=True)
         )

@@ -34,7 +34,7 @@ def is_fused(rows: int, *, gated: bool) -> bool:
 
 def default_tiling(rows: int, weight: Packed, *, gated: bool) -> Tiling:
     if rows == 1:
-        return packed_vector.default_tiling(weight.shape[1], bits=weight.bits, gated=gated)
+        return packed_vector.default_tiling(*weight.shape, bits=weight.bits, gated=gated)
     return packed_dot.default_tiling(rows, weight, gated=gated)
 
 

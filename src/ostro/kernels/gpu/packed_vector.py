@@ -24,16 +24,23 @@ _WORDS_A_THREAD = 4
 # Words per thread that are loaded before the wait for the previous kernel: all, so that there is no loop.
 _HELD_WORDS = 64
 _MOST_WARPS = 4
+# Programs of four warps that a multiprocessor has room for, if a thread has no more registers than these.
+_PLACES, _REGISTERS = 4, 128
 
 
-def default_tiling(in_features: int, *, bits: int, gated: bool) -> VectorTiling:
-    a_warp = 32 * _WORDS_A_THREAD * 32 // bits
+def default_tiling(
+    out_features: int, in_features: int, *, bits: int, gated: bool, multiprocessors: int = 132
+) -> VectorTiling:
+    """`out_features` counts the weight's rows, both gate and up."""
+    a_warp = 32 * quad_inputs(bits)
     warps = max(1, min(_MOST_WARPS, power_of_two(in_features) // a_warp))
-    chunks = -(-in_features // (warps * a_warp))
-    outs = max(1, _HELD_WORDS // _WORDS_A_THREAD // chunks // (2 if gated else 1))
-    return VectorTiling(
-        outs=1 << (outs.bit_length() - 1), ins=min(warps * a_warp, power_of_two(in_features)), warps=warps
-    )
+    chunks, copies = -(-in_features // (warps * a_warp)), 2 if gated else 1
+    outs = max(1, _HELD_WORDS // _WORDS_A_THREAD // chunks // copies)
+    outs = 1 << (outs.bit_length() - 1)
+    # All programs at once, in the places that there are: larger ones would leave some empty.
+    while outs > 1 and 2 * out_features // copies // outs <= _PLACES * multiprocessors:
+        outs //= 2
+    return VectorTiling(outs=outs, ins=min(warps * a_warp, power_of_two(in_features)), warps=warps)
 
 
 def packed_vector(
@@ -85,6 +92,7 @@ def packed_vector(
         pdl=pdl,
         num_warps=tiling.warps,
         num_stages=1,
+        maxnreg=_REGISTERS,
         launch_pdl=pdl,
     )
 
@@ -124,7 +132,6 @@ def _vector_kernel(
 ) -> None:
     if pdl:
         gdc_launch_dependents()
-    # With gate and up, rows of the weight come first from the one, then from the other.
     num_rows: tl.constexpr = block_out * (2 if gated else 1)
     first = tl.program_id(0) * block_out
     quad = tl.arange(0, block_quads)
@@ -133,12 +140,21 @@ def _vector_kernel(
     # wait for the previous kernel.
     words_held = ()  # type: tuple[tl.tuple, ...]
     pairs_held = ()  # type: tuple[tl.tuple, ...]
+    main_words = words + first.to(tl.int64) * quads * 4
+    main_pairs = pairs + first.to(tl.int64) * groups
     for chunk in tl.static_range(chunks):
+        own_quad = quad + chunk * block_quads
         for row in tl.static_range(num_rows):
-            n, inside = _row(first, row, outs, block_out, even_out)
-            own_quad = quad + chunk * block_quads
-            words_held += (_words(words, n, inside, own_quad, quads, even_out, even_in),)
-            pairs_held += (_pairs(pairs, n, inside, own_quad, quads, groups, quads_a_group),)
+            # With gate and up, rows of the weight come first from the one, then from the other.
+            own_words, own_pairs = main_words, main_pairs
+            if row >= block_out:
+                own_words += outs.to(tl.int64) * quads * 4
+                own_pairs += outs.to(tl.int64) * groups
+            own_words += row % block_out * quads * 4
+            own_pairs += row % block_out * groups
+            inside = first + row % block_out < outs
+            words_held += (_words(own_words, own_quad, inside, quads, even_out, even_in),)
+            pairs_held += (_pairs(own_pairs, own_quad, inside, quads, quads_a_group, even_out, even_in),)
     if pdl:
         gdc_wait()
 
@@ -156,29 +172,17 @@ def _vector_kernel(
         sums = ()
         for row in tl.static_range(num_rows):
             own, by = words_held[chunk * num_rows + row], pairs_held[chunk * num_rows + row]
-            sums += (so_far[row] + _products(own, by, inputs, total, bits, has_minimum),)
-    y = _added_up(sums, 0, block_out)
+            sums += (_add_products(so_far[row], own, by, inputs, total, bits, has_minimum),)
+    y = _added_up(sums, 0, block_out) * 2.0**49
     y_up = y
     if gated:
-        y_up = _added_up(sums, block_out, block_out)
+        y_up = _added_up(sums, block_out, block_out) * 2.0**49
     if has_norm:
         # The norm's factor is the same for the whole row, so it can be applied last.
         factor = tl.rsqrt(tl.sum(squares, 0) / (quads * (128 // bits)) + eps)
         y *= factor
         y_up *= factor
     finish(y, y_up, before, bias, bias, out, n, n < outs, outs, False, has_bias, adds, activation, gated, multiplier)
-
-
-@triton.jit
-def _row(
-    first: tl.tensor, row: tl.constexpr, outs: tl.tensor, block_out: tl.constexpr, even_out: tl.constexpr
-) -> tuple[tl.tensor, tl.tensor]:
-    """A row of the weight, and whether it is there."""
-    n = first + row % block_out
-    inside = n < outs
-    if row >= block_out:
-        n += outs
-    return n.to(tl.int64), inside
 
 
 @triton.jit
@@ -200,14 +204,13 @@ def _added_up(sums: tl.tuple, start: tl.constexpr, number: tl.constexpr) -> tl.t
 @triton.jit
 def _words(
     words: tl.tensor,
-    n: tl.tensor,
-    inside: tl.tensor,
     quad: tl.tensor,
+    inside: tl.tensor,
     quads: tl.tensor,
     even_out: tl.constexpr,
     even_in: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
-    at = words + n * quads * 4 + (quad[:, None] * 4 + tl.arange(0, 4)[None, :])
+    at = words + (quad[:, None] * 4 + tl.arange(0, 4)[None, :])
     # Read only once: leave the cache to data that is read again.
     if even_out and even_in:
         loaded = tl.load(at, eviction_policy="evict_first")
@@ -222,16 +225,16 @@ def _words(
 @triton.jit
 def _pairs(
     pairs: tl.tensor,
-    n: tl.tensor,
-    inside: tl.tensor,
     quad: tl.tensor,
+    inside: tl.tensor,
     quads: tl.tensor,
-    groups: tl.tensor,
     quads_a_group: tl.constexpr,
+    even_out: tl.constexpr,
+    even_in: tl.constexpr,
 ) -> tl.tensor:
     """Of each quad's group; zeros beyond the end."""
-    at = pairs + n * groups + quad // quads_a_group
-    return tl.load(at, mask=inside & (quad < quads), other=0)
+    at = pairs + quad // quads_a_group
+    return tl.load(at) if even_out and even_in else tl.load(at, mask=inside & (quad < quads), other=0)
 
 
 @triton.jit
@@ -246,7 +249,7 @@ def _inputs(
     even_in: tl.constexpr,
 ) -> tuple[tl.tuple, tl.tensor, tl.tensor]:
     """For each number of a code the inputs of four words, in both halves of each, raised to meet codes that are
-    denormal numbers; the sum of all; and the sum of squares so far.
+    denormal numbers; the sum of all, 2 ** -49 times; and the sum of squares so far.
     """
     numbers: tl.constexpr = 16 // bits
     found = ()  # type: tuple[tl.tuple, ...]
@@ -270,7 +273,8 @@ def _inputs(
             h *= m
         total += ((a + b) + (c + d)) + ((e + f) + (g + h))
         found += ((a * lower, c * lower, e * lower, g * lower), (b * upper, d * upper, f * upper, h * upper))
-    return found, total, squares
+    # Codes are denormal numbers, 2 ** -149 times what they mean, and inputs are raised by 2 ** 100.
+    return found, total * 2.0**-49, squares
 
 
 @triton.jit
@@ -292,7 +296,8 @@ def _four(
 
 
 @triton.jit
-def _products(
+def _add_products(
+    so_far: tl.tensor,
     words: tl.tuple,
     pairs: tl.tensor,
     inputs: tl.tuple,
@@ -300,13 +305,20 @@ def _products(
     bits: tl.constexpr,
     has_minimum: tl.constexpr,
 ) -> tl.tensor:
-    """Of the weights in four words with their inputs."""
-    result = tl.zeros_like(total)
+    """Adds the products of the weights in four words with their inputs, 2 ** -49 times."""
+    # Two sums, so that not every addition waits for the one before.
+    lower = tl.zeros_like(total)
+    upper = tl.zeros_like(total)
     for number in tl.static_range(16 // bits):
-        for half in tl.static_range(2):
-            for word in tl.static_range(4):
-                result += coded(words[word], number, half, bits) * inputs[2 * number + half][word]
+        for word in tl.static_range(4):
+            lower += coded(words[word], number, 0, bits) * inputs[2 * number][word]
+            upper += coded(words[word], number, 1, bits) * inputs[2 * number + 1][word]
     scale, second = halves(pairs)
-    # Codes are 2 ** 149 times as large as what was multiplied, and inputs were raised by 2 ** 100.
-    result *= 2.0**49
-    return scale * result + second * total if has_minimum else scale * (result - second * total)
+    result = lower + upper
+    if has_minimum:
+        so_far += scale * result
+        so_far += second * total
+    else:
+        result -= second * total
+        so_far += scale * result
+    return so_far
