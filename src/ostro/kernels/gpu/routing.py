@@ -129,30 +129,36 @@ def _route_kernel(
         gdc_launch_dependents()
         gdc_wait()
     row = tl.program_id(0).to(tl.int64)
-    found, shares = choose(logits + row * stride, count, chosen, normalized, block)
+    found, shares = choose(logits + row * stride, count, chosen, normalized, block, 1)
+    at = row * chosen + tl.arange(0, 1)
     for rank in tl.static_range(chosen):
-        tl.store(experts + row * chosen + rank, found[rank])
-        tl.store(weights + row * chosen + rank, shares[rank])
+        tl.store(experts + at + rank, found[rank])
+        tl.store(weights + at + rank, shares[rank])
 
 
 @triton.jit
 def choose(
-    logits: tl.tensor, count: tl.constexpr, chosen: tl.constexpr, normalized: tl.constexpr, block: tl.constexpr
+    logits: tl.tensor,
+    count: tl.constexpr,
+    chosen: tl.constexpr,
+    normalized: tl.constexpr,
+    block: tl.constexpr,
+    copies: tl.constexpr,
 ) -> tuple[tuple[tl.tensor, ...], tuple[tl.tensor, ...]]:
-    """The experts of one row, by falling logit, and their weights."""
-    keys = load_keys(logits, count, block)
+    """The experts of one row, by falling logit, and their weights; of each as many `copies`."""
+    keys = load_keys(logits, count, block, copies)
     experts = ()  # type: tuple[tl.tensor, ...]
     values = ()  # type: tuple[tl.tensor, ...]
-    best = tl.max(keys, 0)
+    best = tl.max(keys, 1)
     highest = _logit_of(best)
-    total = 0.0
+    total = tl.zeros([copies], tl.float32)
     if not normalized:
-        own = tl.where(tl.arange(0, block) < count, _logit_of(keys), float("-inf"))
-        total = tl.sum(tl.exp(own - highest), 0)
+        own = tl.where((tl.arange(0, block) < count)[None, :], _logit_of(keys), float("-inf"))
+        total = tl.sum(tl.exp(own - highest[:, None]), 1)
     for rank in tl.static_range(chosen):
         if rank > 0:
             keys = without(keys, best)
-            best = tl.max(keys, 0)
+            best = tl.max(keys, 1)
         value = tl.exp(_logit_of(best) - highest)
         experts += (expert_of(best),)
         values += (value,)
@@ -165,13 +171,15 @@ def choose(
 
 
 @triton.jit
-def load_keys(logits: tl.tensor, count: tl.constexpr, block: tl.constexpr) -> tl.tensor:
+def load_keys(logits: tl.tensor, count: tl.constexpr, block: tl.constexpr, copies: tl.constexpr) -> tl.tensor:
     """A row's logits as different integers in the same order, with the experts' numbers in them: of equal logits, the
-    first expert's is higher. To find the highest is one instruction for a warp, as it is not for pairs of numbers.
+    first expert's is higher. To find the highest is one instruction for a warp, as it is not for pairs of numbers. A
+    warp that has one of the [copies, experts] need not wait for others.
     """
-    expert = tl.arange(0, block)
+    expert = tl.arange(0, block)[None, :]
+    at = tl.broadcast_to(logits + expert, [copies, block])
     # Past the L1 cache, which may hold an earlier layer's: a kernel may read these before it waits.
-    value = tl.load(logits + expert, mask=expert < count, other=0.0, cache_modifier=".cg").to(tl.float32)
+    value = tl.load(at, mask=expert < count, other=0.0, cache_modifier=".cg").to(tl.float32)
     # What is not a number is higher than any; both zeros are one.
     bits = tl.where(value == value, value + 0.0, float("nan")).to(tl.int32, bitcast=True)
     ordered = _reordered(bits)
@@ -185,7 +193,7 @@ def load_keys(logits: tl.tensor, count: tl.constexpr, block: tl.constexpr) -> tl
 
 @triton.jit
 def without(keys: tl.tensor, best: tl.tensor) -> tl.tensor:
-    return tl.where(keys == best, _lowest(keys), keys)
+    return tl.where(keys == best[:, None], _lowest(keys), keys)
 
 
 @triton.jit

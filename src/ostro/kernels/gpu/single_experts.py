@@ -224,11 +224,11 @@ def _inner_kernel(
         gdc_wait()
         # Not before: the next kernel relies on the logits.
         gdc_launch_dependents()
-    keys = load_keys(logits, count, block_experts)
-    best = tl.max(keys, 0)
+    keys = load_keys(logits, count, block_experts, copies)
+    best = tl.max(keys, 1)
     for _ in range(slot):
         keys = without(keys, best)
-        best = tl.max(keys, 0)
+        best = tl.max(keys, 1)
     expert = expert_of(best)
     main_at = weight + (expert * 2 * outs + n).to(tl.int64)[:, None] * in_words + k[None, :]
     up_at = main_at + outs.to(tl.int64) * in_words
@@ -375,14 +375,14 @@ def _outer_kernel(
     k = tl.arange(0, block_words)
     inside = n < outs
     copies: tl.constexpr = block_out if warp_a_row else 1
-    experts, shares = choose(logits, count, chosen, normalized, block_experts)
+    experts, shares = choose(logits, count, chosen, normalized, block_experts, copies)
     at = weight + n.to(tl.int64)[:, None] * in_words + k[None, :]
     matrix = outs.to(tl.int64) * in_words
     main = tl.zeros([block_out, block_words], tl.float32)
     if ahead:
         weights_held = ()  # type: tuple[tl.tensor, ...]
         for slot in tl.static_range(chosen):
-            matrix_at = at + experts[slot] * matrix
+            matrix_at = at + experts[slot][:, None] * matrix
             for chunk in tl.static_range(chunks):
                 weights_held += (load_weights(matrix_at, inside, k, chunk * block_words, in_words, even_out, even_in),)
     if pdl:
@@ -400,10 +400,10 @@ def _outer_kernel(
                 even, odd = numbers(load_inputs(row, k, chunk * block_words, in_words, copies, even_in), paired)
                 even_weight, odd_weight = numbers(weights_held[slot * chunks + chunk], paired)
                 own = add_products(own, even_weight, odd_weight, even, odd, paired)
-            main += own * shares[slot]
+            main += own * shares[slot][:, None]
     else:
         for slot in tl.static_range(chosen):
-            matrix_at = at + experts[slot] * matrix
+            matrix_at = at + experts[slot][:, None] * matrix
             row = inner + slot * in_words
             own = tl.zeros([block_out, block_words], tl.float32)
             for start in range(0, in_words, held * block_words):
@@ -416,7 +416,7 @@ def _outer_kernel(
                     even, odd = numbers(load_inputs(row, k, here, in_words, copies, even_in), paired)
                     even_weight, odd_weight = numbers(loaded[chunk], paired)
                     own = add_products(own, even_weight, odd_weight, even, odd, paired)
-            main += own * shares[slot]
+            main += own * shares[slot][:, None]
     total = tl.sum(main, 1)
     if has_bias:
         for slot in tl.static_range(chosen):
