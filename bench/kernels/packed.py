@@ -118,6 +118,7 @@ def main() -> None:
     parser.add_argument("--models", default="8B")
     parser.add_argument("--bits", type=int, choices=[4, 8], default=4)
     parser.add_argument("--group", type=int, default=128)
+    parser.add_argument("--products", nargs="+", default=["qkv", "o", "gate_up", "down"])
     parser.add_argument("--rows", type=int, nargs="+", default=ROWS)
     parser.add_argument("--seconds", type=float, default=80.0, help="after which no further tiling is tried")
     options = parser.parse_args()
@@ -126,6 +127,8 @@ def main() -> None:
     products = []
     for model in options.models.split(","):
         for name, outs, ins, gated in SHAPES[model]:
+            if name not in options.products:
+                continue
             products.append(Product(name, outs, ins, gated, options.bits, options.group))
             for rows in options.rows:
                 products[-1].run(rows)
