@@ -164,9 +164,10 @@ def test_slots_are_sorted_by_expert_and_cut_into_tiles(
     check_tiles(experts.to(DEVICE, torch.int32).contiguous(), count, height)
 
 
-def test_slots_of_prompts_are_sorted(device: torch.device) -> None:
+@pytest.mark.parametrize("rows", [2100, 12000])
+def test_slots_of_prompts_are_sorted(rows: int, device: torch.device) -> None:
     torch.manual_seed(0)
-    check_tiles(torch.randint(0, 5, (2100, 3), dtype=torch.int32, device=device), 5, 128)
+    check_tiles(torch.randint(0, 5, (rows, 3), dtype=torch.int32, device=device), 5, 128)
 
 
 @pytest.mark.parametrize(("slots", "experts"), [(2, 4), (8, 128), (64, 128), (2048, 128), (6, 2), (1000, 8)])

@@ -11,6 +11,7 @@ that there may be (`most_tiles`): those beyond the device's count have nothing t
 The plain twin is `torch_models.experts.route`, with torch's own stable sort.
 """
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -27,8 +28,8 @@ TILE_FIELDS = 3
 INVARIANT_HEIGHT = 64
 """Of tiles whose results must not depend on how many rows there are."""
 _SHORTEST, _TALLEST = 16, 128
-# Slots read at a time, and by how many warps: for decode steps, and for prompts.
-_FEW_SLOTS, _MANY_SLOTS = (1024, 4), (4096, 8)
+# Up to so many slots, so many are read at a time, and by so many warps: in decode steps, and in those with prompts.
+_SLOTS_READ = ((2048, 1024, 4), (32768, 4096, 8), (math.inf, 16384, 16))
 
 
 class Routed(NamedTuple):
@@ -96,7 +97,7 @@ def by_expert(experts: Tensor, count: int, height: int, *, pdl: bool = False) ->
     most = most_tiles(number, count, height)
     slots = torch.empty(number, dtype=torch.int32, device=experts.device)
     tiles = torch.empty(1 + TILE_FIELDS * most, dtype=torch.int32, device=experts.device)
-    block, warps = _FEW_SLOTS if number <= 2 * _FEW_SLOTS[0] else _MANY_SLOTS
+    block, warps = next((block, warps) for most_slots, block, warps in _SLOTS_READ if number <= most_slots)
     _by_expert_kernel[(count,)](
         experts,
         slots,
