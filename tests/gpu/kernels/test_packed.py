@@ -145,7 +145,7 @@ def test_gate_and_up_meet_in_one_program(device: torch.device, rows: int, tiling
 
 
 @pytest.mark.parametrize("bits", [4, 8])
-@pytest.mark.parametrize("rows", [1, 2, 300])
+@pytest.mark.parametrize("rows", [1, 2, 160, 300])
 def test_default_tilings_give_the_plain_twins_results(device: torch.device, rows: int, bits: int) -> None:
     torch.manual_seed(0)
     dtype = torch.bfloat16 if ON_GPU else torch.float32

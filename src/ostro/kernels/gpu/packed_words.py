@@ -147,13 +147,14 @@ def four_bit_pair(words: tl.tensor, zero: tl.tensor, number: tl.constexpr, dtype
     """[…, outs, words, 2]: code number `number` of either half of each word, less a zero point, […, outs], exactly."""
     if dtype == tl.bfloat16 and not _INTERPRETED:
         # 0x4300 with a code below it is 128 + code in bfloat16, and the difference to 128 + zero is exact. Both halves
-        # at once; in assembly, for Triton has no such operations.
-        bits = (zero + 128.0).to(tl.bfloat16).to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF
+        # at once; in assembly, for Triton has no such operations. GPUs before Hopper cannot add alone: they multiply by
+        # one first.
+        bits = (-128.0 - zero).to(tl.bfloat16).to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF
         zeros = tl.broadcast_to(tl.expand_dims(bits | (bits << 16), -1), words.shape)
         pair = tl.inline_asm_elementwise(
-            "{ .reg .b32 t; lop3.b32 t, $1, 0x000F000F, 0x43004300, 0xEA; sub.rn.bf16x2 $0, t, $2; }",
-            "=r,r,r",
-            [words >> (4 * number), zeros],
+            "{ .reg .b32 t; lop3.b32 t, $1, 0x000F000F, 0x43004300, 0xEA; fma.rn.bf16x2 $0, t, $3, $2; }",
+            "=r,r,r,r",
+            [words >> (4 * number), zeros, tl.full(words.shape, 0x3F803F80, tl.int32)],
             dtype=tl.int32,
             is_pure=True,
             pack=1,
