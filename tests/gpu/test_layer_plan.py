@@ -266,6 +266,9 @@ def test_other_models_have_none_for_a_reason() -> None:
     assert why_unfused(random_model(HRM_TEXT)) == "its layers run several times a token"
     odd = random_model({**MIXTURES["qwen3_moe"], "moe_intermediate_size": 12})
     assert why_unfused(odd) == "its experts' widths are not multiples of 8"
+    for many in ({"num_experts": 513}, {"num_experts": 40, "num_experts_per_tok": 33}):
+        refused = why_unfused(random_model({**MIXTURES["qwen3_moe"], **many}))
+        assert refused == "it has more than 512 experts in a layer, or 32 for a token"
     assert {why_unfused(random_model(config)) for config in BY_MODEL_TYPE.values()} == {
         None,
         "its layers run several times a token",

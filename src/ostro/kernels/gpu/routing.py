@@ -22,7 +22,8 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ostro.kernels.gpu.tilings import power_of_two
 
-MOST_EXPERTS = 8192
+MOST_EXPERTS, MOST_CHOSEN = 512, 32
+"""What the kernels are made for: logits of a row are in registers, and loops over the chosen are unrolled."""
 TILE_FIELDS = 3
 """Of a tile: its expert, its first slot, counted in the order of experts, and the end of the expert's slots."""
 INVARIANT_HEIGHT = 64
@@ -73,7 +74,9 @@ def route(logits: Tensor, count: int, chosen: int, *, normalized: bool, pdl: boo
     else their part of the softmax over all.
     """
     rows = len(logits)
-    assert chosen <= count <= min(logits.shape[1], MOST_EXPERTS)
+    assert chosen <= count <= logits.shape[1]
+    assert count <= MOST_EXPERTS
+    assert chosen <= MOST_CHOSEN
     experts = torch.empty(rows, chosen, dtype=torch.int32, device=logits.device)
     weights = torch.empty(rows, chosen, dtype=torch.float32, device=logits.device)
     _route_kernel[(rows,)](

@@ -13,6 +13,7 @@ from torch import Tensor
 from ostro.kernels.gpu.experts import Matrices
 from ostro.kernels.gpu.norm import NormWeights
 from ostro.kernels.gpu.rope_store import QKNormWeights
+from ostro.kernels.gpu.routing import MOST_CHOSEN, MOST_EXPERTS
 from ostro.kernels.gpu.tilings import Epilogue
 from ostro.models import architecture as arch
 from ostro.runner.gpu.choices import adding
@@ -174,6 +175,8 @@ def _why_unfused(layer: arch.Layer) -> str | None:
         return "its experts run beside attention"
     if any(matrices.columns % _ALIGNED for matrices in (mixture.up, mixture.down)):
         return f"its experts' widths are not multiples of {_ALIGNED}"
+    if mixture.count > MOST_EXPERTS or mixture.chosen > MOST_CHOSEN:
+        return f"it has more than {MOST_EXPERTS} experts in a layer, or {MOST_CHOSEN} for a token"
     return None
 
 
