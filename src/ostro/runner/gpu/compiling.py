@@ -275,11 +275,13 @@ def _between(model: Decoder, layers: Sequence[LayerPlan], like: Tensor, pages: T
     # The inputs of 8-bit weights, if there are many rows.
     for width in {matrix.weight.shape[1] for matrix, _ in layers[0].products if isinstance(matrix, Fp8Linear)}:
         yield partial(quantize_rows, like.new_zeros(1, width), pdl=pdl)
-    # Packed weights and more rows than kernels with epilogues take: some, and so many that weights are widened first.
-    packed = {matrix.shape: matrix for matrix, _ in layers[0].products if isinstance(matrix, PackedLinear)}
-    for matrix in packed.values():
-        for rows in (MOST_FEW, MOST_FEW + 1):
-            yield partial(product, matrix, like.new_zeros(rows, matrix.shape[1]), pdl=pdl)
+    # Packed weights without an epilogue, and with so many rows that they are widened first.
+    done = set()
+    for matrix, epilogue in layers[0].products:
+        for rows in (*_ROWS, MOST_FEW + 1) if isinstance(matrix, PackedLinear) else ():
+            if own_tiling(matrix, rows, epilogue, Choices()) is None and (matrix.shape, rows) not in done:
+                done.add((matrix.shape, rows))
+                yield partial(product, matrix, like.new_zeros(rows, matrix.shape[1]), pdl=pdl)
     # By the numbers of a head that are rotated together, half of them on either side.
     norms: dict[int | None, QKNormWeights | None] = {}
     for attention in (layer.attention for layer in layers):
