@@ -16,7 +16,7 @@ from fp8 import BF16, CACHE, GPU, SHAPES, drawn, error_of, microseconds
 from torch import Tensor
 from triton.errors import TritonError
 
-from ostro.kernels.gpu import packed
+from ostro.kernels.gpu import packed, packed_dot
 from ostro.kernels.gpu.packed_words import Packed, pack_pairs
 from ostro.kernels.gpu.small_batch import small_linear
 from ostro.kernels.gpu.tilings import DotTiling, Tiling, VectorTiling
@@ -34,10 +34,11 @@ def weights(outs: int, ins: int, bits: int, group: int) -> Packed:
     return Packed(words, pack_pairs(scales.half(), zeros.half()), bits, group, False)
 
 
-def others(rows: int, ins: int, chosen: Tiling) -> list[Tiling]:
+def others(rows: int, weight: Packed, chosen: Tiling) -> list[Tiling]:
     if isinstance(chosen, VectorTiling):
         outs, width, warps = chosen.outs, chosen.ins, chosen.warps
-        return [VectorTiling(2 * outs, width, warps), VectorTiling(max(1, outs // 2), width, warps)]
+        vectors = [VectorTiling(2 * outs, width, warps), VectorTiling(max(1, outs // 2), width, warps)]
+        return [packed_dot.default_tiling(rows, weight, gated=False), *vectors]
     found = [
         DotTiling(64, width, chosen.warps, stages=stages, splits=splits)
         for splits in (chosen.splits, max(1, chosen.splits // 2))
@@ -138,7 +139,7 @@ def main() -> None:
         for each in products:
             chosen = packed.default_tiling(rows, each.small[0], gated=each.gated and rows == 1)
             x = drawn(rows, each.ins)
-            for tiling in others(rows, each.ins, chosen):
+            for tiling in others(rows, each.small[0], chosen):
                 if time.monotonic() < until:
                     each.tried(x, tiling, "tried")
 
