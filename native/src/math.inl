@@ -48,11 +48,11 @@ constexpr Broadcast kPowersOfTwo[] = {
     broadcast(5.550713092e-2f), broadcast(9.675540961e-3f), broadcast(1.327647129e-3f),
 };
 
-// x = 2^x for x up to 127, to 2e-7 of it
+// x = 2^x for x from -126 to 127, to 2e-7 of it; beyond, that of the nearer end
 template <int count>
 OSTRO_INLINE void raise_two(Floats (&x)[count]) {
   Floats whole[count], rest[count];
-  for (int i = 0; i < count; ++i) x[i] = max(x[i], all(-126.0f));
+  for (int i = 0; i < count; ++i) x[i] = max(min(x[i], all(127.0f)), all(-126.0f));
   for (int i = 0; i < count; ++i) whole[i] = x[i] + all(ostro::kFloatBase);
   for (int i = 0; i < count; ++i) rest[i] = whole[i] - all(ostro::kFloatBase);
   for (int i = 0; i < count; ++i) rest[i] = x[i] - rest[i];
