@@ -194,8 +194,7 @@ def _dot_kernel(
         bias,
         out,
         partials,
-        counters + tl.program_id(0),
-        0,
+        counters,
         rows,
         outs,
         out_stride,
@@ -218,8 +217,7 @@ def conclude(
     bias: tl.tensor,
     out: tl.tensor,
     partials: tl.tensor,
-    counter: tl.tensor,
-    first_row: tl.tensor,
+    counters: tl.tensor,
     rows: tl.tensor,
     outs: tl.tensor,
     out_stride: tl.tensor,
@@ -231,11 +229,11 @@ def conclude(
     gated: tl.constexpr,
     multiplier: tl.constexpr,
 ) -> None:
-    """Adds up the splits, counting those of the tile, and stores what the epilogue makes of its sums, [outs, rows]."""
+    """Adds up the splits, and stores what the epilogue makes of a tile's sums, [outs, rows]."""
     block_out: tl.constexpr = main.shape[0]
     block_rows: tl.constexpr = main.shape[1]
     split = tl.program_id(1)
-    n, m = tl.program_id(0) * block_out + tl.arange(0, block_out), first_row + tl.arange(0, block_rows)
+    n, m = tl.program_id(0) * block_out + tl.arange(0, block_out), tl.arange(0, block_rows)
     target = out + m[None, :] * out_stride
     keep = (n < outs)[:, None] & (m < rows)[None, :]
     column = n[:, None]
@@ -263,12 +261,12 @@ def conclude(
         part_size = rows.to(tl.int64) * outs
         tl.store(part + split * part_size, main, mask=keep)
         tl.debug_barrier()
-        arrived = tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu")
+        arrived = tl.atomic_add(counters + tl.program_id(0), 1, sem="acq_rel", scope="gpu")
         if arrived == splits - 1:
             total = tl.zeros([block_out, block_rows], tl.float32)
             for other in tl.static_range(splits):
                 total += tl.load(part + other * part_size, mask=keep, other=0.0, cache_modifier=".cg")
-            tl.store(counter, 0)
+            tl.store(counters + tl.program_id(0), 0)
             finish(
                 total,
                 total,

@@ -24,20 +24,18 @@ _MOST_STAGES = 4
 _MOST_SPLITS = 8
 # Inputs of a turn of the loop: fewer would have its own instructions outweigh those that unpack weights.
 _A_TURN = 256
-# Rows of a tile: more would leave no room for a second program, whose unpacking could go on while the first multiplies.
-_TALLEST = 128
 
 
 def default_tiling(rows: int, weight: Packed, *, gated: bool, multiprocessors: int = 132) -> DotTiling:
     (out_features, in_features), copies = weight.shape, 2 if gated else 1
     outs, ins = out_features // copies, max(weight.block, _A_TURN if rows <= 32 else 128)
-    height = min(_TALLEST, block_rows(rows))
-    warps = 8 if height * copies > 128 else 4
-    block = ins * (weight.bits * 64 * copies // 8 + 2 * height)
+    # The sums of 256 rows fill the registers of two groups of warps.
+    warps = 8 if block_rows(rows) * copies > 128 else 4
+    block = ins * (weight.bits * 64 * copies // 8 + 2 * block_rows(rows))
     # Unpacking takes many warps to keep a multiprocessor busy: as many programs as there is room for, with three blocks
     # in flight each.
     room = max(1, min(4 if rows <= 64 else 2, _SHARED_MEMORY // (3 * block)))
-    programs, splits = -(-outs // 64) * -(-rows // height), 1
+    programs, splits = -(-outs // 64), 1
     while not gated and splits < _MOST_SPLITS and 1.5 * programs * splits <= room * multiprocessors:
         if in_features < 4 * ins * splits:
             break
@@ -65,6 +63,7 @@ def packed_dot(
     outs = weight.shape[0] // (2 if gated else 1)
     tiles, splits = triton.cdiv(outs, tiling.outs), tiling.splits
     assert rows <= MOST_ROWS
+    assert tiles <= MOST_TILES
     assert splits == 1 or not gated
     partials, counters = x, weight.pairs
     if splits > 1:
@@ -72,11 +71,8 @@ def packed_dot(
         counters = arrival_counters(x.device)
     block = weight.block
     blocks, a_turn = in_features // block, max(1, tiling.ins // block)
-    height = min(_TALLEST, block_rows(rows))
-    row_tiles = triton.cdiv(rows, height)
-    assert tiles * row_tiles <= MOST_TILES
-    _dot_kernel[(tiles, splits, row_tiles)](
-        TensorDescriptor.from_tensor(x, [height, block]),
+    _dot_kernel[(tiles, splits)](
+        TensorDescriptor.from_tensor(x, [block_rows(rows), block]),
         TensorDescriptor.from_tensor(weight.words, [tiling.outs, block * weight.bits // 32]),
         weight.pairs,
         weight.pairs if bias is None else bias,
@@ -94,7 +90,7 @@ def packed_dot(
         block=block,
         a_turn=a_turn,
         has_minimum=weight.has_minimum,
-        block_rows=height,
+        block_rows=block_rows(rows),
         block_out=tiling.outs,
         splits=splits,
         has_bias=bias is not None,
@@ -148,8 +144,7 @@ def _dot_kernel(
     if pdl:
         gdc_wait()
 
-    first_row = tl.program_id(2) * block_rows
-    m = first_row + tl.arange(0, block_rows)
+    m = tl.arange(0, block_rows)
     target = out + m[None, :] * out_stride
     keep = inside[:, None] & (m < rows)[None, :]
     before = previous(target + n[:, None], keep, adds)
@@ -161,7 +156,7 @@ def _dot_kernel(
         for turn in tl.static_range(a_turn):
             # Beyond the inputs, where a last turn may reach, the copy engine returns zeros.
             index = start + turn
-            value = x_blocks.load([first_row, index * block])
+            value = x_blocks.load([0, index * block])
             there = inside & (index < blocks)
             group = index // blocks_a_group
             words = word_blocks.load([first, index * (block * bits // 32)])
@@ -177,8 +172,7 @@ def _dot_kernel(
         bias,
         out,
         partials,
-        counters + tl.program_id(2) * tl.num_programs(0) + tl.program_id(0),
-        first_row,
+        counters,
         rows,
         outs,
         out_stride,
