@@ -7,15 +7,7 @@ from torch import Tensor
 
 from ostro.kernels.gpu.mlp import PLAIN
 from ostro.kernels.gpu.small_batch import small_linear, small_linear_plain
-from ostro.kernels.gpu.tilings import (
-    DotTiling,
-    Epilogue,
-    Multiprocessors,
-    Product,
-    Tiling,
-    VectorTiling,
-    candidates,
-)
+from ostro.kernels.gpu.tilings import DotTiling, Tiling, VectorTiling
 from ostro.kernels.gpu.vector_linear import Joined
 from ostro.models.architecture import Norm
 from ostro.torch_models.layers import GatedMLP, RMSNorm
@@ -50,27 +42,6 @@ def test_product_equals_the_plain_twin(device: torch.device, tiling: Tiling, row
     x, weight, bias = drawn(device, rows, ins), drawn(device, outs, ins, scale=0.1), drawn(device, outs)
     check(small_linear(x, weight, tiling=tiling), small_linear_plain(x, weight))
     check(small_linear(x, weight, bias, tiling=tiling), small_linear_plain(x, weight, bias))
-
-
-@pytest.mark.parametrize("epilogue", ["plain", "added", "gated"])
-@pytest.mark.parametrize("dtype", [torch.float16, pytest.param(torch.bfloat16, marks=pytest.mark.gpu)])
-def test_what_the_chooser_tries_gives_what_the_plain_twin_gives(
-    device: torch.device, epilogue: Epilogue, dtype: torch.dtype
-) -> None:
-    """With blocks as wide as in use: small tiles of outputs take other instructions than large ones."""
-    torch.manual_seed(0)
-    product = Product(192, 640, 16, epilogue)
-    x, weight = drawn(device, 8, 640, dtype=dtype), drawn(device, 192, 640, dtype=dtype, scale=0.05)
-    stream, gated = drawn(device, 8, 192, dtype=dtype), product.is_gated
-    activation = "silu" if gated else None
-    tried = candidates(product, 16, Multiprocessors(132, 220 << 10), most=8)
-    assert {16, 64} <= {each.outs for each in tried}
-    for tiling in tried:
-        ours, plain = (stream.clone() if epilogue == "added" else None for _ in range(2))
-        check(
-            small_linear(x, weight, residual=ours, activation=activation, gated=gated, tiling=tiling),
-            small_linear_plain(x, weight, residual=plain, activation=activation, gated=gated),
-        )
 
 
 @pytest.mark.parametrize("ins", [128, 200])

@@ -4,10 +4,10 @@ The cost model only ranks: among the few best, a measurement decides (`runner.gp
 neither torch nor Triton.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product as product_of
-from typing import Literal, TypeAlias, TypeVar
+from typing import Literal, TypeAlias
 
 ROWS = (1, 4, 16, 32, 64, 128, 256)
 """Numbers of rows that tilings are chosen for: each applies to fewer rows as well, down to the next smaller one."""
@@ -31,8 +31,6 @@ _JOINING = 1.3
 _REGISTERS_A_THREAD, _SUMS_A_THREAD = 72, 128
 # Programs per multiprocessor that saturate memory: one can read faster than its share.
 _ENOUGH = 0.5
-# Outputs of a tile that take the tensor cores' largest instructions, and how many candidates have fewer.
-_LARGE, _SMALL_TRIED = 64, 2
 # Candidates whose predicted time is beyond this multiple of the best are not worth compiling.
 _WORTH_TRYING = 1.3
 
@@ -66,7 +64,6 @@ class DotTiling:
 
 
 Tiling: TypeAlias = VectorTiling | DotTiling
-TilingT = TypeVar("TilingT", bound=Tiling)
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,27 +198,22 @@ def shared_memory(product: Product, rows: int, tiling: DotTiling) -> int:
 
 
 def candidates(product: Product, rows: int, device: Multiprocessors, most: int = 2) -> tuple[Tiling, ...]:
-    """The tilings to try for up to `rows` rows, no two alike: first the default for one row, then the likeliest, and in
-    addition some with small tiles for few rows. None if only the library can do it.
+    """The tilings to try for up to `rows` rows, no two alike: first the default for one row, then the likeliest. None
+    if only the library can do it.
     """
     times = {
         each: predicted_time(product, rows, each, device)
         for each in _possible(product, rows, device)
         if fits(product, rows, each, device)
     }
-    small = {each: time for each, time in times.items() if isinstance(each, DotTiling) and each.outs < _LARGE}
-    likely = _likeliest({each: time for each, time in times.items() if each not in small})
-    if rows == 1:
-        likely.insert(0, default_vector_tiling(product.out_features, product.in_features, gated=product.is_gated))
-    unlike: dict[object, Tiling] = {}
-    for each in likely:
-        unlike.setdefault(_likeness(each), each)
-    return *list(unlike.values())[:most], *_likeliest(small)[:_SMALL_TRIED]
-
-
-def _likeliest(times: Mapping[TilingT, float]) -> list[TilingT]:
     bound = _WORTH_TRYING * min(times.values(), default=0.0)
-    return sorted((each for each in times if times[each] <= bound), key=times.__getitem__)
+    worth = sorted((each for each in times if times[each] <= bound), key=times.__getitem__)
+    if rows == 1:
+        worth.insert(0, default_vector_tiling(product.out_features, product.in_features, gated=product.is_gated))
+    unlike: dict[object, Tiling] = {}
+    for each in worth:
+        unlike.setdefault(_likeness(each), each)
+    return tuple(unlike.values())[:most]
 
 
 def _likeness(tiling: Tiling) -> object:
@@ -284,11 +276,7 @@ def _dot_tilings(product: Product, rows: int, device: Multiprocessors) -> Iterat
     copies, sums = 2 if product.is_gated else 1, block_rows(rows)
     # Of those that are equally good, the first is preferred. For few rows, wide blocks were always the fastest.
     widths = (128,) if rows <= 64 else (64, 128)
-    shapes = [*product_of((64, 128), widths, (4, 8))]
-    if rows <= 16:
-        # More programs without splits. Tiles of less than 64 outputs take smaller instructions, which suffice here.
-        shapes += [(32, 128, 4), (16, 128, 2)]
-    for outs, ins, warps in shapes:
+    for outs, ins, warps in product_of((64, 128), widths, (4, 8)):
         tiles = -(-product.outs // outs)
         for splits in _splits(product, tiles, ins, device):
             # Beside the sums, what they are added to is in registers: the stream, or other splits' sums.

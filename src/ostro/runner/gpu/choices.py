@@ -42,9 +42,7 @@ from ostro.sources.cache import cache_root, locked, publish
 _log = logging.getLogger(__name__)
 
 TRIED: Mapping[int, int] = {1: 3, 16: 3, 64: 3, 128: 2, 256: 1}
-"""For these numbers of rows so many tilings are measured, and some of small tiles: not all ROWS, for each binary takes
-long to compile.
-"""
+"""For these numbers of rows so many tilings are measured: not all ROWS, for each binary takes long to compile."""
 LIBRARY: Literal["library"] = "library"
 _SHIPPED = Path(__file__).with_name("shipped_choices")
 # Kernels whose speed choices depend on.
@@ -155,16 +153,14 @@ def to_try(product: Product, rows: int, gpu: Gpu) -> tuple[Tiling, ...]:
 
 def conceivable(products: Sequence[Product], gpu: Gpu) -> Iterable[Choices]:
     """Together, these have every tiling that `choose` may choose."""
-    tried = {each: {rows: to_try(each, rows, gpu) for rows in TRIED} for each in products}
-    most = max((len(tilings) for by_rows in tried.values() for tilings in by_rows.values()), default=0)
-    for order in range(most):
+    for order in range(max(TRIED.values())):
+        found = ((each, {rows: to_try(each, rows, gpu) for rows in TRIED}) for each in products)
         yield Choices(
             {
                 each: {
-                    rows: tilings[min(order, len(tilings) - 1)] if tilings else None
-                    for rows, tilings in by_rows.items()
+                    rows: tilings[min(order, len(tilings) - 1)] if tilings else None for rows, tilings in tried.items()
                 }
-                for each, by_rows in tried.items()
+                for each, tried in found
             }
         )
 
