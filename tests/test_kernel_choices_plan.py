@@ -80,10 +80,26 @@ def test_a_file_that_cannot_be_read_is_refused() -> None:
 
 
 @pytest.mark.parametrize("device", ["cpu", "mps"])
-@pytest.mark.parametrize("value", ["off", "choices.json"])
-def test_choices_are_refused_where_there_are_none(device: str, value: str) -> None:
-    with pytest.raises(BadRequest, match=f"kernel_choices {value} is for NVIDIA GPUs"):
-        BACKENDS[device].resolve(EngineConfig(device=device, kernel_choices=value))  # type: ignore[arg-type]
+def test_a_file_of_choices_is_refused_where_there_are_none(device: str) -> None:
+    with pytest.raises(BadRequest, match=r"kernel_choices choices\.json is for NVIDIA GPUs"):
+        BACKENDS[device].resolve(EngineConfig(device=device, kernel_choices="choices.json"))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("device", ["cpu", "mps", "cuda"])
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_what_does_nothing_can_be_turned_off_anywhere(device: str, deterministic: bool) -> None:
+    """One file of settings may serve several kinds of machines and models."""
+    deterministic = deterministic and device == "cuda"
+    idle = EngineConfig(
+        device=device,  # type: ignore[arg-type]
+        kernel_choices="off",
+        cascade_attention=False,
+        deterministic=deterministic,
+    )
+    BACKENDS[device].resolve(idle)
+    if not deterministic:
+        idle.check_encoding()
+    idle.check_recomputing()
 
 
 def test_deterministic_results_leave_nothing_to_choose() -> None:

@@ -124,7 +124,7 @@ class _Cuda(Backend):
             )
         if config.kv_dtype not in ("auto", "fp8"):
             raise BadRequest(f"kv_dtype {config.kv_dtype} runs on CPUs only; on a GPU use fp8.", param="kv_dtype")
-        if config.deterministic and config.kernel_choices not in ("auto", "off"):
+        if config.deterministic and config.names_kernels:
             raise BadRequest(
                 "With deterministic, the same matmul computes any number of rows: leave out kernel_choices.",
                 param="kernel_choices",
@@ -182,9 +182,10 @@ class _Mps(Backend):
 
 
 def _check_no_nvidia_settings(config: EngineConfig) -> None:
-    for name, idle in {"kernel_choices": "auto", "cascade_attention": True}.items():
-        if getattr(config, name) != idle:
-            raise BadRequest(f"{name} {getattr(config, name)} is for NVIDIA GPUs. Leave it out.", param=name)
+    if config.names_kernels:
+        raise BadRequest(
+            f"kernel_choices {config.kernel_choices} is for NVIDIA GPUs. Leave it out.", param="kernel_choices"
+        )
 
 
 BACKENDS: Mapping[str, Backend] = {each.name: each for each in (_Cpu(), _Cuda(), _Tpu(), _Mps())}
@@ -194,10 +195,8 @@ _NOT_ON_JAX: Mapping[str, object] = {
     "quantize": "none",
     "kv_dtype": "auto",
     "deterministic": False,
-    "cascade_attention": True,
     "cuda_graphs": True,
     "cuda_graph_max_bs": None,
-    "kernel_choices": "auto",
     "threads": None,
 }
 
@@ -229,12 +228,14 @@ def check_together(config: EngineConfig) -> None:
     if runs_on_jax(config):
         if config.device == "mps":
             raise Unsupported("JAX does not run on a Mac's GPU. Use --backend torch, or --device cpu.", param="device")
-        for name, idle in _NOT_ON_JAX.items():
-            if getattr(config, name) != idle:
-                raise Unsupported(
-                    f"{name} does not work with JAX. Leave it out, or use --backend torch on CPUs or GPUs.",
-                    param=name,
-                )
+        ignored = [name for name, idle in _NOT_ON_JAX.items() if getattr(config, name) != idle]
+        if config.names_kernels:
+            ignored.append("kernel_choices")
+        if ignored:
+            raise Unsupported(
+                f"{ignored[0]} does not work with JAX. Leave it out, or use --backend torch on CPUs or GPUs.",
+                param=ignored[0],
+            )
     elif config.device == "tpu":
         raise Unsupported(f"backend {config.backend} does not run on TPUs. Use --backend jax.", param="backend")
     elif config.tensor_parallel not in (1, "auto") and (reason := why_undivided(config)) is not None:

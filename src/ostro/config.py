@@ -326,7 +326,7 @@ class EngineConfig:
     def check_encoding(self, *, natively: bool = False) -> None:
         """Raises BadRequest for settings that do not apply to an encoder, on the native core or on torch."""
         self.check_causal()
-        also = {"kv_memory": None, "page_size": None, "deterministic": False, "cascade_attention": True}
+        also = {"kv_memory": None, "page_size": None, "deterministic": False}
         if natively:
             self._check_without_kv("An encoder", {**also, "quantize": self.quantize})
         else:
@@ -338,7 +338,7 @@ class EngineConfig:
             "adapters": (),
             "quantize": "none",
             "kv_dtype": "auto",
-            "kernel_choices": "auto",
+            "kernel_choices": "auto" if self.names_kernels else self.kernel_choices,
             "max_running_tokens": None,
             "pages_per_seq": None,
             "tensor_parallel": 1,
@@ -348,6 +348,11 @@ class EngineConfig:
             if getattr(self, name) != idle:
                 cure = f"Set it to {idle}." if isinstance(idle, str) else "Leave it out."
                 raise BadRequest(f"{kind} does not take {name}. {cure}", param=name)
+
+    @property
+    def names_kernels(self) -> bool:
+        """Whether `kernel_choices` is a file: where there is nothing to choose, its other values do no harm."""
+        return self.kernel_choices not in ("auto", "off")
 
     @property
     def adapter_names(self) -> tuple[str, ...]:

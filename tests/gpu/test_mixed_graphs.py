@@ -15,12 +15,15 @@ from triton_device import slow_in_the_interpreter
 
 from ostro.engine.core import EngineCore
 from ostro.engine.request import Request
+from ostro.kernels.gpu.packed_words import Packed
 from ostro.runner.gpu.mixed_graphs import MixedGraphs, paying_tokens
+from ostro.runner.gpu.projections import PackedLinear
 from ostro.runner.gpu.runner import GpuRunner
 from ostro.runner.gpu.step_plan import Padding
 from ostro.sampling_params import SamplingParams
 from ostro.torch_models.base import Model
 from ostro.torch_models.build import build_model
+from ostro.torch_models.layers import GatedMLP
 
 GREEDY = SamplingParams(max_tokens=3, temperature=0)
 META = torch.device("meta")
@@ -158,6 +161,16 @@ def test_of_a_mixture_the_experts_that_a_token_goes_through_count() -> None:
         for chosen in (1, 2, 64)
     )
     assert paying_tokens(one) > paying_tokens(two) > paying_tokens(all_of_them)
+
+
+def test_packed_weights_count_like_others() -> None:
+    model = random_shape(4096)
+    plain = paying_tokens(model)
+    for each in [module for module in model.modules() if isinstance(module, GatedMLP)]:
+        outs, ins = each.gate_up_proj.shape
+        words, pairs = (torch.empty(outs, number, dtype=torch.int32, device=META) for number in (ins // 8, ins // 128))
+        setattr(each, "gate_up_proj", PackedLinear(each.gate_up_proj, Packed(words, pairs, 4, 128, False)))  # noqa: B010
+    assert paying_tokens(model) == plain
 
 
 def random_shape(hidden: int) -> Model:

@@ -61,9 +61,10 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--deterministic", action="store_true", help=_meaning("deterministic"))
     add_kernel_option(group)
     group.add_argument(
-        "--no-cascade-attention",
-        action="store_true",
-        help="on a GPU, have each sequence read a shared prefix for itself",
+        "--cascade-attention",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help=_meaning("cascade_attention"),
     )
     group.add_argument(
         "--no-prefix-caching", action="store_true", help="do not reuse the KV cache of shared prompt prefixes"
@@ -156,7 +157,7 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         cuda_graphs=not args.no_cuda_graphs,
         deterministic=args.deterministic,
         kernel_choices=args.kernel_choices,
-        cascade_attention=not args.no_cascade_attention,
+        cascade_attention=args.cascade_attention,
         prefix_caching=not args.no_prefix_caching,
         speculative=args.speculative,
         hrm_dialect=args.hrm_dialect,

@@ -12,6 +12,7 @@ as those of any other step. Nothing is stored for tokens that pad it.
 """
 
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import NamedTuple
 
 import numpy as np
@@ -24,6 +25,7 @@ from ostro.runner.gpu.graphs import StepGraphs
 from ostro.runner.gpu.step_plan import Mixed, Padding
 from ostro.torch_models.base import Model
 from ostro.torch_models.experts import Experts
+from ostro.torch_models.layers import Linear
 
 # Close together where padding costs time, few where it costs none.
 _TOKENS = (8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1280, 1536, 2048)
@@ -40,7 +42,8 @@ _HIDDEN_WORK = 140e-6 * 700e12 / 2
 def paying_tokens(model: Model) -> int:
     """The most tokens of a step that gains from being a graph."""
     shape = model.shape
-    weights = sum(each.numel() for each in model.parameters() if each.dim() == 2 and shape.vocab_size not in each.shape)
+    matrices = [each.shape for each in model.modules() if isinstance(each, Linear)]
+    weights = sum(prod(each) for each in matrices if shape.vocab_size not in each)
     weights += sum(each.num_active for each in model.modules() if isinstance(each, Experts))
     most = _HIDDEN_WORK * shape.num_layers / max(1, weights)
     return max((tokens for tokens in _TOKENS if tokens <= most), default=0)
