@@ -58,6 +58,7 @@ SMALL = {**CONFIG, "hidden_size": 128, "intermediate_size": 64, "num_attention_h
 SMALL |= {"head_dim": 32}
 ON_GPU = DEVICE.type == "cuda"
 DTYPE = torch.bfloat16 if ON_GPU else torch.float32
+ON_A_GPU = EngineConfig(device="cuda", kv_memory=4 << 20)
 WIDENED = ("pack-quantized-order", "gptq-order", "nf4", "nf4-nested")
 # Scales that are not float16 numbers are rounded to it, and blocks of 8-bit floats to one scale per output.
 ROUNDED = {"fp8-block": 0.07}
@@ -163,8 +164,8 @@ def blocks(kind: str, rows: int, columns: int) -> npt.NDArray[np.uint8]:
     return raw.reshape(rows, -1)
 
 
-def write_blocks(path: Path, kinds: Mapping[str, str]) -> Path:
-    """A model of one layer with these types of matrices."""
+def write_blocks(path: Path, kinds: Mapping[str, str], *, stacked: str | None = None) -> Path:
+    """A model of one layer with these types of matrices. One that is `stacked` has a third dimension."""
     writer = gguf.GGUFWriter(path, "llama")
     for key, value in METADATA.items():
         writer.add_float32(key, value) if isinstance(value, float) else writer.add_uint32(key, int(str(value)))
@@ -175,7 +176,8 @@ def write_blocks(path: Path, kinds: Mapping[str, str]) -> Path:
         writer.add_tensor(name, embedding)
     for name, rows in {**MATRICES, "ffn_down": 256}.items():
         kind = kinds.get(name, kinds[""])
-        writer.add_tensor(f"blk.0.{name}.weight", blocks(kind, rows, 256), raw_dtype=gguf.GGMLQuantizationType[kind])
+        raw = blocks(kind, rows, 256)[None] if name == stacked else blocks(kind, rows, 256)
+        writer.add_tensor(f"blk.0.{name}.weight", raw, raw_dtype=gguf.GGMLQuantizationType[kind])
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -234,10 +236,18 @@ def test_plans_count_parts_of_different_types_as_they_are_joined(tmp_path: Path)
     check_plan(write_blocks(tmp_path / "model.gguf", {"": "Q4_K", "attn_v": "Q6_K", "ffn_down": "Q3_K"}))
 
 
+def test_blocks_that_are_no_matrix_are_planned_as_widened(tmp_path: Path) -> None:
+    """Their number of dimensions was not looked at, and planning crashed."""
+    kept, widened = (
+        plan(write_blocks(tmp_path / f"{stacked}.gguf", {"": "Q4_0"}, stacked=stacked), ON_A_GPU, memory=1 << 30)
+        for stacked in (None, "ffn_down")
+    )
+    assert widened.weights_bytes - kept.weights_bytes == 256 * 256 * 2 - 256 * (128 + 256 // 32 * 4)
+
+
 def check_plan(path: Path) -> None:
     model = loaded(path, torch.bfloat16)
-    config = EngineConfig(device="cuda", kv_memory=4 << 20)
-    found = plan(path, config, memory=1 << 30)
+    found = plan(path, ON_A_GPU, memory=1 << 30)
     held = [*model.parameters(), *(each for name, each in model.named_buffers() if "frequencies" not in name)]
     assert found.weights_bytes == sum(each.nbytes for each in held)
     assert found.precision.startswith(f"{' and '.join(weight_formats(model))} weights")
@@ -255,7 +265,7 @@ def test_settings_whose_kernels_need_other_weights_widen_them(
     assert not keeps_quantized(checkpoint, describe(checkpoint.config), config)
     found = plan(tmp_path, config, memory=1 << 30)
     assert found.stored_as == "GPTQ, 4 bits in groups of 32; widened"
-    plain = plan(tmp_path, EngineConfig(device="cuda", kv_memory=4 << 20), memory=1 << 30)
+    plain = plan(tmp_path, ON_A_GPU, memory=1 << 30)
     assert plain.stored_as == "GPTQ, 4 bits in groups of 32; kept as int4 in groups of 32"
 
 

@@ -1,4 +1,5 @@
-"""Loads mutated checkpoints and generates with them: each is refused by name or gives right tokens, and nothing dies.
+"""Plans for, loads and generates with mutated checkpoints: each is refused by name or gives right tokens, and nothing
+dies.
 
     make fuzz-checkpoints                                       # 50,000 of them
     make fuzz-checkpoints ARGS="--count 2000 --seed 7"
@@ -45,6 +46,7 @@ from ostro.engine.request import Request
 from ostro.engine.runner import ModelRunner, TokenLogprob
 from ostro.errors import OstroError
 from ostro.kernels.cpu.library import GROUP
+from ostro.planning import plan
 from ostro.runner.load import load_runner
 from ostro.runner.native.runner import NativeRunner
 from ostro.sampling_params import MAX_LOGPROBS, SamplingParams
@@ -169,6 +171,7 @@ class Bench:
             return _tokens(_runner(subject, directory, "auto"), subject)
 
     def _run(self, subject: Subject, directory: Path, *, looks_closely: bool) -> tuple[str, str]:
+        plan_for_gpu(subject, directory)
         runner = _runner(subject, directory, "auto")
         tokens = _tokens(runner, subject)
         if not isinstance(runner, NativeRunner):
@@ -209,8 +212,18 @@ class _Case:
         shutil.rmtree(self._directory, ignore_errors=True)
 
 
+def plan_for_gpu(subject: Subject, directory: Path) -> None:
+    """A GPU may refuse what a CPU runs; headers must crash neither."""
+    config = EngineConfig(device="cuda", adapters=_adapters(subject, directory))
+    with suppress(OstroError):
+        plan(directory / subject.model, config, memory=1 << 30)
+
+
+def _adapters(subject: Subject, directory: Path) -> tuple[tuple[str, str], ...]:
+    return () if subject.adapter is None else ((subject.adapter, str(directory / subject.adapter)),)
+
+
 def _runner(subject: Subject, directory: Path, backend: str) -> ModelRunner:
-    adapters = () if subject.adapter is None else ((subject.adapter, str(directory / subject.adapter)),)
     config = EngineConfig(
         device="cpu",
         backend=backend,  # type: ignore[arg-type]
@@ -218,7 +231,7 @@ def _runner(subject: Subject, directory: Path, backend: str) -> ModelRunner:
         max_batch_tokens=32,
         max_batch_seqs=2,
         threads=1,
-        adapters=adapters,
+        adapters=_adapters(subject, directory),
     )
     return load_runner(open_checkpoint(directory / subject.model), config)
 

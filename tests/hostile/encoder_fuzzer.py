@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 
 import torch
-from checkpoint_fuzzer import PROMPT, Bench, fuzz
+from checkpoint_fuzzer import PROMPT, Bench, fuzz, plan_for_gpu
 from checkpoint_mutations import Subject
 from encoder_directory import CASES, WIDE, Config, add_modules, reference, write_encoder
 
@@ -37,6 +37,7 @@ class EncoderBench(Bench):
             ]
 
     def _run(self, subject: Subject, directory: Path, *, looks_closely: bool) -> tuple[str, str]:
+        plan_for_gpu(subject, directory)
         checkpoint = open_checkpoint(directory / subject.model)
         read_ranking(checkpoint.config)
         config = EngineConfig(device="cpu", max_batch_tokens=32, max_batch_seqs=2, threads=1)

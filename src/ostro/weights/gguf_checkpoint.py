@@ -15,7 +15,7 @@ from ostro.errors import BadCheckpoint, ModelNotFound, UnsupportedModel
 from ostro.formats.gguf_header import GGML_TYPES, GgufHeader, read_gguf_header
 from ostro.models.families.gguf_names import Config
 from ostro.weights.ahead import ahead
-from ostro.weights.forms import GGUF_FORMS
+from ostro.weights.forms import GGUF_FORMS, Form
 from ostro.weights.gguf_model import GgufWeight, Undo, describe
 from ostro.weights.pooling import Pooling
 from ostro.weights.stored import Stored, TensorHeader
@@ -52,9 +52,7 @@ class GgufCheckpoint:
 
     def stored(self) -> Stored:
         mapped = sum(weight.info.nbytes for weight in self.weights)
-        tensors = [
-            TensorHeader(w.name, w.info.shape, _packed_as(w), form=GGUF_FORMS.get(_stored_as(w))) for w in self.weights
-        ]
+        tensors = [TensorHeader(w.name, w.info.shape, _packed_as(w), form=_form(w)) for w in self.weights]
         return Stored(tensors=tensors, file_bytes=mapped, largest_file=mapped)
 
     def arrays(self) -> Iterator[tuple[str, "Weight"]]:
@@ -144,6 +142,11 @@ def _tensor(weight: GgufWeight, data: mmap.mmap) -> "torch.Tensor":
 def _stored_as(weight: GgufWeight) -> str:
     """The name of its type in the file."""
     return GGML_TYPES[weight.info.ggml_type].name
+
+
+def _form(weight: GgufWeight) -> Form | None:
+    """Only matrices have one."""
+    return GGUF_FORMS.get(_stored_as(weight)) if len(weight.info.shape) == 2 else None
 
 
 def _packed_as(weight: GgufWeight) -> str:
