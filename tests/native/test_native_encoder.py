@@ -18,6 +18,7 @@ from ostro.kernels.cpu.program import Piece
 from ostro.runner.encoder import EncoderRunner
 from ostro.runner.load import load_runner
 from ostro.runner.native.encoder import NativeEncoderRunner
+from ostro.runner.native.support import MOST_TEXT
 from ostro.weights import Pooling, open_checkpoint
 
 pytestmark = needs_library
@@ -122,6 +123,15 @@ def test_dense_modules_are_those_on_torch(directory: Path) -> None:
     torch.testing.assert_close(found[0], found[1], atol=2e-5, rtol=0)
 
 
+def test_dense_modules_give_a_text_the_same_bits_alone_and_among_others(tmp_path: Path) -> None:
+    generator = torch.Generator().manual_seed(4)
+    dense = [(torch.randn(64, 64, generator=generator) / 8, torch.randn(64, generator=generator)) for _ in range(2)]
+    directory = add_modules(write_encoder(tmp_path / "model", reference(WIDE["bert"])), dense=dense)
+    runner, prompts = _loaded(directory, "native"), texts()
+    alone = torch.cat([run(runner, [ids]) for ids in prompts])
+    assert torch.equal(run(runner, prompts), alone)
+
+
 def test_packed_weights_are_found_again(directory: Path) -> None:
     first = run(_loaded(directory, "native"), texts())
     assert torch.equal(run(_loaded(directory, "native"), texts()), first)
@@ -133,6 +143,16 @@ def test_what_has_no_native_kernel_runs_on_torch_and_is_refused_by_name(tmp_path
     assert _loaded(directory).spec.backend == "torch (cpu)"
     with pytest.raises(Unsupported, match=r"backend is native, but its heads are 8 wide.*run on torch"):
         _loaded(directory, "native")
+
+
+def test_a_context_too_long_for_native_tables_runs_on_torch(tmp_path: Path) -> None:
+    """Rotations of 90,000,000 positions took 9 GB, and then there was a MemoryError."""
+    model = reference(WIDE["modernbert"])
+    directory = write_encoder(tmp_path / "model", model, {"max_position_embeddings": MOST_TEXT + 1})
+    assert _loaded(directory).spec.backend == "torch (cpu)"
+    with pytest.raises(Unsupported, match="its context of 1,048,577 tokens is longer"):
+        _loaded(directory, "native")
+    assert _loaded(directory, "native", max_seq_len=320).spec.max_seq_len == 320
 
 
 def test_settings_that_do_nothing_are_refused_by_name(directory: Path) -> None:

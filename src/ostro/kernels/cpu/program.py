@@ -83,7 +83,8 @@ class Program:
         # The plan points into these, so they must stay alive.
         self._packed = packed
         self._matrices = packed.pointed()
-        # No sequence is longer than all pages together, whatever the model's context length; without any, than a step.
+        # No sequence is longer than all pages together, whatever the model's context length. Without pages, a step has
+        # room for the longest text, so that the caller has to limit the context.
         positions = min(spec.max_seq_len, num_pages * PAGE or max_tokens)
         self._tables = [
             _rotation_tables(self._vector(each.frequencies), each.factor, positions) for each in spec.rotations

@@ -42,5 +42,9 @@ class DenseLayer:
         self._weight, self._bias = found["linear.weight"], found.get("linear.bias")
 
     def __call__(self, vectors: Floats) -> Floats:
-        products: Floats = vectors @ self._weight.T
+        # Row by row, because a matmul of several rows rounds in another order than that of one.
+        return np.stack([self._one(vector) for vector in vectors])
+
+    def _one(self, vector: Floats) -> Floats:
+        products: Floats = self._weight @ vector
         return self._act(products if self._bias is None else products + self._bias)

@@ -11,6 +11,9 @@ _EITHER: Mapping[Activation, After] = {"silu": After.SILU, "gelu_tanh": After.GE
 GATED: Mapping[Activation, After] = {**_EITHER, "clamped_silu": After.CLAMPED_SILU}
 ACTIVATIONS: Mapping[Activation, After] = {**_EITHER, "relu": After.RELU}
 
+MOST_TEXT = 1 << 20
+"""Tokens of an encoder's context, for all of which there are rotations: no KV cache limits a text's length."""
+
 
 class NotNative(Exception):
     """The reason why a model cannot run natively."""
@@ -33,6 +36,10 @@ def native_architecture(described: Description, panel: int) -> Architecture | En
         for mlp in _mlps(layer.mlp):
             if mlp.activation not in (ACTIVATIONS if isinstance(mlp, MLP) and not mlp.gated else GATED):
                 raise NotNative(f"its activation, {mlp.activation}, has no native kernel")
+    if isinstance(described, Encoder) and shape.max_seq_len > MOST_TEXT:
+        raise NotNative(
+            f"its context of {shape.max_seq_len:,} tokens is longer than {MOST_TEXT:,} (max_seq_len sets a shorter one)"
+        )
     if isinstance(described, Encoder) and described.head is not None:
         activation = described.head.activation
         if activation != "tanh" and activation not in ACTIVATIONS:
