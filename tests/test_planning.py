@@ -11,6 +11,7 @@ import pytest
 import tiny_configs
 import tiny_models
 import torch
+from encoder_directory import WIDE, reference, write_encoder
 from fault_proxy import Fault, FaultProxy
 from gguf_factory import write_tiny_gguf
 from hypothesis import given
@@ -30,6 +31,7 @@ from ostro.models.family import Family
 from ostro.models.registry import FAMILIES, describe
 from ostro.planning import plan
 from ostro.runner.load import load_runner
+from ostro.runner.native.encoder import NativeEncoderRunner
 from ostro.runner.torch_runner import TorchRunner
 from ostro.sampling_params import SamplingParams
 from ostro.sources import base
@@ -238,6 +240,24 @@ def test_plan_agrees_with_what_an_engine_takes_natively(
     peak, now = asyncio.run(measured(served, prompt=prompt, choices=choices))
     assert peak <= 1.1 * found.total_bytes
     agree(found.total_bytes, now)
+
+
+@needs_library
+def test_plan_counts_the_whole_of_an_encoders_longest_text(tmp_path: Path, own_cache: Path) -> None:
+    """It counted max_batch_tokens, however long a text may be, and no scores."""
+    positions = {"max_position_embeddings": 5000}
+    directory = write_encoder(tmp_path / "model", reference({**WIDE["bert"], **positions}))
+    planned, taken = [], []
+    for length in (1000, 5000):
+        engine = EngineConfig(device="cpu", backend="native", threads=2, max_batch_tokens=64, max_seq_len=length)
+        runner = load_runner(open_checkpoint(directory), engine)
+        assert isinstance(runner, NativeEncoderRunner)
+        program = runner.program
+        # A head's keys and values, and scores of 16 rows.
+        heads = 4 * length * (2 * program.spec.head_dim + 16)
+        taken.append(sum(program.buffer(at).nbytes for at in range(len(program.spec.buffers))) + 2 * heads)
+        planned.append(plan(directory, engine).total_bytes)
+    assert planned[1] - planned[0] == taken[1] - taken[0]
 
 
 @needs_library

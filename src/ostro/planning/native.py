@@ -42,6 +42,8 @@ _ENTRY_BYTES = 400
 _GROUP_BYTES = GROUP + 12
 # Rows and panels in each thread's own buffers.
 _OWN_ROWS, _OWN_PANELS = 8, 4
+# Rows of queries that each thread compares with all keys of an encoder's text at a time.
+_SCORED_ROWS = 16
 
 
 def on_native(stored: Stored, config: ResolvedConfig, described: Description, memory: int) -> Parts | str:
@@ -118,14 +120,16 @@ def _encoder_parts(isa: str, encoder: Encoder, stored: Stored, config: ResolvedC
     layout = sizes.layout
     kept = layout.nbytes + (len(layout.matrices) + shape.num_layers) * _ENTRY_BYTES
     inner = max(layer.mlp.down.columns for layer in encoder.layers)
-    row = 4 * (6 * shape.hidden_size + inner)
+    row = 4 * sum(buffer.cols * buffer.per_token for buffer in program.buffers if not buffer.asked)
     if config.quantize != "none":
         row += max(inner, shape.hidden_size) // GROUP * _GROUP_BYTES
-    # Each thread packs one head's keys and values.
-    own = 4 * shape.head_dim * 2 * min(config.max_batch_tokens, shape.max_seq_len)
+    # The text that uses up a step's tokens is computed whole.
+    rows = config.max_batch_tokens + shape.max_seq_len
+    # Each thread packs one head's keys and values, and has some rows of scores.
+    own = 4 * shape.max_seq_len * (2 * shape.head_dim + _SCORED_ROWS)
     rotated = sum(rope.rotary_dim(shape.head_dim) for rope in encoder.ropes)
     threads = config.threads or os.cpu_count() or 1
-    other = _PROCESS + config.max_batch_tokens * row + threads * own + 4 * rotated * shape.max_seq_len
+    other = _PROCESS + rows * row + threads * own + 4 * rotated * shape.max_seq_len
     largest = max(matrix.nbytes for matrix in layout.matrices)
     return Parts(
         backend=f"native ({isa})",
