@@ -527,6 +527,14 @@ def test_mxfp4_is_repacked_in_8_bits_without_loss(tmp_path: Path) -> None:
     np.testing.assert_array_equal(array.stored().floats(), expected)
 
 
+def test_an_mxfp4_exponent_that_is_nan_is_refused_by_name(tmp_path: Path) -> None:
+    raw = np.full((96, 34), 100, np.uint8)
+    raw[-1, 17] = 255
+    ((_, array),) = open_one(write_one_matrix(tmp_path / "one.gguf", gguf.GGMLQuantizationType.MXFP4, raw)).arrays()
+    with pytest.raises(BadCheckpoint, match=r"'token_embd\.weight' holds NaN"):
+        array.stored()
+
+
 @needs_library
 def test_gpt_oss_with_experts_in_mxfp4_runs_natively(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OSTRO_CACHE", str(tmp_path / "cache"))

@@ -182,6 +182,17 @@ def test_damaged_experts_are_named(part: str, change: Callable[[Tensor], Tensor]
         list(checkpoint.arrays())
 
 
+@pytest.mark.parametrize("how", [QuantizedWeight.floats, QuantizedWeight.stored])
+def test_an_exponent_that_is_nan_is_refused_by_name(how: Callable[[QuantizedWeight], object], tmp_path: Path) -> None:
+    """It was read as another power of two, and the weights became infinite."""
+    tensors, _ = mxfp4(torch.ones(2, 64, 8))
+    tensors["scales"][-1, -1, -1] = 255
+    weight = dict(experts(tmp_path, tensors).arrays())[EXPERTS]
+    assert isinstance(weight, QuantizedWeight)
+    with pytest.raises(BadCheckpoint, match=r"gate_up_proj_scales' holds NaN"):
+        how(weight)
+
+
 def test_experts_without_scales_are_named(tmp_path: Path) -> None:
     tensors, _ = mxfp4(torch.ones(2, 64, 8))
     del tensors["scales"]

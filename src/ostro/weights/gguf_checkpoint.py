@@ -166,7 +166,7 @@ def _array(weight: GgufWeight, data: mmap.mmap) -> "Weight":
 
     info = weight.info
     if _is_mxfp4_matrix(weight):
-        return mxfp4.gguf_weight(info.shape, _raw(weight, data))
+        return mxfp4.gguf_weight(info.name, info.shape, _raw(weight, data))
     if len(info.shape) != 2 or weight.undo is Undo.SUBTRACT_ONE:
         return WeightArray.of(_values(weight, data))
     name, raw = GGML_TYPES[info.ggml_type].name, _raw(weight, data)

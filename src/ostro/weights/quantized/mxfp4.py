@@ -1,7 +1,7 @@
 """Checkpoints with `quant_method: mxfp4`, as of gpt-oss: stacks of experts' matrices in blocks of 32.
 
     NAME_blocks   uint8 [experts, out, in / 32, 16]   two codes of 4-bit floats (e2m1) a byte, the lower first
-    NAME_scales   uint8 [experts, out, in / 32]       exponents of two, plus 127
+    NAME_scales   uint8 [experts, out, in / 32]       exponents of two, plus 127; 255 is NaN
 
 NAME itself becomes [experts, in, out], as Hub checkpoints that are not quantised have it.
 """
@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ostro.models.config import ConfigReader
+from ostro.models.tensor_errors import not_finite
 from ostro.weights.arrays import Bytes, Floats, WeightArray
 from ostro.weights.quantized import blocks
 from ostro.weights.quantized.parts import Parts, T
@@ -22,6 +23,7 @@ from ostro.weights.quantized.scheme import Scheme, Shape
 from ostro.weights.quantized.weight import Packing, QuantizedWeight
 
 _BLOCK = 32
+_NAN = 255
 _DOUBLED = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8)
 """Twice the number that each code means: integers."""
 _INTEGER_PAIRS = np.stack((np.tile(_DOUBLED, 16), np.repeat(_DOUBLED, 16)), axis=-1)
@@ -55,13 +57,19 @@ class Mxfp4(Scheme):
     def weight(self, parts: Parts[WeightArray]) -> QuantizedWeight:
         shape, packing = self.header(parts)
         stack = BlockFloats(
-            parts["blocks"].raw.reshape(-1, shape[-2] // 2), parts["scales"].raw.reshape(-1, shape[-2] // _BLOCK)
+            parts.prefix + "scales",
+            parts["blocks"].raw.reshape(-1, shape[-2] // 2),
+            parts["scales"].raw.reshape(-1, shape[-2] // _BLOCK),
         )
         return QuantizedWeight(shape, packing, stack.decode, stack.repack, transposed=True)
 
 
+@dataclass(frozen=True, slots=True)
 class _Blocks(ABC):
     """Rows of 4-bit floats in blocks that share a power of two."""
+
+    name: str
+    """Of the tensor that holds the exponents."""
 
     def decode(self, rows: slice) -> Floats:
         doubled = self._doubled(rows, _FLOAT_PAIRS).reshape(rows.stop - rows.start, -1, _BLOCK)
@@ -73,7 +81,10 @@ class _Blocks(ABC):
 
     def _scales(self, rows: slice) -> Floats:
         """Of the doubled numbers: [rows, blocks]."""
-        return np.ldexp(np.float32(1), self._exponents(rows).astype(np.int32) - 128)
+        exponents = self._exponents(rows)
+        if exponents.max(initial=0) == _NAN:
+            raise not_finite(self.name)
+        return np.ldexp(np.float32(1), exponents.astype(np.int32) - 128)
 
     @abstractmethod
     def _doubled(self, rows: slice, pairs: npt.NDArray[_Number]) -> npt.NDArray[_Number]:
@@ -122,7 +133,7 @@ def _taken(pairs: npt.NDArray[_Number], octets: Bytes) -> npt.NDArray[_Number]:
     return np.take(whole, octets).view(pairs.dtype)
 
 
-def gguf_weight(shape: Shape, raw: Bytes) -> QuantizedWeight:
+def gguf_weight(name: str, shape: Shape, raw: Bytes) -> QuantizedWeight:
     """A matrix of GGUF's type MXFP4."""
-    stored = GgufBlockFloats(raw)
+    stored = GgufBlockFloats(name, raw)
     return QuantizedWeight(shape, PACKING, stored.decode, stored.repack)
