@@ -3,6 +3,7 @@ transformers finds with the same numbers in float32.
 """
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -16,9 +17,10 @@ from safetensors.torch import save_file
 from telling_weights import telling
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
 
+from ostro.config import BackendName
 from ostro.engine.core import EngineCore
 from ostro.engine.request import Request
-from ostro.errors import UnsupportedModel
+from ostro.errors import BadCheckpoint, UnsupportedModel
 from ostro.models.registry import describe
 from ostro.runner.native.runner import NativeRunner
 from ostro.runner.torch_runner import TorchRunner
@@ -157,3 +159,17 @@ def test_gates_and_ups_are_clamped_as_in_transformers() -> None:
 def test_another_activation_is_refused_by_name(field: str, value: object) -> None:
     with pytest.raises(UnsupportedModel, match=f"'{field}' is {value!r}; Ostro runs gpt-oss with"):
         describe({**CONFIG, field: value})
+
+
+@pytest.mark.parametrize("backend", [pytest.param("native", marks=needs_library), "torch"])
+@pytest.mark.parametrize("part", ["gate_up_proj", "down_proj"])
+def test_a_bias_of_one_expert_that_is_no_number_is_refused_by_name(
+    part: str, backend: BackendName, tmp_path: Path
+) -> None:
+    """The biases of all experts are one matrix, and those of a matrix were not looked at on torch."""
+    model, name = reference(), f"model.layers.1.mlp.experts.{part}_bias"
+    with torch.no_grad():
+        dict(model.named_parameters())[name][2, 5] = torch.nan
+    write(tmp_path / "model", model, blocks=False)
+    with pytest.raises(BadCheckpoint, match=f"'{re.escape(name)}' holds NaN"):
+        load(tmp_path / "model", backend=backend)

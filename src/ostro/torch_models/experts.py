@@ -6,6 +6,8 @@
 A token's sum adds its experts in the order of their logits, whatever other tokens a step has.
 """
 
+from dataclasses import replace
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -72,7 +74,8 @@ class ExpertMatrices(Weighted):
             places |= _places(described.weight_names(part), part, memory, dim=2 if described.transposed else 1)
         if self.bias is not None:
             for part, rows in zip(described.parts, self.bias.data.split(sizes, 1), strict=True):
-                places |= _places(described.bias_names(part), part, rows, dim=1)
+                biases = _places(described.bias_names(part), part, rows, dim=1)
+                places |= {name: replace(place, stacks_vectors=True) for name, place in biases.items()}
         return places
 
 

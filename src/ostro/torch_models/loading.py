@@ -55,6 +55,8 @@ class Place:
     """The part of the tensor that is stored; None for all of it."""
     left_out: bool = False
     """Whether zeros are stored instead: another rank adds it."""
+    stacks_vectors: bool = False
+    """Whether the tensor has a vector in each row, such as the biases of all experts."""
 
     @property
     def shape(self) -> torch.Size:
@@ -110,7 +112,7 @@ def fill(places: Mapping[str, Place], tensors: Iterable[tuple[str, Tensor]], *, 
         if not tensor.is_floating_point():
             raise not_floats(given, str(tensor.dtype).removeprefix("torch."))
         # Vectors are small and affect every token. Checking matrices would take too long; bad values show up in a step.
-        if tensor.dim() < 2 and not bool(tensor.isfinite().all()):
+        if (tensor.dim() < 2 or place.stacks_vectors) and not bool(tensor.isfinite().all()):
             raise not_finite(given)
         place.fill(tensor)
         missing.discard(name)
