@@ -266,9 +266,11 @@ def test_other_models_have_none_for_a_reason() -> None:
     assert why_unfused(random_model(HRM_TEXT)) == "its layers run several times a token"
     odd = random_model({**MIXTURES["qwen3_moe"], "moe_intermediate_size": 12})
     assert why_unfused(odd) == "its experts' widths are not multiples of 8"
-    for many in ({"num_experts": 513}, {"num_experts": 40, "num_experts_per_tok": 33}):
+    for many in ({"num_experts": 513}, {"num_experts": 40, "num_experts_per_tok": 17}):
         refused = why_unfused(random_model({**MIXTURES["qwen3_moe"], **many}))
-        assert refused == "it has more than 512 experts in a layer, or 32 for a token"
+        assert refused == "it has more than 512 experts in a layer, or 16 for a token"
+    for most in ({"num_experts": 512}, {"num_experts": 40, "num_experts_per_tok": 16}):
+        assert why_unfused(random_model({**MIXTURES["qwen3_moe"], **most})) is None
     assert {why_unfused(random_model(config)) for config in BY_MODEL_TYPE.values()} == {
         None,
         "its layers run several times a token",
