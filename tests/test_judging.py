@@ -15,6 +15,7 @@ from model_directory import CHATML, write_model
 from ostro import LLM
 from ostro.config import EngineConfig
 from ostro.errors import BadCheckpoint, ContextLengthExceeded, ModelError, Unsupported, UnsupportedModel
+from ostro.sampling_params import SamplingParams
 from ostro.text.pair_prompt import PairPrompt
 from ostro.text.tokenizer import Tokenizer
 from ostro.weights.judging import read_judge
@@ -46,7 +47,7 @@ def write_judge(
     scoring: Mapping[str, object] | None = None,
     settings: Mapping[str, object] | None = None,
     modules: tuple[str, ...] = ("Transformer", "LogitScore"),
-    template: str = TEMPLATE,
+    template: str | None = TEMPLATE,
     activation: str | None = None,
 ) -> Path:
     """A tiny model with the files that sentence-transformers writes."""
@@ -160,13 +161,21 @@ def test_files_that_lie_are_refused_by_name(
         (CHATML.replace("message.content", "message.content * 2"), "does not show a query and a document once each"),
         (CHATML.replace("message.content", "message.content | trim"), "changes a query or a document"),
         (CHATML.replace("in messages", "in messages | reverse"), "shows the document first"),
+        ("{{ raise_exception('only users') }}" + CHATML, "refused the messages: only users"),
+        ("{{ nothing.at.all }}" + CHATML, "The chat template failed"),
+        (None, "It ranks by a chat template, and has none"),
     ],
-    ids=["neither", "twice", "trimmed", "reversed"],
+    ids=["neither", "twice", "trimmed", "reversed", "refuses", "fails", "none"],
 )
-def test_templates_that_do_more_than_show_both_texts_are_refused(template: str, why: str, tmp_path: Path) -> None:
-    directory = write_judge(tmp_path / "model", template=template)
-    with pytest.raises(UnsupportedModel, match=why):
-        LLM(directory, CPU)
+def test_a_template_that_does_not_rank_is_told_to_those_who_rank(
+    template: str | None, why: str, tmp_path: Path
+) -> None:
+    """The model was not loaded, although it can generate; and the error was about messages, which no one had sent."""
+    llm = LLM(write_judge(tmp_path / "model", template=template), CPU)
+    assert llm.generate("the fox", SamplingParams(max_tokens=1))
+    with pytest.raises(Unsupported, match=rf"model cannot rank texts\. .*{why}.*\. Set chat_template") as caught:
+        llm.relevance(PAIRS)
+    assert caught.value.param == "model"
 
 
 def test_over_http_scores_are_the_same_and_a_pair_counts_once(judge: Path) -> None:

@@ -66,6 +66,8 @@ class Frontend:
         """
         self.name = name
         self.ranking, self.judge = ranking, judge
+        # Made here rather than for the first pair, because it blocks on the process that renders conversations too. A
+        # template that does not rank may well chat, so what is wrong with it is told to those who rank.
         self._pair_prompt = None if judge is None else _pair_prompt(tokenizer, judge)
         self._tool_format = tool_format
         self._probing = threading.Lock()
@@ -239,6 +241,8 @@ class Frontend:
     ) -> Request:
         """A request for the log-probability of a judge's answer, which is a token, to a pair of texts."""
         assert self._pair_prompt is not None, "it is no judge"
+        if isinstance(self._pair_prompt, str):
+            raise Unsupported(f"{self.name} cannot rank texts. {self._pair_prompt}", param="model")
         if truncate_prompt_tokens is not None:
             raise Unsupported(
                 f"{self.name} reads both texts within a prompt, which is not shortened: leave truncate_prompt_tokens "
@@ -275,15 +279,19 @@ class Frontend:
         return whole[:border], whole[border:]
 
 
-def _pair_prompt(tokenizer: Tokenizer, judge: Judge) -> PairPrompt:
+def _pair_prompt(tokenizer: Tokenizer, judge: Judge) -> PairPrompt | str:
+    """The prompt, or the reason why there is none and what to do about it."""
     if tokenizer.chat_template is None:
-        raise UnsupportedModel("It ranks texts by a chat template, and has none. Set chat_template to a .jinja file.")
-    return pair_prompt(
-        tokenizer.renderer,
-        judge.messages,
-        add_generation_prompt=judge.add_generation_prompt,
-        template_kwargs=judge.variables,
-    )
+        return "It ranks by a chat template, and has none. Set chat_template to a .jinja file."
+    try:
+        return pair_prompt(
+            tokenizer.renderer,
+            judge.messages,
+            add_generation_prompt=judge.add_generation_prompt,
+            template_kwargs=judge.variables,
+        )
+    except (BadRequest, UnsupportedModel) as error:
+        return f"{error.message.rstrip('.')}. Set chat_template to a template that ranks."
 
 
 def _last(ids: Sequence[int], count: int | None, room: int) -> Sequence[int]:
