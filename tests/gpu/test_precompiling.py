@@ -15,6 +15,9 @@ from typing import Any
 import msgspec
 import pytest
 from model_directory import write_model
+from native_models import ModelCheckpoint, savable_model
+from quantized_packers import FORMATS, write_quantized
+from tiny_configs import BY_MODEL_TYPE
 
 from ostro.backends import BACKENDS
 from ostro.config import EngineConfig
@@ -27,6 +30,8 @@ from ostro.weights import Checkpoint, open_checkpoint
 CONFIGS = Path(__file__).parents[2] / "bench" / "configs"
 PROBE = Path(__file__).parents[1] / "support" / "precompile_probe.py"
 H200 = Gpu("NVIDIA H200", "9.0", Multiprocessors(132, 220 << 10))
+
+QUANTIZED = {**BY_MODEL_TYPE["llama"], "hidden_size": 64, "intermediate_size": 64, "head_dim": 32}
 
 
 def config(name: str, layers: int = 2) -> dict[str, object]:
@@ -207,15 +212,37 @@ def test_process_that_cannot_be_started_is_told_and_no_error(
     assert "no process" in caplog.text
 
 
-def test_model_is_compiled_ahead_on_one_gpu_alone(compiles: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    checkpoint = open_checkpoint(write_model(tmp_path / "model"))
-    passed: list[bool] = []
+@pytest.fixture
+def loads(compiles: pytest.MonkeyPatch) -> list[tuple[bool, bool]]:
+    """For each load with torch on a machine that has a GPU: whether kernels are compiled ahead, and whether quantised
+    weights are kept.
+    """
+    passed: list[tuple[bool, bool]] = []
 
-    def note(checkpoint: Checkpoint, config: EngineConfig, precompiler: Precompiler | None) -> None:
-        passed.append(precompiler is not None)
+    def note(_: Checkpoint, __: EngineConfig, precompiler: Precompiler | None, *, keeps_quantized: bool) -> None:
+        passed.append((precompiler is not None, keeps_quantized))
 
     compiles.setattr("ostro.runner.torch_load.load_runner", note)
-    compiles.setattr("ostro.runner.load.device_here", lambda *_: "cuda")
+    compiles.setattr("ostro.runner.load.device_here", lambda name, _: "cuda" if name == "auto" else name)
+    return passed
+
+
+def test_model_is_compiled_ahead_on_one_gpu_alone(loads: list[tuple[bool, bool]], tmp_path: Path) -> None:
+    checkpoint = open_checkpoint(write_model(tmp_path / "model"))
     for settings in ({}, {"tensor_parallel": 2}, {"device": "cpu"}):
         load_runner(checkpoint, EngineConfig(backend="torch", **settings))
-    assert passed == [True, False, False]
+    assert loads == [(True, False), (False, False), (False, False)]
+
+
+def test_no_process_is_started_for_weights_that_stay_quantised(
+    loads: list[tuple[bool, bool]], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One was started and then told nothing, and the decision was made, and its reason logged, twice."""
+    tensors = dict(ModelCheckpoint(savable_model(QUANTIZED), QUANTIZED).tensors())
+    write_quantized(tmp_path / "model", QUANTIZED, tensors, FORMATS["gptq"])
+    checkpoint = open_checkpoint(tmp_path / "model")
+    with caplog.at_level("INFO"):
+        for settings in ({}, {"tensor_parallel": "auto"}, {"dtype": "float32"}, {"device": "cpu"}):
+            load_runner(checkpoint, EngineConfig(backend="torch", **settings))
+    assert loads == [(False, True), (False, True), (True, False), (False, False)]
+    assert caplog.text.count("quantised weights are widened: dtype is float32") == 1

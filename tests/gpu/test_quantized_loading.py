@@ -25,10 +25,10 @@ from ostro.kernels.gpu.packed_words import widened
 from ostro.models.registry import describe
 from ostro.planning import plan
 from ostro.runner.devices import weight_formats
+from ostro.runner.gpu.kept_forms import keeps_quantized
 from ostro.runner.gpu.projections import Fp8Linear, PackedLinear
 from ostro.runner.gpu.quantized_loading import load_quantized
 from ostro.runner.gpu.runner import GpuRunner
-from ostro.runner.torch_load import keeps_quantized
 from ostro.runner.torch_runner import TorchRunner
 from ostro.sampling_params import SamplingParams
 from ostro.torch_models.build import build_model
@@ -262,7 +262,7 @@ def test_settings_whose_kernels_need_other_weights_widen_them(
     write_quantized(tmp_path, CONFIG, weights, FORMATS["gptq"])
     config = EngineConfig(device="cuda", kv_memory=4 << 20, **settings)  # type: ignore[arg-type]
     checkpoint = open_checkpoint(tmp_path)
-    assert not keeps_quantized(checkpoint, describe(checkpoint.config), config)
+    assert not keeps_quantized(checkpoint.stored(), describe(checkpoint.config), config)
     found = plan(tmp_path, config, memory=1 << 30)
     assert found.stored_as == "GPTQ, 4 bits in groups of 32; widened"
     plain = plan(tmp_path, ON_A_GPU, memory=1 << 30)

@@ -7,6 +7,7 @@ Imports torch and JAX only if they run the model.
 import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ostro.backend_extras import check_settings, require_torch
@@ -18,6 +19,7 @@ from ostro.extras import needs
 from ostro.machine import device_here, has_idle_gpu
 from ostro.models.hrm_config import is_hrm
 from ostro.models.registry import describe, is_encoder
+from ostro.runner.gpu.kept_forms import keeps_quantized
 from ostro.runner.gpu.precompiling import Precompiler, precompiler
 from ostro.runner.native.load import native_runner
 from ostro.weights import Checkpoint, Pooling
@@ -50,21 +52,29 @@ def load_runner(
     if config.backend == "native":
         raise Unsupported(f"backend is native, but {reason}. Leave it out to run on torch.", param="backend")
     require_torch("An HRM" if hrm else f"{checkpoint.name} ({reason})", param="model")
-    with _precompiler(checkpoint, config, hrm=hrm) as precompiler:
+    # What is compiled ahead follows from the config, which does not tell a quantised model's kernels.
+    keeps = not hrm and _keeps_quantized(checkpoint, config)
+    with nullcontext() if hrm or keeps else _precompiler(checkpoint, config) as precompiler:
         from ostro.runner import torch_load
 
-        runner = torch_load.load_runner(checkpoint, config, precompiler)
+        runner = torch_load.load_runner(checkpoint, config, precompiler, keeps_quantized=keeps)
     if config.backend == "auto" and backend_here(config.device).has_native_core:
         _log.info("the model runs on torch, which is slower than the native core: %s", reason)
     return runner
 
 
-def _precompiler(
-    checkpoint: Checkpoint, config: EngineConfig, *, hrm: bool
-) -> AbstractContextManager[Precompiler | None]:
+def _keeps_quantized(checkpoint: Checkpoint, config: EngineConfig) -> bool:
+    """Decided for one GPU if their number is not known yet."""
+    if is_encoder(checkpoint.config) or device_here(config.device, config.backend) != "cuda":
+        return False
+    one = replace(config, tensor_parallel=1) if config.tensor_parallel == "auto" else config
+    return keeps_quantized(checkpoint.stored(), describe(checkpoint.config, max_seq_len=config.max_seq_len), one)
+
+
+def _precompiler(checkpoint: Checkpoint, config: EngineConfig) -> AbstractContextManager[Precompiler | None]:
     """For a model on one GPU: started before torch is imported, which takes seconds."""
     on_gpu = config.device in ("auto", "cuda") and device_here("auto", config.backend) == "cuda"
-    if hrm or is_encoder(checkpoint.config) or not on_gpu or config.tensor_parallel not in (1, "auto"):
+    if is_encoder(checkpoint.config) or not on_gpu or config.tensor_parallel not in (1, "auto"):
         return nullcontext()
     return precompiler(checkpoint.config, config)
 

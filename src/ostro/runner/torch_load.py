@@ -14,15 +14,14 @@ from ostro.config import EngineConfig, ResolvedConfig
 from ostro.engine.runner import ModelRunner
 from ostro.errors import BadRequest, Unsupported
 from ostro.machine import cpu_limit, free_memory
-from ostro.models.architecture import Architecture
 from ostro.models.cut import Cut, cut
-from ostro.models.description import Description
 from ostro.models.encoder import Encoder
 from ostro.models.hrm_config import is_hrm
 from ostro.models.registry import describe
 from ostro.runner.devices import pick_device, pick_dtype
 from ostro.runner.division import choose_ranks
 from ostro.runner.encoder import EncoderRunner
+from ostro.runner.gpu.kept_forms import why_widened
 from ostro.runner.memory import num_pages
 from ostro.runner.precision import check_torch_format
 from ostro.runner.quantize import quantize_matrices, quantized_on_the_way
@@ -52,8 +51,14 @@ _RECOMPUTED_TOKENS = 2048
 _log = logging.getLogger(__name__)
 
 
-def load_runner(checkpoint: Checkpoint, config: EngineConfig, precompiler: "Precompiler | None" = None) -> ModelRunner:
-    """The `precompiler` is for a model on one GPU."""
+def load_runner(
+    checkpoint: Checkpoint,
+    config: EngineConfig,
+    precompiler: "Precompiler | None" = None,
+    *,
+    keeps_quantized: bool = False,
+) -> ModelRunner:
+    """The `precompiler` is for a model on one GPU, and so is `keeps_quantized`: see `kept_forms`."""
     device = pick_device(config.device)
     ranks = _choose_ranks(checkpoint, config, device)
     config = replace(config, tensor_parallel=ranks)
@@ -66,9 +71,12 @@ def load_runner(checkpoint: Checkpoint, config: EngineConfig, precompiler: "Prec
         return _encoder_runner(checkpoint, described, config, device)
     config.check_causal()
     if ranks > 1:
+        if keeps_quantized:
+            _log.info("quantised weights are widened: %s", why_widened(config, described))
         return _first_rank(checkpoint, config, device, ranks)
-    # What is compiled ahead follows from the config, which does not tell a quantised model's kernels.
-    if precompiler is None or device.type != "cuda" or keeps_quantized(checkpoint, described, config):
+    if device.type == "cuda" and keeps_quantized:
+        return make_runner(_quantized_model(checkpoint, config, device), config, pooling=checkpoint.pooling)
+    if device.type != "cuda" or precompiler is None:
         return make_runner(_load_model(checkpoint, config, device), config, pooling=checkpoint.pooling)
     precompiler.begin(_kernels_for(checkpoint, config, device))
     model = _load_model(checkpoint, config, device)
@@ -89,8 +97,6 @@ def _load_model(
     dtype = pick_dtype(config.dtype, device)
     described = describe(checkpoint.config, max_seq_len=config.max_seq_len)
     check_torch_format(described, config.quantize)
-    if device.type == "cuda" and keeps_quantized(checkpoint, described, config):
-        return _quantized_model(checkpoint, config, device, dtype)
     model = build_model(checkpoint.config, max_seq_len=config.max_seq_len, dtype=dtype, device=device, shard=shard)
     tensors = checkpoint.tensors()
     # Adapters inspect the original projections, so with adapters the whole model is loaded before it is quantized.
@@ -100,25 +106,11 @@ def _load_model(
     return model
 
 
-def keeps_quantized(checkpoint: Checkpoint, described: Description, config: EngineConfig) -> bool:
-    """Whether a GPU keeps some of the checkpoint's matrices as small as they are stored."""
-    # Whatever runs on a GPU needs triton, which machines without one may lack; this does not.
-    from ostro.runner.gpu.kept_forms import kept_forms, why_widened
-
-    forms = {tensor.name: tensor.form for tensor in checkpoint.stored().tensors}
-    if not any(forms.values()):
-        return False
-    if (reason := why_widened(config, described)) is not None:
-        _log.info("quantised weights are widened: %s", reason)
-        return False
-    assert isinstance(described, Architecture)
-    return bool(kept_forms(described, forms))
-
-
-def _quantized_model(checkpoint: Checkpoint, config: EngineConfig, device: torch.device, dtype: torch.dtype) -> Model:
+def _quantized_model(checkpoint: Checkpoint, config: EngineConfig, device: torch.device) -> Model:
+    # Needs triton, which machines without a GPU may lack.
     from ostro.runner.gpu.quantized_loading import load_quantized
 
-    meta = torch.device("meta")
+    dtype, meta = pick_dtype(config.dtype, device), torch.device("meta")
     model = build_model(checkpoint.config, max_seq_len=config.max_seq_len, dtype=dtype, device=meta)
     assert isinstance(model, Decoder)
     load_quantized(model, checkpoint, dtype, device)

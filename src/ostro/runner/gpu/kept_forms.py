@@ -5,6 +5,7 @@ form in common. Everything else is widened to the number format that the model c
 kernels have no other, experts, and what is on no grid or on one that the kernels do not take.
 """
 
+import logging
 from collections.abc import Mapping, Sequence
 
 from ostro.config import EngineConfig, ResolvedConfig
@@ -12,6 +13,9 @@ from ostro.kernels.gpu.packed_layout import PAIR_BYTES, fits
 from ostro.models.architecture import Architecture, Projection
 from ostro.models.description import Description
 from ostro.weights.forms import Form
+from ostro.weights.stored import Stored
+
+_log = logging.getLogger(__name__)
 
 _ROW_SCALE_BYTES = 4
 # What cuBLAS asks of matrices of 8-bit floats.
@@ -31,6 +35,18 @@ def why_widened(config: EngineConfig | ResolvedConfig, described: Description) -
     if config.quantize != "none":
         return f"quantize is {config.quantize}"
     return "dtype is float32" if config.dtype == "float32" else None
+
+
+def keeps_quantized(stored: Stored, described: Description, config: EngineConfig) -> bool:
+    """Whether a GPU keeps some of a checkpoint's matrices as small as they are stored. The log says why not."""
+    forms = {tensor.name: tensor.form for tensor in stored.tensors}
+    if not any(forms.values()):
+        return False
+    if (reason := why_widened(config, described)) is not None:
+        _log.info("quantised weights are widened: %s", reason)
+        return False
+    assert isinstance(described, Architecture)
+    return bool(kept_forms(described, forms))
 
 
 def joined_form(projection: Projection, forms: Sequence[Form | None]) -> Form | None:
