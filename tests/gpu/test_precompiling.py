@@ -84,6 +84,12 @@ def test_every_kernel_of_a_step_is_compiled_ahead(probed: Mapping[str, Any], nam
     assert launched["missed"] == []
 
 
+def test_every_kernel_of_mixed_packed_weights_is_listed(probed: Mapping[str, Any]) -> None:
+    """Those of the first layer alone were, and of forms with as many bits one: others were compiled by requests."""
+    assert probed["packed"]["kernels"] > 20
+    assert probed["packed"]["missed"] == []
+
+
 def test_kernel_that_cannot_be_compiled_costs_no_other(probed: Mapping[str, Any]) -> None:
     found = probed["compiled"]
     assert found["compiled"] == 1

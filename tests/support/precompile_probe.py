@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
-from itertools import count
+from itertools import count, cycle, islice
 from typing import Any
 from unittest.mock import patch
 
@@ -22,6 +22,7 @@ from triton.runtime import driver
 from triton.runtime.cache import get_cache_key
 
 from ostro.kernels.gpu.fp8 import fp8_small_linear
+from ostro.kernels.gpu.packed_words import Packed
 from ostro.kernels.gpu.signatures import build, compile_for, kernel_name, recorded
 from ostro.kernels.gpu.small_batch import small_linear
 from ostro.kernels.gpu.step_inputs import FIELDS, LENGTH, SAMPLER, unpack
@@ -31,13 +32,20 @@ from ostro.runner.gpu.graphs import ladder
 from ostro.runner.gpu.part import GpuPart
 from ostro.runner.gpu.precompile_process import compile_all, part_of, signatures
 from ostro.runner.gpu.precompiling import Request
+from ostro.runner.gpu.projections import PackedLinear
 from ostro.runner.gpu.sampling import DrawnTokens, Sampler
 from ostro.runner.gpu.step_plan import SamplerKind
+from ostro.torch_models.base import Model
+from ostro.torch_models.build import build_model
+from ostro.torch_models.decoder import Decoder
+from ostro.torch_models.layers import Linear
 
 META = torch.device("meta")
 # Of prompts: up to a few tokens, within a tile of attention's, and beyond.
 PROMPTS = (5, 100, 1000, 3000)
 QUICK = "_unpack_kernel"
+# Of packed weights: bits, group, and whether groups have minima.
+FORMS = ((4, 32, True), (4, 128, False), (8, 16, True), (8, 32, False))
 NUMBERS = count(1)
 
 
@@ -105,6 +113,30 @@ def launched(request: Request) -> dict[str, object]:
     return {"kernels": len(found), "missed": missed}
 
 
+@contextmanager
+def packed_weights() -> Iterator[None]:
+    """Models have packed projections, each layer other forms, as in GGUF files that mix types."""
+
+    def build(*args: Any, **settings: Any) -> Model:
+        model = build_model(*args, **settings)
+        assert isinstance(model, Decoder)
+        for number, layer in enumerate(model.layers):
+            forms = islice(cycle(FORMS), number, None)
+            for parent in (layer.self_attn, layer.mlp):
+                for name, child in [*parent.named_children()]:
+                    if isinstance(child, Linear):
+                        setattr(parent, name, PackedLinear(child, empty_weight(*child.shape, *next(forms))))
+        return model
+
+    with patch("ostro.torch_models.build.build_model", build):
+        yield
+
+
+def empty_weight(outs: int, ins: int, bits: int, group: int, has_minimum: bool) -> Packed:
+    words, pairs = (torch.empty(outs, n, dtype=torch.int32, device=META) for n in (ins * bits // 32, ins // group))
+    return Packed(words, pairs, bits, group, has_minimum)
+
+
 def steps(part: GpuPart, sampler: Sampler, drawn: DrawnTokens, most: int) -> Iterator[Any]:
     def decode(size: int, kind: SamplerKind) -> None:
         sent = torch.empty(FIELDS, size, dtype=torch.int32, device=META)
@@ -167,7 +199,9 @@ def main() -> None:
     # Widths that are multiples of 16 bytes, and of nothing more.
     read = {str(dtype): loads(width, dtype) for dtype, width in ((torch.bfloat16, 1048), (torch.float8_e4m3fn, 1040))}
     found = {name: {"keys": keys(each), "launched": launched(each)} for name, each in requests.items()}
-    print(json.dumps({"models": found, "compiled": tried, "loads": read}))
+    with packed_weights():
+        packed = launched(next(iter(requests.values())))
+    print(json.dumps({"models": found, "packed": packed, "compiled": tried, "loads": read}))
 
 
 if __name__ == "__main__":

@@ -186,8 +186,22 @@ def _sampler(model: Decoder, like: Tensor) -> Jobs:
 def _products(model: Decoder, layers: Sequence[LayerPlan], like: Tensor, pdl: bool, choices: Choices) -> Jobs:
     """Each kernel of our own products once."""
     done: set[tuple[object, ...]] = set()
-    for layer in kinds(layers):
+    for layer in _by_form(layers):
         yield from _layer_products(model, layer, like, pdl, choices, done)
+
+
+def _by_form(layers: Sequence[LayerPlan]) -> tuple[LayerPlan, ...]:
+    """The first layer of each kind and with each form of weights: files may mix forms as they like."""
+    found = {(type(layer.mlp), *(_form(matrix) for matrix, _ in layer.products)): layer for layer in reversed(layers)}
+    return tuple(found.values())
+
+
+def _form(matrix: Matrix) -> tuple[object, ...]:
+    """What kernels are compiled for, beside shapes."""
+    if isinstance(matrix, PackedLinear):
+        packed = matrix.packed_weight
+        return packed.bits, packed.group, packed.has_minimum
+    return (matrix.weight.dtype,)
 
 
 def _layer_products(
@@ -204,7 +218,7 @@ def _layer_products(
         if tiling is None:
             return None
         bias = isinstance(matrix, Linear) and matrix.bias is not None
-        key = (*binary_of(product_of(matrix, epilogue), rows, tiling), bias, folds)
+        key = (*binary_of(product_of(matrix, epilogue), rows, tiling), _form(matrix), bias, folds)
         if key in done:
             return None
         done.add(key)
@@ -272,15 +286,17 @@ def _between(model: Decoder, layers: Sequence[LayerPlan], like: Tensor, pages: T
     keys, values = pages
     for mlp in filter(None, (layer.mlp.dense for layer in kinds(layers))):
         yield partial(activated, like.new_zeros(1, mlp.up.shape[0]), mlp.activation, gated=mlp.gated, pdl=pdl)
+    products = [each for layer in _by_form(layers) for each in layer.products]
     # The inputs of 8-bit weights, if there are many rows.
-    for width in {matrix.weight.shape[1] for matrix, _ in layers[0].products if isinstance(matrix, Fp8Linear)}:
+    for width in {matrix.weight.shape[1] for matrix, _ in products if isinstance(matrix, Fp8Linear)}:
         yield partial(quantize_rows, like.new_zeros(1, width), pdl=pdl)
     # Packed weights without an epilogue, and with so many rows that they are widened first.
     done = set()
-    for matrix, epilogue in layers[0].products:
+    for matrix, epilogue in products:
         for rows in (*_ROWS, MOST_FEW + 1) if isinstance(matrix, PackedLinear) else ():
-            if own_tiling(matrix, rows, epilogue, Choices()) is None and (matrix.shape, rows) not in done:
-                done.add((matrix.shape, rows))
+            key = matrix.shape, _form(matrix), matrix.bias is None, rows
+            if own_tiling(matrix, rows, epilogue, Choices()) is None and key not in done:
+                done.add(key)
                 yield partial(product, matrix, like.new_zeros(rows, matrix.shape[1]), pdl=pdl)
     # By the numbers of a head that are rotated together, half of them on either side.
     norms: dict[int | None, QKNormWeights | None] = {}
