@@ -1,10 +1,10 @@
 """What `ostro plan` says about the choice of kernels on a machine with a GPU."""
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from pathlib import Path
 
 import pytest
-from tiny_configs import BY_MODEL_TYPE
+from tiny_configs import BY_MODEL_TYPE, MIXTURES
 
 from ostro import machine
 from ostro.backends import BACKENDS
@@ -39,9 +39,9 @@ def an_h200(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "_has_driver", lambda: True)
 
 
-def planned(config: Mapping[str, object], **settings: object) -> Mapping[str, str] | None:
+def planned(config: Mapping[str, object], kept: Container[str] = (), **settings: object) -> Mapping[str, str] | None:
     resolved = BACKENDS["cuda"].resolve(EngineConfig(device="cuda", **settings))  # type: ignore[arg-type]
-    return own_kernels(resolved, describe(dict(config), max_seq_len=None))
+    return own_kernels(resolved, describe(dict(config), max_seq_len=None), kept)
 
 
 def test_shipped_choices_are_shown() -> None:
@@ -72,6 +72,20 @@ def test_what_an_earlier_start_measured_is_shown() -> None:
 )
 def test_where_something_else_decides_nothing_is_shown(settings: dict[str, object]) -> None:
     assert planned(QWEN3_06B, **settings) is None
+
+
+def test_nothing_is_chosen_for_weights_that_stay_quantised() -> None:
+    """They were said to be measured later, and never were."""
+    tiny = BY_MODEL_TYPE["llama"]
+    layers = [f"model.layers.{number}.mlp.down_proj.weight" for number in range(int(str(tiny["num_hidden_layers"])))]
+    assert planned(tiny, layers) == dict.fromkeys(("qkv", "output", "up", "head"), MEASURED_LATER)
+    assert "down" in (planned(tiny, layers[:-1]) or ()), "the last layer's is not"
+
+
+def test_nothing_is_chosen_for_models_that_run_unfused() -> None:
+    mixture = MIXTURES["qwen3_moe"]
+    assert planned(mixture) is not None
+    assert planned({**mixture, "moe_intermediate_size": 12}) is None
 
 
 def test_a_file_that_cannot_be_read_is_refused() -> None:

@@ -79,7 +79,7 @@ def plan(
     kept = kept_on_gpu(stored, resolved, described) if parts.backend.startswith("torch (cuda") else {}
     natively = parts.backend.startswith("native")
     found = replace(found, stored_as=stored_as(stored, natively=natively, kept=kept))
-    return found if memory is not None else replace(found, own_kernels=own_kernels(resolved, described))
+    return found if memory is not None else replace(found, own_kernels=own_kernels(resolved, described, kept))
 
 
 def _ranks(model: Checkpoint, config: EngineConfig, backend: Backend) -> int:

@@ -1,6 +1,6 @@
 """Which of a model's matmuls on a GPU will use our own kernels, as far as that is known without loading it."""
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 
 from ostro.backends import BACKENDS, runs_on_jax
 from ostro.config import ResolvedConfig
@@ -8,19 +8,20 @@ from ostro.machine import gpu_name
 from ostro.models.architecture import Architecture
 from ostro.models.description import Description
 from ostro.runner.gpu.choices import Choices, described_products, known_for
+from ostro.runner.gpu.fusible import why_unfused
 
 MEASURED_LATER = "measured at the first start"
 
 
-def own_kernels(config: ResolvedConfig, described: Description) -> Mapping[str, str] | None:
-    """For each matmul the numbers of rows for which it is ours; None if this machine's GPU, or the model's shapes on
-    it, are not known, or if another format or mode decides.
+def own_kernels(config: ResolvedConfig, described: Description, kept: Container[str] = ()) -> Mapping[str, str] | None:
+    """For each matmul the numbers of rows for which it is ours, but for tensors that are `kept` quantised; None if this
+    machine's GPU, or the model's shapes on it, are not known, or if another format or mode decides.
     """
     decided = config.deterministic or config.quantize != "none" or config.tensor_parallel > 1 or runs_on_jax(config)
     if config.device != "cuda" or decided or not isinstance(described, Architecture):
         return None
     gpu = gpu_name()
-    if gpu is None:
+    if gpu is None or why_unfused(described) is not None:
         return None
     choices = known_for(config.kernel_choices, gpu)
     if choices is None:
@@ -30,5 +31,5 @@ def own_kernels(config: ResolvedConfig, described: Description) -> Mapping[str, 
     bits = 32 if BACKENDS["cuda"].compute_dtype(config.dtype) == "float32" else 16
     return {
         name: MEASURED_LATER if config.kernel_choices == "auto" and each not in choices else choices.own_rows(each)
-        for name, each in described_products(described, bits).items()
+        for name, each in described_products(described, bits, kept).items()
     }

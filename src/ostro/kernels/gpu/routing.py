@@ -20,12 +20,9 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from ostro.kernels.gpu.mixture_limits import MOST_CHOSEN, MOST_EXPERTS
 from ostro.kernels.gpu.tilings import power_of_two
 
-MOST_EXPERTS, MOST_CHOSEN = 512, 16
-"""What the kernels are made for: logits of a row are in registers, and loops over the chosen are unrolled, which takes
-7 to 12 seconds to compile for 32 of them.
-"""
 TILE_FIELDS = 3
 """Of a tile: its expert, its first slot, counted in the order of experts, and the end of the expert's slots."""
 INVARIANT_HEIGHT = 64

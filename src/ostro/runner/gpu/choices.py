@@ -13,7 +13,7 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import cache
@@ -77,14 +77,15 @@ def adding(*, normed: bool, reduced: bool) -> Epilogue:
     return "plain" if normed or reduced else "added"
 
 
-def described_products(model: Architecture, bits: int) -> Mapping[str, Product]:
-    """A model's matmuls on one GPU, by name. Where layers differ, those of the first with an MLP, or with experts. The
-    experts' own are not among them: nothing is chosen about these.
+def described_products(model: Architecture, bits: int, kept: Container[str] = ()) -> Mapping[str, Product]:
+    """A model's matmuls on one GPU whose kernel can be chosen, by name. Where layers differ, those of the first that
+    has such a matrix. The experts' own are not among them, nor matrices whose tensors are `kept` quantised.
     """
     found: dict[str, Product] = {}
-    for layer in {type(each.mlp): each for each in reversed(model.layers)}.values():
+    for layer in model.layers:
         for name, matrix, epilogue in _matrices(layer):
-            found.setdefault(name, Product(matrix.rows, matrix.columns, bits, epilogue))
+            if f"{matrix.parts[0].name}.weight" not in kept:
+                found.setdefault(name, Product(matrix.rows, matrix.columns, bits, epilogue))
     if model.head is not None:
         found["head"] = Product(model.shape.vocab_size, model.shape.hidden_size, bits)
     return found

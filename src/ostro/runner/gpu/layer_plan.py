@@ -13,9 +13,9 @@ from torch import Tensor
 from ostro.kernels.gpu.experts import Matrices
 from ostro.kernels.gpu.norm import NormWeights
 from ostro.kernels.gpu.rope_store import QKNormWeights
-from ostro.kernels.gpu.routing import MOST_CHOSEN, MOST_EXPERTS
 from ostro.kernels.gpu.tilings import Epilogue
 from ostro.models import architecture as arch
+from ostro.runner.gpu import fusible
 from ostro.runner.gpu.choices import adding
 from ostro.runner.gpu.projections import QuantizedLinear
 from ostro.torch_models.base import Model
@@ -31,9 +31,6 @@ from ostro.torch_models.layers import (
     PlainMLP,
     RMSNorm,
 )
-
-# Numbers of 16 bits that make up the 16 bytes which the copy engine reads.
-_ALIGNED = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,20 +161,7 @@ def why_unfused(model: Model) -> str | None:
     """The reason why there is no layer plan for a model; None if there is one."""
     if not isinstance(model, Decoder):
         return "its layers run several times a token"
-    return next(filter(None, (_why_unfused(layer) for layer in model.described.layers)), None)
-
-
-def _why_unfused(layer: arch.Layer) -> str | None:
-    mixture = layer.mlp
-    if not isinstance(mixture, arch.Experts):
-        return None
-    if layer.parallel:
-        return "its experts run beside attention"
-    if any(matrices.columns % _ALIGNED for matrices in (mixture.up, mixture.down)):
-        return f"its experts' widths are not multiples of {_ALIGNED}"
-    if mixture.count > MOST_EXPERTS or mixture.chosen > MOST_CHOSEN:
-        return f"it has more than {MOST_EXPERTS} experts in a layer, or {MOST_CHOSEN} for a token"
-    return None
+    return fusible.why_unfused(model.described)
 
 
 def can_capture(model: Model) -> bool:
