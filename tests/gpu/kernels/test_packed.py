@@ -21,8 +21,11 @@ FORMS = pytest.mark.parametrize(
     [(4, 128, False), (4, 256, False), (4, 32, True), (4, 64, False), (8, 16, True), (8, 32, False), (8, 256, False)],
 )
 
+# The interpreter cannot multiply matrices of bfloat16.
+DTYPES = pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.gpu)])
 
-def dot(bits: int, splits: int = 1) -> DotTiling:
+
+def dot(splits: int = 1) -> DotTiling:
     return DotTiling(outs=16, ins=256, warps=4, stages=2, splits=splits)
 
 
@@ -73,20 +76,36 @@ def test_unpacked_weights_are_those_of_the_plain_twin(
 
 
 @FORMS
+@DTYPES
 @pytest.mark.parametrize("rows", [1, 3])
 def test_product_of_few_equals_the_plain_twin(
-    device: torch.device, rows: int, bits: int, group: int, has_minimum: bool
+    device: torch.device, rows: int, dtype: torch.dtype, bits: int, group: int, has_minimum: bool
 ) -> None:
     torch.manual_seed(0)
-    x, weight, bias = drawn(device, rows, 512), weights(device, 11, 512, bits, group, has_minimum), drawn(device, 11)
-    tiling = ONE if rows == 1 else dot(bits)
+    x, bias = drawn(device, rows, 512, dtype=dtype), drawn(device, 11, dtype=dtype)
+    weight, tiling = weights(device, 11, 512, bits, group, has_minimum), ONE if rows == 1 else dot()
     check(
         packed.packed_small_linear(x, weight, bias, tiling=tiling),
         packed.packed_small_linear_plain(x, weight, bias),
     )
 
 
-@pytest.mark.parametrize("tiling", [CHUNKS, LONG, dot(4, splits=3)], ids=["chunks", "beyond the end", "split"])
+@FORMS
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [1, 3])
+def test_16_bit_gates_equal_the_plain_twins(
+    device: torch.device, rows: int, bits: int, group: int, has_minimum: bool
+) -> None:
+    torch.manual_seed(0)
+    x = drawn(device, rows, 512, dtype=torch.bfloat16) / 16
+    weight, tiling = weights(device, 24, 512, bits, group, has_minimum), ONE if rows == 1 else dot()
+    check(
+        packed.packed_small_linear(x, weight, activation="silu", gated=True, tiling=tiling),
+        packed.packed_small_linear_plain(x, weight, activation="silu", gated=True),
+    )
+
+
+@pytest.mark.parametrize("tiling", [CHUNKS, LONG, dot(splits=3)], ids=["chunks", "beyond the end", "split"])
 def test_rows_of_other_lengths_than_tiles_have(device: torch.device, tiling: Tiling) -> None:
     torch.manual_seed(0)
     rows = 1 if isinstance(tiling, VectorTiling) else 2
@@ -120,7 +139,7 @@ def test_norm_of_one_row_comes_before_the_product(device: torch.device, dtype: t
 
 
 @pytest.mark.parametrize(
-    ("rows", "tiling"), [(1, ONE), (2, dot(4)), (20, dot(4, splits=3))], ids=["vector", "dot", "split"]
+    ("rows", "tiling"), [(1, ONE), (2, dot()), (20, dot(splits=3))], ids=["vector", "dot", "split"]
 )
 def test_result_is_added_to_the_residual_in_place(device: torch.device, rows: int, tiling: Tiling) -> None:
     torch.manual_seed(0)
@@ -133,7 +152,7 @@ def test_result_is_added_to_the_residual_in_place(device: torch.device, rows: in
         check(stream, plain)
 
 
-@pytest.mark.parametrize(("rows", "tiling"), [(1, ONE), (2, dot(4))], ids=["vector", "dot"])
+@pytest.mark.parametrize(("rows", "tiling"), [(1, ONE), (2, dot())], ids=["vector", "dot"])
 @pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
 def test_gate_and_up_meet_in_one_program(device: torch.device, rows: int, tiling: Tiling, activation: str) -> None:
     torch.manual_seed(0)
