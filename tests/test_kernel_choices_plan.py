@@ -39,7 +39,12 @@ def an_h200(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "_has_driver", lambda: True)
 
 
-def planned(config: Mapping[str, object], kept: Container[str] = (), **settings: object) -> Mapping[str, str] | None:
+def planned(config: Mapping[str, object], **settings: object) -> Mapping[str, str] | None:
+    return planned_beside((), config, **settings)
+
+
+def planned_beside(kept: Container[str], config: Mapping[str, object], **settings: object) -> Mapping[str, str] | None:
+    """With tensors that are kept quantised."""
     resolved = BACKENDS["cuda"].resolve(EngineConfig(device="cuda", **settings))  # type: ignore[arg-type]
     return own_kernels(resolved, describe(dict(config), max_seq_len=None), kept)
 
@@ -78,8 +83,8 @@ def test_nothing_is_chosen_for_weights_that_stay_quantised() -> None:
     """They were said to be measured later, and never were."""
     tiny = BY_MODEL_TYPE["llama"]
     layers = [f"model.layers.{number}.mlp.down_proj.weight" for number in range(int(str(tiny["num_hidden_layers"])))]
-    assert planned(tiny, layers) == dict.fromkeys(("qkv", "output", "up", "head"), MEASURED_LATER)
-    assert "down" in (planned(tiny, layers[:-1]) or ()), "the last layer's is not"
+    assert planned_beside(layers, tiny) == dict.fromkeys(("qkv", "output", "up", "head"), MEASURED_LATER)
+    assert "down" in (planned_beside(layers[:-1], tiny) or ()), "the last layer's is not"
 
 
 def test_nothing_is_chosen_for_models_that_run_unfused() -> None:

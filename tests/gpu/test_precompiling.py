@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -248,7 +249,9 @@ def test_no_process_is_started_for_weights_that_stay_quantised(
     write_quantized(tmp_path / "model", QUANTIZED, tensors, FORMATS["gptq"])
     checkpoint = open_checkpoint(tmp_path / "model")
     with caplog.at_level("INFO"):
-        for settings in ({}, {"tensor_parallel": "auto"}, {"dtype": "float32"}, {"device": "cpu"}):
-            load_runner(checkpoint, EngineConfig(backend="torch", **settings))
+        one = EngineConfig(backend="torch")
+        others = replace(one, tensor_parallel="auto"), replace(one, dtype="float32"), replace(one, device="cpu")
+        for settings in (one, *others):
+            load_runner(checkpoint, settings)
     assert loads == [(False, True), (False, True), (True, False), (False, False)]
     assert caplog.text.count("quantised weights are widened: dtype is float32") == 1

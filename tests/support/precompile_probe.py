@@ -125,14 +125,15 @@ def packed_weights() -> Iterator[None]:
             for parent in (layer.self_attn, layer.mlp):
                 for name, child in [*parent.named_children()]:
                     if isinstance(child, Linear):
-                        setattr(parent, name, PackedLinear(child, empty_weight(*child.shape, *next(forms))))
+                        setattr(parent, name, PackedLinear(child, empty_weight(child.shape, next(forms))))
         return model
 
     with patch("ostro.torch_models.build.build_model", build):
         yield
 
 
-def empty_weight(outs: int, ins: int, bits: int, group: int, has_minimum: bool) -> Packed:
+def empty_weight(shape: tuple[int, int], form: tuple[int, int, bool]) -> Packed:
+    (outs, ins), (bits, group, has_minimum) = shape, form
     words, pairs = (torch.empty(outs, n, dtype=torch.int32, device=META) for n in (ins * bits // 32, ins // group))
     return Packed(words, pairs, bits, group, has_minimum)
 
