@@ -3,10 +3,11 @@
 import re
 
 from doc_pages import ROOT
-from tiny_configs import BY_MODEL_TYPE, MIXTURES
+from tiny_configs import BY_MODEL_TYPE
 
 from ostro.models.architecture import Architecture
 from ostro.models.registry import FAMILIES, describe
+from ostro.runner.gpu.fusible import why_unfused
 from ostro.runner.native.support import NotNative, native_architecture
 
 HEAD = {"head_dim": 16, "hidden_size": 64, "n_embd": 64, "rope_scaling": None}
@@ -28,9 +29,9 @@ def test_the_families_that_run_natively_are_those_that_the_pages_name() -> None:
 
 def test_the_families_with_a_layer_plan_for_fused_kernels_are_those_that_the_page_names() -> None:
     described = {family.model_type: describe(BY_MODEL_TYPE[family.model_type]) for family in FAMILIES}
-    dense = {name for name, each in described.items() if isinstance(each, Architecture) and not each.has_experts}
-    assert described.keys() - dense == {"hrm_text", *MIXTURES}
-    assert "All families except HRM-Text and mixtures of experts run on these" in (ROOT / "docs/gpu.md").read_text()
+    fused = {name for name, each in described.items() if isinstance(each, Architecture) and why_unfused(each) is None}
+    assert described.keys() - fused == {"hrm_text"}
+    assert "All families except HRM-Text run on these" in (ROOT / "docs/gpu.md").read_text()
 
 
 def test_the_page_on_levanter_names_every_type_that_is_served() -> None:
