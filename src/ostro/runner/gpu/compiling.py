@@ -36,7 +36,7 @@ from ostro.kernels.gpu.tilings import Epilogue, Tiling, binary_of
 from ostro.kernels.gpu.vector_linear import Joined
 from ostro.models.architecture import Activation
 from ostro.runner.gpu.choices import Choices
-from ostro.runner.gpu.expert_launches import Job, Jobs, mixture_launches
+from ostro.runner.gpu.expert_launches import Job, Jobs, integers, mixture_launches
 from ostro.runner.gpu.layer_plan import AttentionPlan, LayerPlan, kinds, norm_weights
 from ostro.runner.gpu.projections import Fp8Linear, PackedLinear, own_tiling, product, product_of, small_product
 from ostro.runner.gpu.shared_prefixes import PrefixLimits
@@ -141,13 +141,13 @@ def _attention(
     # The maximum number of rows for any of the concurrent plans below.
     rows, heads, dim = scratch.max_rows, shape.num_heads, shape.head_dim
     keys, values = pages
-    groups, least = _integers(like, GROUP_ARRAYS, rows), PrefixLimits().rows
-    tables = _integers(like, rows, -(-shape.max_seq_len // scratch.page_size))
+    groups, least = integers(like, GROUP_ARRAYS, rows), PrefixLimits().rows
+    tables = integers(like, rows, -(-shape.max_seq_len // scratch.page_size))
     q = like.new_zeros(rows, (heads + 2 * shape.num_kv_heads) * dim)[:, : heads * dim].unflatten(1, (heads, dim))
     out = torch.zeros(q.shape, dtype=q.dtype, device=q.device)
     specs, sinks = [layer.attention.spec for layer in layers], layers[0].attention.sinks
     for spec in {(spec.window is None, spec.softcap is None): spec for spec in specs}.values():
-        yield partial(prefill_attention, q, keys, values, tables, _integers(like, 1, 4), out, spec, sinks=sinks)
+        yield partial(prefill_attention, q, keys, values, tables, integers(like, 1, 4), out, spec, sinks=sinks)
         decode = partial(decode_attention, pdl=pdl, leads=leads)
         # Few rows have a kernel of their own.
         for number in sorted({1, rows}):
@@ -156,11 +156,11 @@ def _attention(
             yield partial(decode, q, keys, values, tables, scratch, out, spec, sinks, groups=groups)
     for window in {spec.window is None: spec.window for spec in specs}.values():
         for size in plan_sizes(scratch.max_rows):
-            lens = _integers(like, min(size, scratch.max_rows))
+            lens = integers(like, min(size, scratch.max_rows))
             yield partial(plan_decode, lens, scratch, window)
             if window is None and scratch.prefix is not None and len(lens) >= least:
                 yield partial(plan_decode, lens, scratch, groups=groups)
-    yield partial(unpack, _integers(like, FIELDS, 1), _integers(like, 1))
+    yield partial(unpack, integers(like, FIELDS, 1), integers(like, 1))
 
 
 def _half(model: Decoder, attention: AttentionPlan) -> int | None:
@@ -176,10 +176,10 @@ def _sampler(model: Decoder, like: Tensor) -> Jobs:
     # As `finished_logits` returns them.
     dtype = like.dtype if model.logit_softcap is None else torch.float32
     for rows in _SAMPLED:
-        logits, nobody = like.new_zeros(rows, model.shape.vocab_size, dtype=dtype), _integers(like, rows).fill_(-1)
+        logits, nobody = like.new_zeros(rows, model.shape.vocab_size, dtype=dtype), integers(like, rows).fill_(-1)
         errors = torch.zeros(rows, dtype=torch.int8, device=like.device)
         for truncated in (True, False):
-            sample = partial(sample_tokens, logits, nobody, tables, _integers(like, rows), errors)
+            sample = partial(sample_tokens, logits, nobody, tables, integers(like, rows), errors)
             yield partial(sample, truncated=truncated, penalties=False)
 
 
@@ -332,7 +332,3 @@ def _norms(first: LayerPlan, last: NormWeights, x: Tensor, pdl: bool) -> Jobs:
         yield partial(add_norm, x, None, norm, pdl=pdl)
     for after, norm in {(after and after.kind, norm and norm.kind): (after, norm) for after, norm in added}.values():
         yield partial(add_norm, x, x.clone(), norm, delta_norm=after, multiplier=first.multiplier, pdl=pdl)
-
-
-def _integers(like: Tensor, *shape: int) -> Tensor:
-    return torch.zeros(shape, dtype=torch.int32, device=like.device)

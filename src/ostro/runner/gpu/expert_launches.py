@@ -37,7 +37,7 @@ def _launches(mixture: MixturePlan, layer: LayerPlan, like: Tensor, pdl: bool) -
     rows = like.new_zeros(chosen, inner)
     yield partial(single_outer, rows, logits, mixture.down, normalized=mixture.normalized, ending=ending, pdl=pdl)
     yield partial(route, logits, count, chosen, normalized=mixture.normalized, pdl=pdl)
-    routed = Routed(_integers(like, 1, chosen), like.new_zeros(1, chosen, dtype=torch.float32))
+    routed = Routed(integers(like, 1, chosen), like.new_zeros(1, chosen, dtype=torch.float32))
     yield partial(add_up, like.new_zeros(chosen, len(like)), routed, ending, pdl=pdl)
     heights = {tile_height(rows * chosen, count): rows for rows in reversed(_ROWS)}
     for height, number in heights.items():
@@ -47,8 +47,8 @@ def _launches(mixture: MixturePlan, layer: LayerPlan, like: Tensor, pdl: bool) -
         yield partial(inner_rows, x, mixture.up, tiles, chosen, mixture.activation, pdl=pdl)
         yield partial(outer_rows, like.new_zeros(number * chosen, inner), mixture.down, tiles, pdl=pdl)
     for number in _ROWS:
-        yield partial(by_expert, _integers(like, number, chosen), count, tile_height(number * chosen, count), pdl=pdl)
+        yield partial(by_expert, integers(like, number, chosen), count, tile_height(number * chosen, count), pdl=pdl)
 
 
-def _integers(like: Tensor, *shape: int) -> Tensor:
+def integers(like: Tensor, *shape: int) -> Tensor:
     return torch.zeros(shape, dtype=torch.int32, device=like.device)

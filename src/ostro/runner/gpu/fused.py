@@ -82,13 +82,7 @@ class _Step(NamedTuple):
 
 
 class FusedDecoder:
-    def __init__(
-        self,
-        model: Decoder,
-        *,
-        overlaps: bool,
-        invariant: bool = False,
-    ) -> None:
+    def __init__(self, model: Decoder, *, overlaps: bool, invariant: bool = False) -> None:
         """`overlaps` lets a kernel prefetch its weights before the previous one has finished; `invariant` gives each
         row the same bits for any number of rows.
         """

@@ -1,5 +1,6 @@
 """A projection's matmul on a GPU, with the kernels for its weights' format."""
 
+from functools import partial
 from typing import Self
 
 import torch
@@ -124,40 +125,14 @@ def small_product(
 ) -> Tensor:
     """Small-batch matmul with fused prologue and epilogue: see `small_linear`."""
     if isinstance(layer, Fp8Linear):
-        assert joined is None
-        return fp8_small_linear(
-            x,
-            layer.weight,
-            layer.scale,
-            layer.bias,
-            norm=norm,
-            residual=residual,
-            activation=activation,
-            gated=gated,
-            multiplier=multiplier,
-            tiling=tiling,
-            pdl=pdl,
-        )
-    if isinstance(layer, PackedLinear):
-        assert joined is None
-        return packed_small_linear(
-            x,
-            layer.packed_weight,
-            layer.bias,
-            norm=norm,
-            residual=residual,
-            activation=activation,
-            gated=gated,
-            multiplier=multiplier,
-            tiling=tiling,
-            pdl=pdl,
-        )
-    return small_linear(
-        x,
-        layer.weight,
-        layer.bias,
+        multiply = partial(fp8_small_linear, x, layer.weight, layer.scale, layer.bias)
+    elif isinstance(layer, PackedLinear):
+        multiply = partial(packed_small_linear, x, layer.packed_weight, layer.bias)
+    else:
+        multiply = partial(small_linear, x, layer.weight, layer.bias, joined=joined)
+    assert joined is None or not isinstance(layer, QuantizedLinear)
+    return multiply(
         norm=norm,
-        joined=joined,
         residual=residual,
         activation=activation,
         gated=gated,
