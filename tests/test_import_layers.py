@@ -73,7 +73,8 @@ _ROWS = {
     ),
     "client": "errors sampling_params schemas",
     "measure": "client config engine errors frontend llm outputs sampling_params version weights",
-    "ray": "backends config errors extras llm pool sampling_params server",
+    "routing": "",
+    "ray": "backends config errors extras llm pool routing sampling_params server",
     "app": "env_file errors server",
     "cli": (
         "backends client config engine env_file errors frontend kernels llm measure outputs planning "

@@ -21,6 +21,7 @@ from ostro.errors import ModelError
 from ostro.ray.call import Call
 from ostro.ray.ingress import Answering, Ingress
 from ostro.ray.replica import EngineReplica, WholeAnswer
+from ostro.routing.router import Report
 from ostro.server.auth import Keyring
 from ostro.server.body import BodyLimits
 from ostro.server.settings import Given
@@ -221,26 +222,26 @@ def test_model_that_cannot_be_loaded_is_no_replica(monkeypatch: pytest.MonkeyPat
     asyncio.run(scenario())
 
 
-def test_stats_name_what_is_loaded_and_check_fails_for_good(tmp_path: Path) -> None:
+def test_report_names_what_is_loaded_and_check_fails_for_good(tmp_path: Path) -> None:
     for name in ("a", "b"):
         write_model(tmp_path / "models" / name)
 
     async def many() -> None:
         async with replica(models=(str(tmp_path / "models"),)) as one, client(Local(one)) as http:
-            assert one.stats() == {"models": [], "num_loaded": 0, "ready": True}
+            assert one.report() == Report()
             await http.post("/v1/completions", json={"model": "b", "prompt": "x", "max_tokens": 1})
-            assert one.stats() == {"models": ["b"], "num_loaded": 1, "ready": True}
+            assert one.report() == Report(models=frozenset({"b"}), num_models=1)
 
     async def alone() -> None:
         path = tmp_path / "models" / "a"
         async with replica(model=(str(path),), served_model_name=("mine",)) as one:
-            assert one.stats()["models"] == ["a", "default", "mine"]
+            assert one.report().models == {"a", "default", "mine"}
             one.check()
             path.rename(tmp_path / "hidden")
             [pid] = one.facts().engine_pids
             os.kill(pid, signal.SIGKILL)
             async with asyncio.timeout(30):
-                while one.stats()["ready"] or not _has_failed(one):
+                while one.report().is_ready or not _has_failed(one):
                     await asyncio.sleep(0.05)
             with pytest.raises(ModelError, match="There is no file"):
                 one.check()

@@ -27,7 +27,7 @@ from ostro.ray.call import Call
 from ostro.ray.ingress import Answering, Ingress
 from ostro.ray.options import RayOptions, devices_of, explicit, read_options, threads_of
 from ostro.ray.replica import EngineReplica, Facts, WholeAnswer
-from ostro.ray.router import STATS_SECONDS, PrefixRouter
+from ostro.ray.router import REPORT, STATS_SECONDS, PrefixRouter
 from ostro.server.logging import LogFormat, configure_logging
 from ostro.server.settings import Given, ServeSettings, read_settings
 
@@ -69,7 +69,7 @@ class Engine:
         self._replica.check()
 
     async def record_routing_stats(self) -> dict[str, object]:
-        return self._replica.stats()
+        return {REPORT: self._replica.report()}
 
     async def __del__(self) -> None:
         if (replica := getattr(self, "_replica", None)) is not None:

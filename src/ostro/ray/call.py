@@ -2,33 +2,22 @@
 format of prompts; knows no replicas.
 """
 
-import hashlib
 import re
 from dataclasses import dataclass
 
 from pydantic_core import from_json
 from starlette.types import Scope
 
+from ostro.routing.key import BLOCK, MOST_BLOCKS, Key, blocks_of
 from ostro.server.models import ANY
 
-BLOCK = 128
-"""In characters: about two pages of tokens on a CPU, half a page on a GPU."""
-_MOST_BLOCKS = 512
-_DIGEST_BYTES = 8
 _MODEL_PATH = re.compile(r"/v1/(?!chat/completions)(?P<model>.+?)(/chat)?/completions")
 _PROMPT_FIELDS = ("prompt", "prompts", "input")
 # Separators after a role and after a message; they do not occur in ordinary text.
 _ROLE_END, _MESSAGE_END = "\x1f", "\x1e"
-
-
-@dataclass(frozen=True, slots=True)
-class Key:
-    """What routing is based on: the model, and the prompt as a chain of digests, each over everything before it."""
-
-    model: str = ANY
-    blocks: tuple[bytes, ...] = ()
-    num_history: int = 0
-    """How many of the blocks an earlier request may have left in a cache: those before the model's last answer."""
+_LONGEST_NAME = 256
+NO_KEY = Key(ANY)
+"""Of a request that tells nothing to route by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +29,10 @@ class Call:
     headers: tuple[tuple[bytes, bytes], ...]
     client: tuple[str, int] | None
     body: bytes
-    key: Key = Key()
+    key: Key = NO_KEY
 
     @classmethod
-    def of(cls, scope: Scope, body: bytes = b"", key: Key = Key()) -> "Call":  # noqa: B008  it is frozen
+    def of(cls, scope: Scope, body: bytes = b"", key: Key = NO_KEY) -> "Call":
         """Strips the application's Serve prefix: API keys protect paths as the server sees them."""
         root = scope.get("root_path", "")
         raw = bytes(scope.get("raw_path") or scope["path"].encode())
@@ -82,25 +71,15 @@ def key_of(path: str, body: bytes) -> Key:
     try:
         asked = from_json(body)
     except ValueError:
-        return Key()
+        return NO_KEY
     if not isinstance(asked, dict):
-        return Key()
+        return NO_KEY
     in_path = _MODEL_PATH.fullmatch(path)
     model = asked.get("model") if in_path is None else in_path["model"]
-    model = model if isinstance(model, str) else ANY
+    model = model[:_LONGEST_NAME] if isinstance(model, str) else ANY
     text, history = _conversation(asked["messages"]) if "messages" in asked else _prompt(asked)
     salt = f"{model}{_MESSAGE_END}{asked.get('cache_salt') or ''}"
-    return Key(model, blocks_of(text, salt), min(history // BLOCK, _MOST_BLOCKS))
-
-
-def blocks_of(text: str, salt: str = "") -> tuple[bytes, ...]:
-    """The chain of digests of a text's full blocks: texts share as many digests as their common prefix has blocks."""
-    last, blocks = hashlib.blake2b(salt.encode(errors="replace"), digest_size=_DIGEST_BYTES).digest(), []
-    for begin in range(0, min(len(text) // BLOCK, _MOST_BLOCKS) * BLOCK, BLOCK):
-        block = text[begin : begin + BLOCK].encode(errors="replace")
-        last = hashlib.blake2b(last + block, digest_size=_DIGEST_BYTES).digest()
-        blocks.append(last)
-    return tuple(blocks)
+    return Key(model, blocks_of(text, salt), min(history // BLOCK, MOST_BLOCKS))
 
 
 def _conversation(messages: object) -> tuple[str, int]:
@@ -127,5 +106,5 @@ def _prompt(asked: dict[str, object]) -> tuple[str, int]:
     if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
         prompt = prompt[0]
     # A list of token ids instead of text; truncated to the part that counts.
-    text = " ".join(map(str, prompt[: _MOST_BLOCKS * BLOCK])) if isinstance(prompt, list) else str(prompt)
+    text = " ".join(map(str, prompt[: MOST_BLOCKS * BLOCK])) if isinstance(prompt, list) else str(prompt)
     return text, len(text)

@@ -16,9 +16,10 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from ostro.errors import BodyTimeout, NotAllowed, NotAuthorized, OstroError, Unavailable
-from ostro.ray.call import Call, Key, key_of
+from ostro.ray.call import NO_KEY, Call, key_of
 from ostro.ray.exposition import merged
 from ostro.ray.replica import WholeAnswer
+from ostro.routing.key import Key
 from ostro.server.auth import ADMIN_PREFIX, METRICS_PATH, OPEN_PATHS, Keyring, check_caller
 from ostro.server.body import BodyLimits
 from ostro.server.dialects.broken_stream import last_event
@@ -215,7 +216,7 @@ async def _read(http: Request, most: int) -> bytes:
 
 async def _key(path: str, body: bytes) -> Key:
     if not body or len(body) > _LONGEST_READ:
-        return Key()
+        return NO_KEY
     return key_of(path, body) if len(body) <= _LONG_BODY else await asyncio.to_thread(key_of, path, body)
 
 

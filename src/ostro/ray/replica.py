@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Message
 from ostro.errors import ModelError
 from ostro.pool.pool import PoolState
 from ostro.ray.call import Call
+from ostro.routing.router import Report
 from ostro.server.build_models import build_models
 from ostro.server.lifecycle import News, assemble, build_gate
 from ostro.server.models import ANY, Models
@@ -62,6 +63,7 @@ class EngineReplica:
         self._app: ASGIApp | None = None
         self._telling: asyncio.Task[None] | None = None
         self._tracer: Tracer | None = None
+        self._num_open = 0
 
     async def start(self) -> None:
         """Returns once requests can be served; raises ModelError if they never can be."""
@@ -93,10 +95,12 @@ class EngineReplica:
         assert self._app is not None, "start the replica first"
         exchange = _Exchange(call, (REPLICA_HEADER, self.name.encode()))
         answering = asyncio.create_task(self._run(self._app, exchange), name=call.path)
+        self._num_open += 1
         try:
             async for messages in exchange.messages():
                 yield messages
         finally:
+            self._num_open -= 1
             exchange.hang_up()
             try:
                 await asyncio.wait([answering], timeout=_END_SECONDS)
@@ -115,10 +119,7 @@ class EngineReplica:
             reason = None if models.only is None else models.only.failure
             raise ModelError(reason or "The model cannot be served.")
 
-    def stats(self) -> dict[str, object]:
-        """For the router: the model names that requests can use for what is loaded here, and whether requests are
-        accepted now.
-        """
+    def report(self) -> Report:
         assert self._models is not None, "start the replica first"
         models, names = self._models, set[str]()
         loaded = {view.name for view in models.pool.touched() if view.service is not None}
@@ -128,11 +129,12 @@ class EngineReplica:
                 names |= {spec.name, models.shown(spec)}
                 if first is not None and spec.name == first.name:
                     names |= {ANY, *models.served_names}
-        return {
-            "models": sorted(names),
-            "num_loaded": len(loaded),
-            "ready": models.state is PoolState.READY,
-        }
+        return Report(
+            load=self._num_open,
+            models=frozenset(names),
+            num_models=len(loaded),
+            is_ready=models.state is PoolState.READY,
+        )
 
     def facts(self) -> Facts:
         assert self._models is not None, "start the replica first"

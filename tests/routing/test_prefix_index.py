@@ -1,0 +1,96 @@
+"""Which replicas hold a prefix: chains of digests, and an index over them that is bounded both ways."""
+
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ostro.routing.key import BLOCK, MOST_BLOCKS, blocks_of, levels_of
+from ostro.routing.prefix_index import MOST_HOLDERS, PrefixIndex
+
+ALL = frozenset({"one", "two", "three"})
+
+
+def text(name: str, blocks: int) -> str:
+    return (name * BLOCK)[:BLOCK] * blocks
+
+
+def test_texts_have_as_many_blocks_in_common_as_they_begin_alike() -> None:
+    first, second = blocks_of(text("a", 3) + "tail"), blocks_of(text("a", 2) + text("b", 3))
+    assert (len(first), len(second)) == (3, 5)
+    assert first[:2] == second[:2]
+    assert not set(first[2:]) & set(second)
+    assert not set(first) & set(blocks_of(text("a", 3), salt="another model"))
+
+
+def test_levels_are_exact_for_short_prompts_and_few_for_long_ones() -> None:
+    assert levels_of(0) == ()
+    assert levels_of(8) == tuple(range(1, 9))
+    assert levels_of(11) == (*range(1, 9), 10, 11), "its own length is always among them"
+    levels = levels_of(MOST_BLOCKS)
+    assert levels == levels_of(MOST_BLOCKS + 1)
+    assert levels[-1] == MOST_BLOCKS
+    assert len(levels) <= 28
+    assert all(after - before <= max(1, before / 4) for before, after in pairwise(levels))
+
+
+def test_index_tells_how_much_each_replica_holds() -> None:
+    index = PrefixIndex()
+    index.add_prompt(blocks_of(text("a", 4)), "one")
+    index.add_prompt(blocks_of(text("a", 2) + text("b", 2)), "two")
+    asked = blocks_of(text("a", 3) + text("c", 2))
+    assert index.matches(asked, ALL) == {"one": 3, "two": 2}
+    assert index.matches(asked, {"two"}) == {"two": 2}, "the others are gone"
+    assert index.matches(blocks_of(text("c", 2)), ALL) == {}
+
+
+def test_index_forgets_the_oldest_and_ends_before_beginnings() -> None:
+    index = PrefixIndex(most_prefixes=6)
+    index.add_prompt(blocks_of(text("a", 4)), "one")
+    index.add_prompt(blocks_of(text("b", 4)), "one")
+    assert len(index) == 6
+    assert index.matches(blocks_of(text("a", 4)), ALL) == {"one": 2}
+    assert index.matches(blocks_of(text("b", 4)), ALL) == {"one": 4}
+
+
+def test_prefix_that_a_replica_has_dropped_is_not_its_own_any_more() -> None:
+    index, blocks = PrefixIndex(), blocks_of(text("a", 4))
+    index.add_prompt(blocks, "one")
+    index.add_prompt(blocks[:2], "two")
+    for block in blocks[1:]:
+        index.discard(block, "one")
+    assert index.matches(blocks, ALL) == {"two": 2, "one": 1}
+    index.discard(b"unknown", "one")
+    assert len(index) == 2
+
+
+def test_of_many_holders_the_latest_are_remembered() -> None:
+    index, [block] = PrefixIndex(), blocks_of(text("a", 1))
+    names = [str(n) for n in range(MOST_HOLDERS + 2)]
+    for name in [*names, names[2]]:
+        index.add([block], name)
+    assert set(index.matches([block], set(names))) == set(names[2:])
+
+
+@given(
+    st.lists(st.tuples(st.text("ab", max_size=6), st.sampled_from(sorted(ALL))), max_size=12),
+    st.text("ab", max_size=8),
+)
+def test_longest_match_is_found_whatever_was_added(added: list[tuple[str, str]], asked: str) -> None:
+    index = PrefixIndex()
+    for spelt, name in added:
+        index.add_prompt(_blocks(spelt), name)
+    common = {
+        name: max((_common(spelt, asked) for spelt, holder in added if holder == name), default=0) for name in ALL
+    }
+    longest = max(common.values())
+    matches = index.matches(_blocks(asked), ALL)
+    assert matches == {name: count for name, count in common.items() if count and 2 * count >= longest}
+
+
+def _blocks(spelt: str) -> tuple[bytes, ...]:
+    return blocks_of("".join(text(letter, 1) for letter in spelt))
+
+
+def _common(one: str, other: str) -> int:
+    return next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
