@@ -45,6 +45,10 @@ class Case:
     max_sampled: int
     accuracy: float
     patience: float
+    num_slots: int
+    disk_pages: int
+    loss: float
+    fetched: float
     arrivals: tuple[tuple[int, Request], ...]
     aborts: tuple[Abort, ...]
     clear_cache_at: int | None
@@ -65,6 +69,10 @@ class Case:
             max_sampled=self.max_sampled,
             accuracy=self.accuracy,
             patience=self.patience,
+            num_slots=self.num_slots,
+            disk_pages=self.disk_pages,
+            loss=self.loss,
+            fetched=self.fetched,
         )
 
 
@@ -83,6 +91,10 @@ FORK_WITHOUT_PAGE = Case(
     max_sampled=0,
     accuracy=0.0,
     patience=0.0,
+    num_slots=0,
+    disk_pages=0,
+    loss=0.0,
+    fetched=1.0,
     arrivals=((0, make_request(0, STEMS[0][:10], n=2, max_tokens=2)),),
     aborts=(),
     clear_cache_at=None,
@@ -118,6 +130,8 @@ class Seen:
     drafts_of_preempted: int = 0
     drafts_one_step_ahead: int = 0
     drafts_in_structures: int = 0
+    stored_pages: int = 0
+    fetched_pages: int = 0
 
     def add(self, driver: Driver, aborted: set[tuple[int, int]]) -> None:
         counters, batches = driver.engine.scheduler.counters, driver.runner.batches
@@ -139,6 +153,8 @@ class Seen:
             self.drafts_one_step_ahead += counters.drafted_tokens
         self.drafts_in_structures += sum(len(chunk.draft_masks) for batch in batches for chunk in batch.chunks)
         self.drafts_of_preempted += counters.drafted_tokens if counters.preemptions else 0
+        self.stored_pages += counters.stored_pages
+        self.fetched_pages += counters.fetched_pages + counters.fetched_disk_pages
         for request in driver.constrained:
             outcomes = [driver.outcomes[request.id, choice] for choice in range(request.params.n)]
             self.structures_failed += sum(outcome.error is not None for outcome in outcomes)
@@ -171,6 +187,9 @@ ALMOST_ALWAYS = st.sampled_from([True, True, True, True, False])
 MAX_SAMPLED = st.sampled_from([0, 4, 16, 64, 64])
 ACCURACY = st.sampled_from([0.0, 0.5, 0.9, 1.0])
 PATIENCE = st.sampled_from((0.0, 0.5, 1.0))
+NUM_SLOTS = st.sampled_from([0, 1, 3, 8, 40])
+LOSS = st.sampled_from([0.0, 0.0, 0.1, 0.5])
+FETCHED = st.sampled_from([0.3, 0.8, 1.0, 1.0])
 CONTEXT_PRICE = st.sampled_from([0.0, 0.0, 0.1])
 
 
@@ -293,20 +312,26 @@ def cases(draw: st.DrawFn) -> Case:
         arrivals.append((draw(ARRIVAL), request))
         if draw(st.integers(0, 4)) == 0:
             arrivals.append((arrivals[-1][0], _twin(request, id + 100)))
+    prefix_caching, keeps_kv = draw(MOSTLY), draw(ALMOST_ALWAYS)
+    has_tiers = prefix_caching and keeps_kv and draw(MOSTLY)
     return Case(
         page_size=page_size,
         num_pages=num_pages,
         max_seq_len=max_seq_len,
         max_batch_tokens=draw(MAX_BATCH_TOKENS),
         max_batch_seqs=draw(MAX_BATCH_SEQS),
-        prefix_caching=draw(MOSTLY),
+        prefix_caching=prefix_caching,
         steps_ahead=draw(st.integers(0, 1)),
         masks_late=draw(st.booleans()),
-        keeps_kv=draw(ALMOST_ALWAYS),
+        keeps_kv=keeps_kv,
         context_price=draw(CONTEXT_PRICE),
         max_sampled=draw(MAX_SAMPLED),
         accuracy=draw(ACCURACY),
         patience=draw(PATIENCE),
+        num_slots=draw(NUM_SLOTS) if has_tiers else 0,
+        disk_pages=draw(NUM_SLOTS) if has_tiers else 0,
+        loss=draw(LOSS),
+        fetched=draw(FETCHED),
         arrivals=tuple(arrivals),
         aborts=tuple(draw(st.lists(aborts([request.id for _, request in arrivals]), max_size=3))),
         clear_cache_at=draw(CLEARING),

@@ -139,19 +139,21 @@ def test_locked_path_is_not_evicted(tree: Tree) -> None:
     free = tree.store("aacc").page
     assert tree.cache.num_evictable == 1
     assert tree.cache.evict(1) == [free]
+    page = held.page
     tree.cache.unlock(held)
-    assert tree.cache.evict(2) == [held.page, 0]
+    assert tree.cache.evict(2) == [page, 0]
 
 
 def test_node_locked_twice_needs_two_unlocks(tree: Tree) -> None:
     node = tree.store("aa")
+    page = node.page
     for locks in (1, 2):
         tree.cache.lock(node)
         assert (node.locks, tree.cache.num_evictable) == (locks, 0)
     tree.cache.unlock(node)
     assert tree.cache.num_evictable == 0
     tree.cache.unlock(node)
-    assert tree.cache.evict(1) == [node.page]
+    assert tree.cache.evict(1) == [page]
 
 
 def test_lock_moves_down_without_touching_the_path_above(tree: Tree) -> None:
@@ -166,11 +168,12 @@ def test_lock_moves_down_without_touching_the_path_above(tree: Tree) -> None:
 def test_often_used_page_does_not_fill_the_memory_with_stale_entries(tree: Tree) -> None:
     """Every unlock offers the page for eviction anew; what it offered before must not pile up."""
     node = tree.store("aa")
+    page = node.page
     for _ in range(10_000):
         tree.cache.lock(node)
         tree.cache.unlock(node)
     assert len(tree.cache._oldest) < 100
-    assert tree.cache.evict(1) == [node.page]
+    assert tree.cache.evict(1) == [page]
 
 
 texts = st.text("ab", max_size=8)

@@ -5,17 +5,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from fake_tiers import FakePageStore, FixedCosts
 from guessed_drafts import GuessedDrafts
 from scripted_grammar import EOS, AutomatonMatcher, ScriptedGrammars
 
 from ostro.engine.batch import Batch
 from ostro.engine.constraint import Constraint
 from ostro.engine.core import EngineCore
+from ostro.engine.radix import Salt
 from ostro.engine.request import Request, Task
 from ostro.engine.runner import RunnerSpec, Step, StepOutput, TokenLogprob
 from ostro.engine.scheduler import Limits, Progress
 from ostro.engine.sequence import PENDING, FinishReason
 from ostro.engine.sequence import Sequence as EngineSequence
+from ostro.engine.tiers import Tiers
 from ostro.errors import SequenceFailed
 from ostro.runner.fake import FakeRunner
 from ostro.sampling_params import SamplingParams
@@ -91,6 +94,11 @@ class CheckedRunner:
             assert source not in targets[:at]
 
 
+def public_root(salt: Salt) -> bytes | None:
+    """Pages of requests without a salt may go to disk."""
+    return b"public" if salt == "" else None
+
+
 class Driver:
     """Steps an engine, checks it after every step, and collects what each choice was given."""
 
@@ -111,9 +119,14 @@ class Driver:
         max_sampled: int = 0,
         accuracy: float = 0.0,
         patience: float = 0.0,
+        num_slots: int = 0,
+        disk_pages: int = 0,
+        loss: float = 0.0,
+        fetched: float = 1.0,
     ) -> None:
         """With `max_sampled` sequences draft, and each draft is right with a probability of `accuracy`; with one of
-        `patience` a step waits for results so that it can have drafts.
+        `patience` a step waits for results so that it can have drafts. With `num_slots` or `disk_pages` evicted pages
+        go there; `fetched` is the share of prefixes that are fetched from there, and `loss` that of damaged pages.
         """
         limits = Limits(max_batch_tokens=max_batch_tokens, max_batch_seqs=max_batch_seqs)
         if not keeps_kv:
@@ -131,10 +144,18 @@ class Driver:
         )
         self.runner = CheckedRunner(fake, limits)
         self.speculation = GuessedDrafts(fake, accuracy, patience=patience) if max_sampled else None
-        self.engine = EngineCore(self.runner, limits, prefix_caching=prefix_caching, speculation=self.speculation)
+        self.store = FakePageStore(fake, num_slots=num_slots, disk_pages=disk_pages, loss=loss)
+        self.engine = EngineCore(
+            self.runner,
+            limits,
+            prefix_caching=prefix_caching,
+            speculation=self.speculation,
+            tiers=Tiers(self.store, costs=FixedCosts(fetched), root=public_root) if num_slots or disk_pages else None,
+        )
         self.grammars = ScriptedGrammars(vocab_size)
         self.outcomes: dict[tuple[int, int], Outcome] = {}
         self.forks_without_page = 0
+        self.needless_fetches = 0
         self.constrained: list[Request] = []
         self._num_sequences = 0
         self._num_aborts = 0
@@ -161,6 +182,8 @@ class Driver:
         running, preemptions = list(scheduler.running), scheduler.counters.preemptions
         progress = self.engine.step()
         self.engine.check_integrity()
+        if self.engine.tiers is not None:
+            self.needless_fetches += any(True for _ in self.engine.tiers.needless())
         if running:
             assert running[0] in scheduler.running or running[0].finish_reason is not None, "the first was preempted"
         if scheduler.counters.preemptions > preemptions:

@@ -22,7 +22,11 @@ from ostro.engine.request import Request
 from ostro.engine.runner import ModelRunner, Step
 from ostro.engine.scheduler import Limits, Progress, Scheduler
 from ostro.engine.speculation import Speculation
+from ostro.engine.tiers import Tiers
 from ostro.errors import BadRequest
+
+# Seconds to wait for pages from a lower tier before looking for new requests.
+_LONGEST_WAIT = 0.05
 
 
 class _Launched(NamedTuple):
@@ -42,11 +46,13 @@ class EngineCore:
         pages_per_seq: int | None = None,
         adapters: Collection[str] = (),
         speculation: Speculation | None = None,
+        tiers: Tiers | None = None,
     ) -> None:
         """`adapters` names those that the runner has loaded. `pages_per_seq` bounds a sequence's length. `speculation`
-        drafts tokens, if the runner can verify them.
+        drafts tokens, if the runner can verify them. `tiers` keep pages of this runner that are evicted.
         """
         self.runner = runner
+        self.tiers = tiers
         spec = runner.spec
         limits = limits or Limits(max_batch_tokens=spec.max_batch_tokens, max_batch_seqs=spec.max_batch_seqs)
         self.scheduler = Scheduler(
@@ -56,6 +62,7 @@ class EngineCore:
             pages_per_seq=pages_per_seq,
             adapters=adapters,
             speculation=speculation,
+            tiers=tiers,
         )
         # Steps in flight: launched, but their results are not applied yet.
         self._under_way: deque[_Launched] = deque()
@@ -65,7 +72,7 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        return self.scheduler.has_work or bool(self._under_way)
+        return self.scheduler.has_work or bool(self._under_way) or self.scheduler.kv.is_fetching
 
     def check(self, request: Request) -> None:
         """Raises BadRequest for a request that can never run."""
@@ -90,12 +97,18 @@ class EngineCore:
 
     def _step(self, runner: ModelRunner, scheduled: Callable[[], None]) -> list[Progress]:
         try:
+            self._take_arrivals()
             batch = self.scheduler.schedule()
             scheduled()
+            if self.tiers is not None:
+                self.tiers.carry_out()
             if batch is not None:
                 launched = time.perf_counter()
                 self._under_way.append(_Launched(batch, runner.launch(batch), launched))
                 self.scheduler.advance(batch)
+            if batch is None and not self._under_way:
+                # All that is left to wait for; not for long, because requests may come and go meanwhile.
+                self._take_arrivals(_LONGEST_WAIT)
             if len(self._under_way) <= (0 if batch is None else runner.spec.steps_ahead):
                 return []
             due = self._under_way.popleft()
@@ -111,11 +124,24 @@ class EngineCore:
             raise
         return gains
 
+    def _take_arrivals(self, timeout: float = 0.0) -> None:
+        if self.tiers is not None and self.tiers.is_fetching:
+            for arrival in self.tiers.store.arrivals(timeout):
+                self.scheduler.take_arrival(arrival)
+
     def _note(self, step: "_Launched") -> None:
-        """Tells how long a step took that did nothing but decode: since its launch, or since the one before it."""
+        """Tells how long a step took, since its launch, or since the one before it: those who draft, if it did nothing
+        but decode, and otherwise the tiers, which fetch what takes longer to compute.
+        """
         before, self._arrived = self._arrived, time.perf_counter()
-        if (speculation := self.scheduler.speculation) is not None and step.batch.decodes:
-            speculation.note_step(step.batch.num_tokens, self._arrived - max(before, step.launched))
+        if (speculation := self.scheduler.speculation) is None and self.tiers is None:
+            return
+        seconds, num_tokens = self._arrived - max(before, step.launched), step.batch.num_tokens
+        if not step.batch.decodes:
+            if self.tiers is not None:
+                self.tiers.costs.note_prompt(num_tokens, seconds)
+        elif speculation is not None:
+            speculation.note_step(num_tokens, seconds)
 
     def start_profile(
         self,

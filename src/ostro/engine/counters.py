@@ -19,6 +19,15 @@ class Counters:
     cache_queries: int = 0
     """Prompt tokens looked up in the prefix cache, and how many of them were found."""
     cache_hits: int = 0
+    stored_pages: int = 0
+    """Pages copied to host memory when they were evicted, and pages handed on to be written to disk."""
+    spilled_pages: int = 0
+    fetched_pages: int = 0
+    """Pages fetched from host memory, and from disk; and those that were lost or damaged there."""
+    fetched_disk_pages: int = 0
+    lost_pages: int = 0
+    fetch_seconds: float = 0.0
+    """Time that these copies took, beside the steps."""
     outer_steps: int = 0
     """For models that refine their states in outer steps: how many were taken, and how many early halting saved."""
     saved_steps: int = 0

@@ -13,9 +13,11 @@ from collections.abc import Container
 from dataclasses import dataclass
 from enum import Enum, auto
 
+from ostro.engine.page_store import Arrival
 from ostro.engine.pages import PageAllocator
 from ostro.engine.radix import Node, PageKey, RadixCache, Salt
 from ostro.engine.sequence import Sequence
+from ostro.engine.tiers import Tiers
 
 # Most pages to reserve room for beyond those needed now: a max_tokens of 100,000 should not claim the pool.
 _MOST_ROOM = 64
@@ -30,6 +32,8 @@ class Admission(Enum):
     """Too few pages."""
     SOON_CACHED = auto()
     """Another sequence is computing a page that this one can share: wait for it."""
+    FETCHING = auto()
+    """Pages of the prefix come from a lower tier: wait for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +46,17 @@ class KVUsage:
 
 
 class KVCache:
-    def __init__(self, *, num_pages: int, page_size: int, prefix_caching: bool = True) -> None:
+    def __init__(
+        self, *, num_pages: int, page_size: int, prefix_caching: bool = True, tiers: Tiers | None = None
+    ) -> None:
+        assert prefix_caching or tiers is None, "lower tiers are part of the prefix cache"
         self.page_size = page_size
         self.prefix_caching = prefix_caching
         self._allocator = PageAllocator(num_pages)
-        self._tree = RadixCache(page_size)
+        self._tree = RadixCache(page_size, tiers)
+        self._tiers = tiers
+        if tiers is not None:
+            tiers.attach(self._tree)
         self._nodes: dict[int, Node] = {}
         self._copies: list[tuple[int, int]] = []
         self.num_evicted = 0
@@ -75,7 +85,7 @@ class KVCache:
         """Gives the sequence the longest cached prefix within `hit_limit` tokens, and pages for its other tokens.
 
         Refused, without any change, if fewer than `spare` pages would be left, or if the prefix is about to grow by a
-        page that another sequence is `filling`.
+        page that another sequence is `filling`. If it continues in a lower tier, it may have to be fetched first.
         """
         assert not seq.pages, f"{seq} is admitted already"
         node = self._tree.match(seq.token_ids, limit=hit_limit, salt=self._salt(seq))
@@ -86,12 +96,22 @@ class KVCache:
         newly_locked = sum(not each.locks for each in node.path())
         if needed + spare > self.available - newly_locked:
             return Admission.NO_ROOM
+        if self._tiers is not None and self._fetches(self._tiers, seq, node, hit_limit):
+            return Admission.FETCHING
         self._tree.lock(node)
         self._nodes[seq.id] = node
         seq.pages = [each.page for each in node.path()][::-1]
         self._grow(seq, needed, after=None)
         seq.num_computed = node.depth * self.page_size
         return Admission.GRANTED
+
+    @property
+    def is_fetching(self) -> bool:
+        return self._tiers is not None and self._tiers.is_fetching
+
+    def take_arrival(self, arrival: Arrival) -> None:
+        assert self._tiers is not None
+        self._allocator.release(self._tiers.take(arrival))
 
     def next_page(self, seq: Sequence, end: int) -> PageName | None:
         """The next page that the sequence will share once it has computed `end` tokens; None if they fill no page."""
@@ -153,8 +173,17 @@ class KVCache:
         seq.num_computed = 0
 
     def clear_cache(self) -> None:
-        """Forgets every cached prefix that no sequence uses."""
-        self._allocator.release(self._tree.evict(self._tree.num_evictable))
+        """Forgets every cached prefix that no sequence uses, except on disk."""
+        self._allocator.release(self._tree.evict(self._tree.num_evictable, keep=False))
+        if self._tiers is not None:
+            self._tiers.forget_all()
+
+    def abandon_moves(self) -> None:
+        """Forgets copies that were to be made, and every cached prefix that no sequence uses: a step has failed."""
+        self._copies = []
+        if self._tiers is not None:
+            self._allocator.release(self._tiers.abandon())
+        self.clear_cache()
 
     def check_integrity(self, live: list[Sequence]) -> None:
         """Asserts that every page is free, in the tree, or owned by one live sequence, and only one of these."""
@@ -174,11 +203,19 @@ class KVCache:
                 claim(page, repr(seq))
             for each in path:
                 locks[id(each)] = locks.get(id(each), 0) + 1
+        if self._tiers is not None:
+            self._tiers.check_integrity()
+            for node in self._tiers.locked():
+                locks[id(node)] = locks.get(id(node), 0) + 1
+            for page in self._tiers.needless():
+                claim(page, "a fetch")
         evictable = 0
         for node in self._tree.nodes():
-            claim(node.page, "the tree")
             assert node.locks == locks.get(id(node), 0), f"page {node.page} has {node.locks} locks"
-            evictable += not node.locks
+            assert node.num_resident == sum(child.is_resident for child in node.children.values())
+            if node.is_resident:
+                claim(node.page, "the tree")
+                evictable += not node.locks
         assert set(self._nodes) == {seq.id for seq in live}, "a sequence left without giving its pages back"
         assert evictable == self._tree.num_evictable
         assert len(owners) + self._allocator.num_free == self.num_pages, "pages were lost"
@@ -192,6 +229,9 @@ class KVCache:
         start = node.depth * self.page_size
         own = seq.pages[node.depth]
         child = self._tree.insert(node, tuple(seq.token_ids[start : start + self.page_size]), own)
+        if child.is_arriving:
+            # Computed sooner than fetched: what arrives is not needed.
+            child.page, child.is_arriving = own, False
         if child.page != own:
             # Another sequence has computed the same tokens meanwhile: use its page.
             seq.pages[node.depth] = child.page
@@ -199,14 +239,29 @@ class KVCache:
         self._tree.relock(node, child)
         return child
 
+    def _fetches(self, tiers: Tiers, seq: Sequence, node: Node, limit: int) -> bool:
+        """Whether the sequence has to wait for pages after `node`: some are arriving, or are worth fetching now."""
+        found = tiers.find(node, seq.token_ids, limit)
+        if found is None:
+            return True
+        if not tiers.pays(found):
+            return False
+        held = tiers.hold(node, found)
+        tiers.fetch(node, held, found, self._allocate(len(found)))
+        return True
+
     def _grow(self, seq: Sequence, count: int, *, after: int | None) -> None:
-        """Gives the sequence `count` more pages, evicting cached ones if need be. The caller checks `available`."""
+        """Gives the sequence `count` more pages. The caller checks `available`."""
         room = min(self.pages_for(seq.max_len) - len(seq.pages), count + _MOST_ROOM)
+        seq.pages += self._allocate(count, after=after, room=room)
+
+    def _allocate(self, count: int, *, after: int | None = None, room: int = 0) -> list[int]:
+        """Takes `count` pages, evicting cached ones if need be."""
         short = count - self._allocator.num_free
         if short > 0:
             self.num_evicted += short
             self._allocator.release(self._tree.evict(short))
-        seq.pages += self._allocator.allocate(count, after=after, room=room)
+        return self._allocator.allocate(count, after=after, room=room)
 
     def _salt(self, seq: Sequence) -> Salt:
         request = seq.request

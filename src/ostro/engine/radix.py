@@ -5,29 +5,67 @@
 
 A node is one full page; the path to it spells every token before it. A node is locked while a sequence uses its page,
 counted along the whole path, so a locked node's ancestors are locked too. Unlocked leaves are evicted, oldest first.
+
+With a tier below (`engine.tiers`), a node's page may have a copy in a slot there. A node that is evicted then stays in
+the tree, stored, if it has a copy. The ancestors of a resident node are resident:
+
+    root ── resident ── resident ── stored ── stored
+            page 4      page 9                            match ends at page 9; two pages can be fetched
+                        slot 3      slot 1    slot 8
 """
 
 import heapq
 from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 PageKey = tuple[int, ...]
 Salt = str | tuple[str, str]
 """Prefixes are shared within a salt, never across salts."""
 
 
+NOWHERE = -1
+"""The page or slot of a node that has none."""
+
+
 class Node:
-    __slots__ = ("children", "depth", "key", "last_used", "locks", "page", "parent", "salt")
+    __slots__ = (
+        "children",
+        "depth",
+        "digest",
+        "is_arriving",
+        "key",
+        "last_used",
+        "locks",
+        "num_resident",
+        "page",
+        "parent",
+        "salt",
+        "slot",
+    )
 
     def __init__(self, parent: "Node | None", key: PageKey, page: int, salt: Salt) -> None:
         self.parent = parent
         self.key = key
         self.page = page
+        """NOWHERE if it is not resident."""
+        self.slot = NOWHERE
+        """Where its copy in the tier below is."""
+        self.is_arriving = False
+        """Whether its page is still being fetched: nobody may read it."""
+        self.digest: bytes | None = None
+        """What the path spells, once somebody has asked (`engine.tiers`)."""
         self.salt = salt
         self.depth: int = parent.depth + 1 if parent else 0
         """Pages on the path from the root, including this one; the root itself holds none."""
         self.children: dict[PageKey, Node] = {}
+        self.num_resident = 0
+        """Children that are resident."""
         self.locks = 0
         self.last_used = 0
+
+    @property
+    def is_resident(self) -> bool:
+        return self.page != NOWHERE
 
     def path(self) -> "Iterator[Node]":
         """The node and its ancestors, without the root."""
@@ -37,52 +75,73 @@ class Node:
             node = node.parent
 
 
+class LowerTier(Protocol):
+    """What the tree tells the tier below it."""
+
+    def demote(self, node: Node) -> None:
+        """The node's page is about to be evicted: gives the node a slot, if there is one for it."""
+
+    def forget(self, node: Node) -> None:
+        """The node has left the tree: takes back its slot, if it has one."""
+
+    def note_childless(self, node: Node) -> None:
+        """The last child of the node has left the tree."""
+
+
 class RadixCache:
-    def __init__(self, page_size: int) -> None:
+    def __init__(self, page_size: int, below: LowerTier | None = None) -> None:
         self.page_size = page_size
         self.num_pages = 0
+        """Of resident nodes."""
         self.num_evictable = 0
         """Pages of unlocked nodes. All of them can be evicted, leaves first: none has a locked node below it."""
+        self._below = below
         self._roots: dict[Salt, Node] = {}
         self._clock = 0
-        # (last used, tie-breaker, node) of unlocked leaves; an entry is stale once its node has been used again.
+        # (last used, tie-breaker, node) of unlocked resident nodes without resident children; an entry is stale once
+        # its node has been used again.
         self._oldest: list[tuple[int, int, Node]] = []
         self._pushes = 0
 
     def match(self, token_ids: Sequence[int], *, limit: int, salt: Salt = "") -> Node:
-        """The deepest node whose path spells a prefix of `token_ids`, at most `limit` tokens of it.
+        """The deepest resident node whose path spells a prefix of `token_ids`, at most `limit` tokens of it.
 
         Does not change the tree: lock the node before you use its pages.
         """
-        node = self._roots.get(salt) or Node(None, (), -1, salt)
+        node = self._roots.get(salt) or Node(None, (), NOWHERE, salt)
         size = self.page_size
         for start in range(0, limit - size + 1, size):
             child = node.children.get(tuple(token_ids[start : start + size]))
-            if child is None:
+            if child is None or child.page == NOWHERE or child.is_arriving:
                 break
             node = child
         return node
 
     def insert(self, parent: Node, key: PageKey, page: int) -> Node:
-        """The child of `parent` that holds `key`: the one already there, else a new one that owns `page`."""
+        """The child of `parent` that holds `key`: the one already there, else a new one that owns `page`. A child that
+        was stored gets the page.
+        """
         assert len(key) == self.page_size
         if parent.depth == 0:
             # A match that finds nothing returns a detached root; the first insertion below one attaches it.
             parent = self._roots.setdefault(parent.salt, parent)
         child = parent.children.get(key)
-        if child is not None:
-            return child
-        child = parent.children[key] = Node(parent, key, page, parent.salt)
-        self.num_pages += 1
-        self.num_evictable += 1
+        if child is None:
+            child = parent.children[key] = Node(parent, key, NOWHERE, parent.salt)
+        if child.page == NOWHERE:
+            child.page = page
+            parent.num_resident += 1
+            self.num_pages += 1
+            if not child.locks:
+                self.num_evictable += 1
         return child
 
     def lock(self, node: Node) -> None:
-        """Keeps the node and its path from eviction."""
+        """Keeps the node and its path from eviction, in this tier and below."""
         self._clock += 1
         for each in node.path():
             each.last_used = self._clock
-            if not each.locks:
+            if not each.locks and each.page != NOWHERE:
                 self.num_evictable -= 1
             each.locks += 1
 
@@ -91,7 +150,7 @@ class RadixCache:
         for each in node.path():
             each.last_used = self._clock
             each.locks -= 1
-            if not each.locks:
+            if not each.locks and each.page != NOWHERE:
                 self.num_evictable += 1
         self._offer(node)
 
@@ -101,16 +160,39 @@ class RadixCache:
             self.num_evictable -= 1
         child.locks += 1
 
-    def evict(self, count: int) -> list[int]:
-        """Drops the `count` least recently used pages that are not locked, leaves first; returns them."""
+    def evict(self, count: int, *, keep: bool = True) -> list[int]:
+        """Drops the `count` least recently used pages that are not locked, leaves first; returns them. With `keep`,
+        the tier below may store them first.
+        """
         pages: list[int] = []
         while len(pages) < count:
             last_used, _, node = heapq.heappop(self._oldest)
-            if node.locks or node.children or node.last_used != last_used or node.parent is None:
+            if not self._is_leaf(node) or node.last_used != last_used:
                 continue
+            if keep and self._below is not None:
+                self._below.demote(node)
             pages.append(node.page)
-            self._remove(node)
+            self._leave(node)
         return pages
+
+    def discard(self, node: Node) -> None:
+        """Removes a node that is not resident, with all below it."""
+        parent, doomed = node.parent, [node]
+        assert parent is not None
+        del parent.children[node.key]
+        while doomed:
+            each = doomed.pop()
+            assert not each.locks, "a node in use leaves the tree"
+            assert not each.is_resident, "a node leaves the tree with its page"
+            each.parent = None
+            if self._below is not None:
+                self._below.forget(each)
+            doomed += each.children.values()
+        if parent.parent is None:
+            if not parent.children:
+                self._roots.pop(parent.salt, None)
+        elif not parent.children and self._below is not None:
+            self._below.note_childless(parent)
 
     def nodes(self) -> Iterator[Node]:
         stack = [child for root in self._roots.values() for child in root.children.values()]
@@ -119,21 +201,31 @@ class RadixCache:
             yield node
             stack.extend(node.children.values())
 
-    def _remove(self, node: Node) -> None:
+    def drop_page(self, node: Node) -> int:
+        """Takes the page of an unlocked leaf out of the tree, and the node as well unless it has a copy below."""
+        assert self._is_leaf(node)
+        page = node.page
+        self._leave(node)
+        return page
+
+    def _leave(self, node: Node) -> None:
         parent = node.parent
         assert parent is not None
-        del parent.children[node.key]
-        node.parent = None
+        node.page = NOWHERE
+        parent.num_resident -= 1
         self.num_pages -= 1
         self.num_evictable -= 1
-        if parent.parent is not None:
-            self._offer(parent)
-        elif not parent.children:
-            del self._roots[parent.salt]
+        if node.slot == NOWHERE:
+            self.discard(node)
+        self._offer(parent)
+
+    def _is_leaf(self, node: Node) -> bool:
+        """Whether its page can be evicted."""
+        return node.page != NOWHERE and not node.locks and not node.num_resident and node.parent is not None
 
     def _offer(self, node: Node) -> None:
         """Makes the node a candidate for eviction if it is an unlocked leaf."""
-        if node.locks or node.children or node.parent is None:
+        if not self._is_leaf(node):
             return
         if len(self._oldest) > 2 * self.num_pages + 64:
             self._oldest = [entry for entry in self._oldest if entry[2].parent and entry[0] == entry[2].last_used]

@@ -13,6 +13,8 @@ The next step may be scheduled while a step's results are still pending: `schedu
 that it succeeds, and `apply` takes in its results, perhaps a step later. A sequence may have ended by then, and its
 results are dropped. Steps run in order, so an old owner's writes to a page precede those of its next owner.
 
+A waiting sequence whose prefix continues in a lower tier waits until that has been fetched, while others run.
+
 A waiting sequence is not admitted while a step computes the next page that it could share; after the step it finds that
 page in the prefix cache. So requests with a common prefix that arrive together compute it once. This costs one step at
 a time: there is budget left for a new sequence only when every running sequence catches up in the step.
@@ -39,11 +41,13 @@ from ostro.engine.batch import Batch, Chunk
 from ostro.engine.constraint import Prototype
 from ostro.engine.counters import Counters
 from ostro.engine.kv import Admission, KVCache, PageName
+from ostro.engine.page_store import Arrival
 from ostro.engine.request import Request, Task
 from ostro.engine.runner import NOT_FINITE, RunnerSpec, SampledToken, Solution, StepOutput, TokenLogprob
 from ostro.engine.sequence import FinishReason, Sequence
 from ostro.engine.speculation import Speculation
 from ostro.engine.tenants import Holdings, divide, next_in_line
+from ostro.engine.tiers import Tiers
 from ostro.errors import BadRequest, SequenceFailed
 
 
@@ -98,16 +102,22 @@ class Scheduler:
         pages_per_seq: int | None = None,
         adapters: Collection[str] = (),
         speculation: Speculation | None = None,
+        tiers: Tiers | None = None,
     ) -> None:
-        """`speculation` drafts tokens for runners that can verify them; None drafts nothing."""
+        """`speculation` drafts tokens for runners that can verify them; None drafts nothing. `tiers` keep evicted pages
+        of the prefix cache.
+        """
         self.limits = limits
         self.speculation = speculation if spec.max_sampled and spec.keeps_kv else None
         self._max_sampled = spec.max_sampled
         self._keeps_kv = spec.keeps_kv
         self._masks_late = spec.masks_late
         self._context_price = spec.context_price
-        self.kv = KVCache(num_pages=spec.num_pages, page_size=spec.page_size, prefix_caching=prefix_caching)
-        self.counters = Counters()
+        self.kv = KVCache(
+            num_pages=spec.num_pages, page_size=spec.page_size, prefix_caching=prefix_caching, tiers=tiers
+        )
+        self._tiers = tiers
+        self.count_from(Counters())
         most_pages = min(spec.num_pages, pages_per_seq or spec.num_pages)
         self.max_len = min(spec.max_seq_len, most_pages * spec.page_size)
         self._admission = AdmissionRules(
@@ -134,12 +144,20 @@ class Scheduler:
         # Requests that started in the latest step, and those preempted for it.
         self.begun: list[int] = []
         self.preempted: list[int] = []
+        # Sequences that wait for pages from a lower tier, since any last arrived.
+        self._fetching: set[int] = set()
         # Steps in flight: launched, but their results are not applied yet.
         self._under_way = 0
 
     @property
     def has_work(self) -> bool:
         return bool(self.waiting or self.running)
+
+    def count_from(self, counters: Counters) -> None:
+        """Counts on from these."""
+        self.counters = counters
+        if self._tiers is not None:
+            self._tiers.counters = counters
 
     def add(self, request: Request, prototype: Prototype | None = None) -> None:
         """Queues a request. Raises BadRequest, and changes nothing, for one that could never run.
@@ -174,8 +192,7 @@ class Scheduler:
         for request_id in list(self._live):
             self.abort(request_id)
         self._under_way = 0
-        self.kv.take_copies()
-        self.kv.clear_cache()
+        self.kv.abandon_moves()
 
     def schedule(self) -> Batch | None:
         """The next step's work, or None if there is none, or none before the results of a step under way."""
@@ -191,11 +208,16 @@ class Scheduler:
         if not chunks:
             self._carry_on(chunks, budgets)
         if not chunks:
-            assert self._under_way or not self.has_work, "sequences wait and none can run"
+            assert self._under_way or not self.has_work or self.kv.is_fetching, "sequences wait and none can run"
             return None
         if self.speculation is not None:
             self._add_drafts(self.speculation, chunks, max(budgets.values()))
         return Batch(tuple(chunks), self.kv.take_copies())
+
+    def take_arrival(self, arrival: Arrival) -> None:
+        """Makes pages from a lower tier available to those who wait for them."""
+        self.kv.take_arrival(arrival)
+        self._fetching.clear()
 
     def advance(self, batch: Batch) -> None:
         """Call once the step is launched: counts its tokens as computed, and reserves places for those it samples."""
@@ -446,7 +468,7 @@ class Scheduler:
         most_seats = max(1, self.limits.max_batch_seqs // len(self._tenants))
         most_pages = self.kv.num_pages // len(self._tenants)
         fits_share = holdings.seats[tenant] < most_seats and holdings.pages[tenant] + needed <= most_pages
-        if seq.num_pending or (holdings.seats[tenant] and not fits_share):
+        if seq.num_pending or seq.id in self._fetching or (holdings.seats[tenant] and not fits_share):
             return
         # Neither the highest-ranked sequence nor a tenant's only one is preempted: every tenant makes progress.
         for victim in self.running[:0:-1]:
@@ -538,9 +560,13 @@ class Scheduler:
         return (seq,) if followers is None else (seq, *followers)
 
     def _extend(self, seq: Sequence) -> bool:
-        """Ensures pages for all tokens of a running sequence, preempting lower ranks. False if it had to go itself."""
+        """Ensures pages for all tokens of a running sequence, preempting lower ranks. False if it had to go itself, or
+        the first has to wait for pages that are being fetched.
+        """
         while not self.kv.extend(seq, seq.num_tokens):
             victim = self.running[-1]
+            if victim is self.running[0] and self.kv.is_fetching:
+                return False
             self._preempt(victim)
             if victim is seq:
                 return False
@@ -575,6 +601,11 @@ class Scheduler:
             admission = self._seat(seq, filling)
             if admission is Admission.NO_ROOM:
                 break
+            if admission is Admission.FETCHING:
+                self._fetching.add(seq.id)
+                if self.preempted:
+                    # Room was made for it: those that made it do not take it back at once.
+                    break
             if admission is Admission.GRANTED:
                 budgets[kind] -= self._add_chunk(chunks, seq, budgets[kind])
                 filling.add(self.kv.next_page(seq, chunks[-1].end))

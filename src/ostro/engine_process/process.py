@@ -380,7 +380,7 @@ def warm_up(core: EngineCore) -> None:
     if core.scheduler.max_len > 1 and _trial(core, 0) and (error := _trial(core, core.runner.spec.vocab_size // 2)):
         raise ModelError(error)
     core.scheduler.kv.clear_cache()
-    core.scheduler.counters = Counters(compile_seconds=core.runner.spec.compile_seconds)
+    core.scheduler.count_from(Counters(compile_seconds=core.runner.spec.compile_seconds))
 
 
 def _trial(core: EngineCore, token: int) -> str | None:

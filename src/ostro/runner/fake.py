@@ -101,9 +101,8 @@ class FakeRunner:
 
     def run(self, batch: Batch, unmasked: list[tuple[Sequence, int, int]] | None = None) -> StepOutput:
         """Adds to `unmasked` whose masks are not known yet, with what else it takes to sample for them."""
-        size = self._spec.page_size
         for source, target in batch.page_copies:
-            self._slots[target * size : (target + 1) * size] = self._slots[source * size : (source + 1) * size]
+            self.write_page(target, self.read_page(source))
         output = StepOutput()
         for chunk in batch.chunks:
             attended = list(self._compute(chunk))
@@ -127,6 +126,15 @@ class FakeRunner:
             if chunk.seq.request.task is Task.EMBED:
                 output.pooled[chunk.seq.id] = [self._pool(attended)]
         return output
+
+    def read_page(self, page: int) -> list[int]:
+        size = self._spec.page_size
+        return self._slots[page * size : (page + 1) * size]
+
+    def write_page(self, page: int, slots: list[int] | None = None) -> None:
+        """Without `slots`, what nobody has written."""
+        size = self._spec.page_size
+        self._slots[page * size : (page + 1) * size] = [_UNWRITTEN] * size if slots is None else slots
 
     def expected_tokens(self, seq: Sequence, count: int) -> list[int]:
         """What the sequence must generate, stops aside, computed without pages: the oracle."""

@@ -1,0 +1,74 @@
+"""Memory below the device's pages, as the engine knows it: slots and digests in, arrivals out. Knows no tree.
+
+The engine decides what is copied where, and a runner's PageStore copies. It keeps the order of the moves and of the
+steps around them, so that a copy is always of what the engine means:
+
+    step 1 writes page 7 ── Store(page 7, slot 3) ── step 2 overwrites page 7      the slot has what step 1 wrote
+    Fetch(slot 3 -> page 9) ── arrives ── step 5 reads page 9                      no step before it uses page 9
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+Source = int | bytes
+"""A slot, or the digest of a page on disk."""
+
+
+class Store(NamedTuple):
+    """Copies a page to a slot."""
+
+    page: int
+    slot: int
+
+
+class Spill(NamedTuple):
+    """Writes a page to disk under its digest: from a slot or from the device. It may be dropped."""
+
+    digest: bytes
+    page: int | None = None
+    slot: int | None = None
+
+
+class Fetch(NamedTuple):
+    """Copies from slots and from disk into pages that nobody else uses until the arrival is told."""
+
+    ticket: int
+    sources: tuple[Source, ...]
+    pages: tuple[int, ...]
+
+
+Move = Store | Spill | Fetch
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A fetch that has ended."""
+
+    ticket: int
+    num_good: int
+    """Pages that have what was asked for, from the first on. The others were lost or damaged below."""
+    seconds: float
+    """How long the copies took, without the wait for their turn."""
+
+
+class PageStore(Protocol):
+    @property
+    def num_slots(self) -> int:
+        """0 if there is nothing between pages and disk."""
+
+    @property
+    def on_disk(self) -> int:
+        """Pages on disk."""
+
+    def holds(self, digest: bytes) -> bool:
+        """Whether a page is on disk, as far as is known."""
+
+    def carry_out(self, moves: Sequence[Move]) -> None:
+        """Begins the moves, in order: after the steps launched so far, and before any that is launched later."""
+
+    def arrivals(self, timeout: float = 0.0) -> list[Arrival]:
+        """Fetches that have ended since the last call; waits for one, if none has, for up to `timeout` seconds."""
+
+    def close(self) -> None:
+        """Waits for what is being written; nothing may be moved afterwards."""

@@ -1,0 +1,282 @@
+"""The tiers below the device's pages: slots of host memory in the tree, and pages on disk by their digests. Decides
+what is stored, spilled and fetched; `engine.page_store` carries it out. Knows no tensors and no files.
+
+    page ──evicted──> slot ──oldest──> disk          demote: copies are made when room is needed, never before
+    page <──────────fetched──────────┘               fetch: while its request waits; the copies below stay
+
+A page that was fetched keeps its slot, so that it can be evicted again without a copy. Slots are given up oldest first,
+leaves before their parents, because nobody finds a page whose ancestors are gone. On disk there is no tree: a page is
+found by a digest of the model and of every token up to its end, also after a restart.
+"""
+
+import heapq
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from hashlib import blake2b
+from typing import NamedTuple
+
+from ostro.engine.counters import Counters
+from ostro.engine.fetch_costs import FetchCosts
+from ostro.engine.page_store import Arrival, Fetch, Move, PageStore, Source, Spill, Store
+from ostro.engine.radix import NOWHERE, Node, PageKey, RadixCache, Salt
+
+DIGEST_BYTES = 32
+
+
+class Below(NamedTuple):
+    """The next page of a prefix, in a lower tier."""
+
+    key: PageKey
+    source: Source
+
+
+class _Fetching(NamedTuple):
+    nodes: tuple[Node, ...]
+    """From the upmost down; the last is locked, and with it the others."""
+    pages: tuple[int, ...]
+    """Where they arrive: in the nodes' pages, unless a sequence computes one sooner and gives its node another."""
+    num_slots: int
+    """How many of them come from slots."""
+
+
+class Tiers:
+    def __init__(
+        self,
+        store: PageStore,
+        *,
+        costs: FetchCosts | None = None,
+        root: Callable[[Salt], bytes | None] = lambda salt: None,
+    ) -> None:
+        """`root` is the digest that a salt's pages on disk begin with; None if they must not get there."""
+        self.store = store
+        self.costs = costs or FetchCosts()
+        self.counters = Counters()
+        self._root = root
+        self._free = list(range(store.num_slots))[::-1]
+        # (last used, tie-breaker, node) of nodes that may lose their slot; checked when one is needed.
+        self._oldest: list[tuple[int, int, Node]] = []
+        self._pushes = 0
+        self._moves: list[Move] = []
+        self._fetching: dict[int, _Fetching] = {}
+        self._next_ticket = 0
+
+    @property
+    def num_slots_free(self) -> int:
+        return len(self._free)
+
+    @property
+    def is_fetching(self) -> bool:
+        return bool(self._fetching)
+
+    def carry_out(self) -> None:
+        """Begins the moves that were decided since the last call. Call it before the next step is launched."""
+        if self._moves:
+            self.store.carry_out(self._moves)
+            self._moves = []
+
+    # ---- down: called by the tree
+
+    def demote(self, node: Node) -> None:
+        if node.slot != NOWHERE:
+            self._offer(node)
+            return
+        if not self.store.num_slots:
+            self._spill(node)
+            return
+        slot = self._free.pop() if self._free else self._oldest_slot()
+        if slot is not None:
+            node.slot = slot
+            self._moves.append(Store(node.page, slot))
+            self.counters.stored_pages += 1
+            self._offer(node)
+
+    def forget(self, node: Node) -> None:
+        if node.slot != NOWHERE:
+            self._free.append(node.slot)
+            node.slot = NOWHERE
+
+    def note_childless(self, node: Node) -> None:
+        self._offer(node)
+
+    def _oldest_slot(self) -> int | None:
+        """Takes the slot of the least recently used node that can do without; None if there is none."""
+        while self._oldest:
+            last_used, _, node = heapq.heappop(self._oldest)
+            if node.slot == NOWHERE or node.parent is None or not self._can_lose_slot(node):
+                continue
+            if node.last_used != last_used:
+                self._offer(node)
+                continue
+            slot, node.slot = node.slot, NOWHERE
+            if not node.is_resident:
+                self._spill(node, slot)
+                self._tree.discard(node)
+            return slot
+        return None
+
+    def _can_lose_slot(self, node: Node) -> bool:
+        """A fetch that is under way reads it; and without it, a node that is not resident goes, but never its children
+        before it.
+        """
+        return not node.is_arriving if node.is_resident else not node.locks and not node.children
+
+    def _offer(self, node: Node) -> None:
+        if node.slot == NOWHERE:
+            return
+        if len(self._oldest) > 2 * self.store.num_slots + 64:
+            nodes = {id(node): node for *_, node in self._oldest if node.slot != NOWHERE}
+            self._oldest = [(node.last_used, at, node) for at, node in enumerate(nodes.values())]
+            heapq.heapify(self._oldest)
+        self._pushes += 1
+        heapq.heappush(self._oldest, (node.last_used, self._pushes, node))
+
+    def _spill(self, node: Node, slot: int | None = None) -> None:
+        digest = self._digest(node)
+        if digest is not None and not self.store.holds(digest):
+            self._moves.append(Spill(digest, slot=slot) if slot is not None else Spill(digest, page=node.page))
+            self.counters.spilled_pages += 1
+
+    # ---- up
+
+    def attach(self, tree: RadixCache) -> None:
+        self._tree = tree
+
+    def find(self, node: Node, token_ids: Sequence[int], limit: int) -> list[Below] | None:
+        """What lower tiers hold after a node, within `limit` tokens. None if some of it is arriving already."""
+        found: list[Below] = []
+        size = self._tree.page_size
+        at: Node | None = node
+        digest: bytes | None = None
+        for start in range(node.depth * size, limit - size + 1, size):
+            key = tuple(token_ids[start : start + size])
+            above, at = at, None if at is None else at.children.get(key)
+            if at is not None:
+                if at.is_arriving:
+                    return None
+                found.append(Below(key, at.slot))
+                continue
+            digest = self._next_digest(self._digest(above) if above is not None else digest, key)
+            if digest is None or not self.store.holds(digest):
+                break
+            found.append(Below(key, digest))
+        return found
+
+    def pays(self, found: Sequence[Below]) -> bool:
+        return bool(found) and self.costs.pays(len(found), len(found) * self._tree.page_size)
+
+    def hold(self, node: Node, found: Sequence[Below]) -> Node:
+        """Locks a node and those stored below it, so that making room for their pages does not cost their slots."""
+        for key, source in found:
+            if not isinstance(source, int):
+                break
+            node = node.children[key]
+        self._tree.lock(node)
+        return node
+
+    def fetch(self, node: Node, held: Node, found: Sequence[Below], pages: Sequence[int]) -> None:
+        """Begins to fetch what was found below `node` into pages; `held` is what `hold` returned for it."""
+        nodes: list[Node] = []
+        for (key, _), page in zip(found, pages, strict=True):
+            node = self._tree.insert(node, key, page)
+            node.is_arriving = True
+            nodes.append(node)
+        self._tree.lock(node)
+        self._tree.unlock(held)
+        self._next_ticket += 1
+        sources = tuple(source for _, source in found)
+        num_slots = sum(isinstance(source, int) for source in sources)
+        self._fetching[self._next_ticket] = _Fetching(tuple(nodes), tuple(pages), num_slots)
+        self._moves.append(Fetch(self._next_ticket, sources, tuple(pages)))
+
+    def take(self, arrival: Arrival) -> list[int]:
+        """Makes the pages that have arrived available. Returns the others, which are free again."""
+        nodes, pages, num_slots = self._fetching.pop(arrival.ticket)
+        self.counters.fetched_pages += min(arrival.num_good, num_slots)
+        self.counters.fetched_disk_pages += max(0, arrival.num_good - num_slots)
+        self.counters.lost_pages += len(nodes) - arrival.num_good
+        self.counters.fetch_seconds += arrival.seconds
+        self.costs.note_fetch(arrival.num_good, arrival.seconds)
+        self._tree.unlock(nodes[-1])
+        free: list[int] = []
+        for at in reversed(range(len(nodes))):
+            node, page = nodes[at], pages[at]
+            if node.page != page:
+                free.append(page)
+            elif at < arrival.num_good:
+                node.is_arriving = False
+            else:
+                node.is_arriving = False
+                self.forget(node)
+                free.append(self._tree.drop_page(node))
+            self._offer(node)
+        return free
+
+    # ---- digests
+
+    def _digest(self, node: Node) -> bytes | None:
+        """Of all tokens on the path; None if they must not get to the disk."""
+        if node.digest is None:
+            unknown = [node]
+            while (above := unknown[-1].parent) is not None and above.digest is None:
+                unknown.append(above)
+            for each in reversed(unknown):
+                each.digest = (
+                    self._root(each.salt) if each.parent is None else self._next_digest(each.parent.digest, each.key)
+                )
+                if each.digest is None:
+                    return None
+        return node.digest
+
+    def _next_digest(self, digest: bytes | None, key: PageKey) -> bytes | None:
+        if digest is None:
+            return None
+        return blake2b(digest + array("q", key).tobytes(), digest_size=DIGEST_BYTES).digest()
+
+    # ---- the rest
+
+    def abandon(self) -> list[int]:
+        """Drops the moves that were not carried out, after a failure. Returns pages that nothing will arrive in. Copies
+        that were not made count as made: forget them all.
+        """
+        moves, self._moves = self._moves, []
+        tickets = [move.ticket for move in moves if isinstance(move, Fetch)]
+        return [page for ticket in tickets for page in self.take(Arrival(ticket, 0, 0.0))]
+
+    def forget_all(self) -> None:
+        """Forgets every copy in a slot that no fetch needs; what was to be moved out is not."""
+        for node in list(self._tree.nodes()):
+            if node.is_resident and not node.is_arriving:
+                self.forget(node)
+        # Nodes that are not resident form subtrees below resident ones; those that a fetch needs are resident.
+        for node in [each for each in self._tree.nodes() if not each.is_resident]:
+            if node.parent is not None:
+                self._tree.discard(node)
+
+    def locked(self) -> Iterator[Node]:
+        """Nodes that fetches lock, each as often as it is locked."""
+        for fetching in self._fetching.values():
+            yield from fetching.nodes[-1].path()
+
+    def needless(self) -> Iterator[int]:
+        """Pages that arrive for nodes that have others by now."""
+        for nodes, pages, _ in self._fetching.values():
+            yield from (page for node, page in zip(nodes, pages, strict=True) if node.page != page)
+
+    def check_integrity(self) -> None:
+        """Asserts that every slot is free or belongs to one node, and that each node has a place."""
+        owners: dict[int, Node] = {}
+        arriving = {
+            id(node)
+            for fetching in self._fetching.values()
+            for node, page in zip(fetching.nodes, fetching.pages, strict=True)
+            if node.page == page
+        }
+        for node in self._tree.nodes():
+            assert node.is_resident or node.slot != NOWHERE, "a node has neither page nor slot"
+            assert node.parent is None or node.parent.depth == 0 or node.parent.is_resident or not node.is_resident
+            assert node.is_arriving == (id(node) in arriving)
+            if node.slot != NOWHERE:
+                assert node.slot not in owners, f"slot {node.slot} belongs to two nodes"
+                owners[node.slot] = node
+        assert not set(self._free) & owners.keys(), "a slot in use is free"
+        assert len(self._free) + len(owners) == self.store.num_slots, "slots were lost"

@@ -1,0 +1,253 @@
+"""Pages below the device's: what is evicted is found again, and nobody can tell from the tokens."""
+
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+import pytest
+from engine_driver import Driver, make_request
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ostro.engine.fetch_costs import FetchCosts
+from ostro.engine.kv import Admission
+from ostro.engine.page_store import Arrival
+from ostro.engine.request import Request
+
+SIZE = 4
+VOCABULARY = 13
+STEMS = tuple(tuple((i * i + 5 * stem) % 11 for i in range(40)) for stem in range(4))
+
+
+def driver(num_pages: int = 8, **settings: Any) -> Driver:
+    """Eight pages of four tokens: two prompts of 13 and 14 tokens hardly fit."""
+    return Driver(page_size=SIZE, num_pages=num_pages, vocab_size=VOCABULARY, **settings)
+
+
+def prompt(stem: int, id: int = 0, length: int = 17, *, salt: str = "", max_tokens: int = 3) -> Request:
+    return make_request(id, STEMS[stem][:length], max_tokens=max_tokens, cache_salt=salt)
+
+
+def run(made: Driver, *requests: Request) -> None:
+    """One after the other, each held to what it must be given."""
+    for request in requests:
+        made.run(request)
+        made.check_outcomes(request)
+
+
+def hits(made: Driver) -> int:
+    return made.engine.scheduler.counters.cache_hits
+
+
+TIERS = [{"num_slots": 16}, {"disk_pages": 16}, {"num_slots": 2, "disk_pages": 16}]
+
+
+@pytest.mark.parametrize("tiers", TIERS, ids=["host", "disk", "host and disk"])
+def test_an_evicted_prefix_is_fetched_from_any_tier(tiers: dict[str, Any]) -> None:
+    made = driver(**tiers)
+    run(made, prompt(0, 0), prompt(1, 1), prompt(2, 2))
+    assert hits(made) == 0
+    before = made.computed_tokens
+    run(made, prompt(0, 3))
+    assert hits(made) == 16
+    assert made.computed_tokens - before == 3
+
+
+def test_without_tiers_it_is_computed_again() -> None:
+    made = driver()
+    run(made, prompt(0, 0), prompt(1, 1), prompt(2, 2), prompt(0, 3))
+    assert hits(made) == 0
+
+
+def test_nothing_is_copied_while_the_working_set_fits() -> None:
+    made = driver(num_pages=64, num_slots=16, disk_pages=16)
+    run(made, *(prompt(id % 4, id) for id in range(8)))
+    counters = made.engine.scheduler.counters
+    assert counters.stored_pages == counters.spilled_pages == counters.fetched_pages == 0
+
+
+def test_a_page_that_was_fetched_is_evicted_again_without_a_copy() -> None:
+    made = driver(num_slots=40)
+    run(made, *(prompt(id % 3, id) for id in range(3)))
+    run(made, *(prompt(id % 3, id) for id in range(3, 9)))
+    counters = made.engine.scheduler.counters
+    assert counters.fetched_pages >= 24
+    # Each prompt's four pages, and what each answer has filled beside them.
+    assert counters.stored_pages <= 3 * 5
+
+
+def test_what_pays_better_is_computed_again() -> None:
+    made = driver(num_slots=16, fetched=0.0)
+    run(made, prompt(0, 0), prompt(1, 1), prompt(2, 2), prompt(0, 3))
+    assert made.engine.scheduler.counters.fetched_pages == 0
+    assert hits(made) == 0
+
+
+def test_a_damaged_page_on_disk_is_a_miss() -> None:
+    made = driver(disk_pages=16, loss=1.0)
+    run(made, prompt(0, 0), prompt(1, 1), prompt(2, 2), prompt(0, 3), prompt(0, 4))
+    counters = made.engine.scheduler.counters
+    assert counters.lost_pages > 0
+    assert counters.fetched_disk_pages == 0
+
+
+def test_pages_of_a_salt_are_found_under_it_alone_and_never_go_to_disk() -> None:
+    made = driver(num_slots=16, disk_pages=64)
+    run(made, prompt(0, 0, salt="mine"), prompt(1, 1, salt="mine"), prompt(2, 2, salt="mine"))
+    run(made, prompt(0, 3, salt="yours"), prompt(0, 4))
+    assert hits(made) == 0
+    run(made, prompt(0, 5, salt="mine"))
+    assert hits(made) == 16
+    made = driver(disk_pages=64)
+    run(made, *(prompt(id % 3, id, salt="mine") for id in range(6)))
+    assert made.store.on_disk == 0
+    assert hits(made) == 0
+
+
+def test_requests_that_share_a_stored_prefix_fetch_it_once() -> None:
+    made = driver(num_pages=16, num_slots=32)
+    run(made, *(prompt(stem, stem, 33) for stem in range(3)))
+    before = made.engine.scheduler.counters.fetched_pages
+    together = [prompt(0, id, 33, max_tokens=2) for id in range(10, 14)]
+    made.run(*together)
+    made.check_outcomes(*together)
+    assert made.engine.scheduler.counters.fetched_pages - before <= 8
+
+
+def test_the_host_gives_up_its_oldest_leaves_first() -> None:
+    made = driver(num_slots=4)
+    run(made, prompt(0, 0), prompt(1, 1), prompt(2, 2))
+    run(made, prompt(0, 3))
+    assert 0 <= hits(made) < 16
+
+
+def test_a_request_that_is_aborted_while_its_pages_arrive_leaves_nothing_behind() -> None:
+    made = driver(num_slots=16)
+    run(made, prompt(0, 0), prompt(1, 1), prompt(2, 2))
+    made.add(prompt(0, 3))
+    made.engine.scheduler.schedule()
+    assert made.engine.scheduler.kv.is_fetching
+    made.abort(3)
+    assert made.engine.has_work
+    made.finish()
+    run(made, prompt(0, 4))
+
+
+def test_a_failed_step_forgets_what_was_to_be_fetched() -> None:
+    made = driver(num_slots=16)
+    run(made, prompt(0, 0), prompt(1, 1), prompt(2, 2))
+    made.add(prompt(0, 3))
+    made.engine.scheduler.schedule()
+    made.engine.scheduler.abort_all()
+    made.engine.check_integrity()
+    assert not made.engine.has_work
+    run(made, prompt(0, 4))
+    assert hits(made) == 0
+
+
+def test_a_page_that_is_computed_sooner_than_it_arrives_is_the_one_that_is_kept() -> None:
+    """The first request computes what it could have fetched; the second, which comes meanwhile, fetches it."""
+    made = driver(num_pages=20, num_slots=64, max_batch_tokens=4)
+    run(made, *(prompt(stem, stem, 33) for stem in range(3)))
+    tiers = made.engine.tiers
+    assert tiers is not None
+    tiers.costs.pays = lambda pages, tokens: False  # type: ignore[method-assign]
+    made.add(prompt(0, 3, 33))
+    made.step()
+    tiers.costs.pays = lambda pages, tokens: True  # type: ignore[method-assign]
+    made.add(make_request(4, STEMS[0][:33], max_tokens=2, priority=-1))
+    scheduler = made.engine.scheduler
+    assert scheduler.kv.admit(scheduler.waiting[0], hit_limit=32) is Admission.FETCHING
+    tiers.carry_out()
+    arrive, made.store.arrivals = made.store.arrivals, lambda timeout=0.0: []  # type: ignore[method-assign]
+    for _ in range(3):
+        made.step()
+    assert made.needless_fetches > 0
+    made.store.arrivals = arrive  # type: ignore[method-assign]
+    made.finish()
+    made.check_outcomes(prompt(0, 3, 33), make_request(4, STEMS[0][:33], max_tokens=2, priority=-1))
+
+
+@dataclass(frozen=True)
+class Case:
+    num_pages: int
+    num_slots: int
+    disk_pages: int
+    loss: float
+    fetched: float
+    steps_ahead: int
+    max_batch_tokens: int
+    requests: tuple[tuple[int, Request], ...]
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    num_pages = draw(st.integers(11, 24))
+    random = Random(draw(st.integers(0, 10**6)))
+    made = []
+    for id in range(random.randrange(8, 20)):
+        stem = STEMS[random.randrange(4)][: random.randrange(5, 34)]
+        tail = tuple(random.randrange(VOCABULARY) for _ in range(random.randrange(5)))
+        salt = random.choice(["", "", "", "salt"])
+        n, most = random.choice([1, 1, 2]), random.randrange(1, 6)
+        made.append((random.randrange(40), make_request(id, stem + tail, n=n, max_tokens=most, cache_salt=salt)))
+    return Case(
+        num_pages=num_pages,
+        num_slots=draw(st.sampled_from([0, 1, 4, 16, 64])),
+        disk_pages=draw(st.sampled_from([1, 8, 64])),
+        loss=draw(st.sampled_from([0.0, 0.0, 0.2])),
+        fetched=draw(st.sampled_from([0.5, 1.0, 1.0])),
+        steps_ahead=draw(st.integers(0, 1)),
+        max_batch_tokens=draw(st.sampled_from([4, 16, 64])),
+        requests=tuple(made),
+    )
+
+
+def test_random_schedules_over_all_tiers_give_what_is_computed_without_pages() -> None:
+    seen = dict.fromkeys(("stored_pages", "spilled_pages", "fetched_pages", "fetched_disk_pages", "lost_pages"), 0)
+
+    @settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
+    @given(cases())
+    def each_case_holds(case: Case) -> None:
+        made = driver(
+            case.num_pages,
+            num_slots=case.num_slots,
+            disk_pages=case.disk_pages,
+            loss=case.loss,
+            fetched=case.fetched,
+            steps_ahead=case.steps_ahead,
+            max_batch_tokens=case.max_batch_tokens,
+        )
+        for step in range(41):
+            for at, request in case.requests:
+                if at == step:
+                    made.add(request)
+            made.step()
+        made.finish()
+        made.check_outcomes(*(request for _, request in case.requests))
+        for name in seen:
+            seen[name] += getattr(made.engine.scheduler.counters, name)
+
+    each_case_holds()
+    assert all(seen.values()), seen
+
+
+def test_fetching_pays_until_it_is_known_to_be_slower_and_is_tried_again_later() -> None:
+    costs = FetchCosts()
+    assert costs.pays(4, 64)
+    costs.note_fetch(10, 1.0)
+    costs.note_prompt(1000, 1.0)
+    assert not costs.pays(4, 64)
+    assert costs.pays(4, 640)
+    answers = [costs.pays(4, 64) for _ in range(40)]
+    assert answers.count(True) == 1
+    for _ in range(100):
+        costs.note_fetch(1000, 1.0)
+    assert costs.pays(4, 64)
+
+
+def test_an_arrival_of_nothing_says_nothing_about_the_pace() -> None:
+    costs = FetchCosts()
+    costs.note_fetch(Arrival(1, 0, 5.0).num_good, 5.0)
+    costs.note_prompt(1000, 1.0)
+    assert costs.pays(1, 16)

@@ -1,0 +1,96 @@
+"""Tiers below the fake runner's pages, as unkind as devices and disks may be: copies take their time, and disks lose
+some of what they are given.
+"""
+
+from collections.abc import Sequence
+from random import Random
+
+from ostro.engine.fetch_costs import FetchCosts
+from ostro.engine.page_store import Arrival, Fetch, Move, Source, Spill, Store
+from ostro.runner.fake import FakeRunner
+
+
+class FakePageStore:
+    def __init__(
+        self, runner: FakeRunner, *, num_slots: int, disk_pages: int = 0, loss: float = 0.0, seed: int = 0
+    ) -> None:
+        """`loss` is how likely a page on disk turns out to be damaged when it is read."""
+        self._runner, self._disk_pages, self._loss = runner, disk_pages, loss
+        self._slots: list[list[int] | None] = [None] * num_slots
+        self._disk: dict[bytes, list[int]] = {}
+        self._under_way: list[Fetch] = []
+        self._random = Random(seed)
+        self.stores: list[Store] = []
+        self.is_closed = False
+
+    @property
+    def num_slots(self) -> int:
+        return len(self._slots)
+
+    @property
+    def on_disk(self) -> int:
+        return len(self._disk)
+
+    def holds(self, digest: bytes) -> bool:
+        return digest in self._disk
+
+    def carry_out(self, moves: Sequence[Move]) -> None:
+        for move in moves:
+            match move:
+                case Store(page, slot):
+                    self.stores.append(move)
+                    self._slots[slot] = self._runner.read_page(page)
+                case Spill(digest, page, slot):
+                    self._write(digest, self._runner.read_page(page) if page is not None else self._slot(slot))
+                case Fetch():
+                    for page in move.pages:
+                        self._runner.write_page(page)
+                    self._under_way.append(move)
+
+    def arrivals(self, timeout: float = 0.0) -> list[Arrival]:
+        """Some of what is under way arrives, and the first if the engine waits for it."""
+        arrived = [move for move in self._under_way if self._random.random() < 0.4]
+        if timeout and not arrived:
+            arrived = self._under_way[:1]
+        self._under_way = [move for move in self._under_way if move not in arrived]
+        return [Arrival(move.ticket, self._arrive(move), 0.0) for move in arrived]
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    def _arrive(self, move: Fetch) -> int:
+        for at, (source, page) in enumerate(zip(move.sources, move.pages, strict=True)):
+            slots = self._read(source)
+            if slots is None:
+                return at
+            self._runner.write_page(page, slots)
+        return len(move.pages)
+
+    def _read(self, source: Source) -> list[int] | None:
+        if isinstance(source, int):
+            return self._slot(source)
+        if self._random.random() < self._loss:
+            self._disk.pop(source, None)
+        return self._disk.get(source)
+
+    def _write(self, digest: bytes, slots: list[int]) -> None:
+        self._disk[digest] = slots
+        if len(self._disk) > self._disk_pages:
+            del self._disk[next(iter(self._disk))]
+
+    def _slot(self, slot: int | None) -> list[int]:
+        assert slot is not None
+        slots = self._slots[slot]
+        assert slots is not None, f"slot {slot} is read before it is written"
+        return slots
+
+
+class FixedCosts(FetchCosts):
+    """Fetches so many of the prefixes that can be fetched, whatever things take."""
+
+    def __init__(self, share: float, seed: int = 0) -> None:
+        super().__init__()
+        self._share, self._random = share, Random(seed)
+
+    def pays(self, pages: int, tokens: int) -> bool:
+        return self._random.random() < self._share
