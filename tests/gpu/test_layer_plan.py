@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from dense_context import dense_logits
-from tiny_configs import BY_MODEL_TYPE, HRM_TEXT, MIXTURES
+from tiny_configs import BY_MODEL_TYPE, HRM_TEXT, MIXTURES, TORCH_ONLY
 from tiny_models import random_model
 from torch import Tensor
 from triton_device import slow_in_the_interpreter
@@ -48,7 +48,7 @@ def variant(name: str, **changes: object) -> Config:
 
 
 VARIANTS: Mapping[str, Config] = {
-    **{name: variant(name) for name in BY_MODEL_TYPE if name != "hrm_text"},
+    **{name: variant(name) for name in BY_MODEL_TYPE if name not in {"hrm_text", *TORCH_ONLY}},
     "cohere2": variant("cohere2", **SLIDING),
     "exaone4": variant("exaone4", **SLIDING),
     "gemma2": variant("gemma2", **SLIDING),
@@ -258,8 +258,8 @@ def test_a_model_with_measured_kernels_gives_the_twins_logits(
         assert all(product in kept(this_gpu(device)) for product in steps.part.decoder.products)
 
 
-def test_every_family_but_hrm_text_is_among_them() -> None:
-    assert {family.model_type for family in FAMILIES} - set(VARIANTS) == {"hrm_text"}
+def test_every_family_but_those_of_torch_alone_is_among_them() -> None:
+    assert {family.model_type for family in FAMILIES} - set(VARIANTS) == {"hrm_text", *TORCH_ONLY}
 
 
 def test_other_models_have_none_for_a_reason() -> None:
@@ -274,6 +274,7 @@ def test_other_models_have_none_for_a_reason() -> None:
     assert {why_unfused(random_model(config)) for config in BY_MODEL_TYPE.values()} == {
         None,
         "its layers run several times a token",
+        "its router scales what experts read",
     }
 
 

@@ -74,6 +74,16 @@ FAMILIES: Mapping[str, Mapping[str, object]] = {
         "sliding_window": 12,
         "rope_scaling": {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 64},
     },
+    "llama4_text": {
+        **WIDE,
+        "architectures": ["Llama4ForCausalLM"],
+        "num_experts": 6,
+        "num_experts_per_tok": 1,
+        "intermediate_size_mlp": 40,
+        "interleave_moe_layer_step": 2,
+        "no_rope_layers": [1, 0],
+        "floor_scale": 8,
+    },
     "olmoe": {**WIDE, "architectures": ["OlmoeForCausalLM"], "num_experts": 6, "num_experts_per_tok": 2},
     "qwen2_moe": {**WIDE, **EXPERT_SIZES, "architectures": ["Qwen2MoeForCausalLM"]},
     "gpt2": {

@@ -134,6 +134,17 @@ CONFIGS: Mapping[str, Mapping[str, object]] = {
         "mlp_only_layers": [1],
         "norm_topk_prob": True,
     },
+    # Only torch runs these.
+    "llama4": {
+        **_SIZES,
+        **_EXPERTS,
+        "architectures": ["Llama4ForCausalLM"],
+        "attention_chunk_size": 16,
+        "floor_scale": 4,
+        "intermediate_size_mlp": 48,
+        "moe_layers": [1],
+        "no_rope_layers": [1, 0],
+    },
     "hrm_text": {**_SIZES, "architectures": ["HrmTextForCausalLM"], "num_layers_per_stack": 1, "H_cycles": 1},
 }
 _GGUF_TYPES = {

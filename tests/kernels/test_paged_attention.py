@@ -39,12 +39,15 @@ def attention_step(pieces: list[Piece], *, masks: bool = True) -> tuple[PagedAtt
     return PagedAttention(cache, pieces, PAGE, masks=masks), q, k, v
 
 
-@given(steps(), st.sampled_from([None, 3, 10, 100]), st.booleans(), st.booleans())
+SPECS = [*(AttentionSpec(scale=1.0, window=size) for size in (None, 3, 10, 100))]
+SPECS += [AttentionSpec(scale=1.0, chunk=size) for size in (1, 5, 8, 100)]
+
+
+@given(steps(), st.sampled_from(SPECS), st.booleans(), st.booleans())
 def test_fast_path_equals_the_plain_twin_wherever_pages_lie(
-    pieces: list[Piece], window: int | None, masks: bool, sunk: bool
+    pieces: list[Piece], spec: AttentionSpec, masks: bool, sunk: bool
 ) -> None:
     ctx, q, k, v = attention_step(pieces, masks=masks)
-    spec = AttentionSpec(scale=DIM**-0.5, window=window)
     sinks = 2 * torch.randn(KV_HEADS * GROUP) if sunk else None
     fast = ctx.attend(1, q, k, v, spec, sinks)
     grouped = q.view(-1, KV_HEADS, GROUP, DIM)
@@ -85,6 +88,17 @@ def test_keys_and_values_are_stored_where_the_pages_say_and_nowhere_else(pieces:
     assert slots_of(pieces, PAGE) == where
     before[1, 0][:, where], before[1, 1][:, where] = k.transpose(0, 1), v.transpose(0, 1)
     assert torch.equal(ctx.cache, before)
+
+
+@pytest.mark.parametrize("spec", [AttentionSpec(scale=1.0, window=3), AttentionSpec(scale=1.0, chunk=4)])
+def test_a_token_attends_from_the_first_position_of_its_window_or_chunk(spec: AttentionSpec) -> None:
+    for start in range(12):
+        ctx, q, k, v = attention_step([Piece(0, start, 1, [0, 1, 2])])
+        attended = ctx.attend(0, q, k, v, spec)
+        ctx.cache[0, 1, :, : spec.first(start)] = 1e6
+        assert torch.equal(ctx.attend(0, q, k, v, spec), attended)
+        ctx.cache[0, 0, :, spec.first(start)] += 1.0
+        assert not torch.equal(ctx.attend(0, q, k, v, spec), attended) or spec.first(start) == start
 
 
 def test_softcapped_scores_differ_from_plain_ones() -> None:

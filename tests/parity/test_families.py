@@ -9,6 +9,7 @@ import transformers
 from dense_context import DenseContext, dense_logits
 from native_models import native, needs_library, packed
 from telling_weights import telling
+from tiny_configs import TORCH_ONLY
 from transformers.core_model_loading import revert_weight_conversion
 
 from ostro.engine.core import EngineCore
@@ -231,6 +232,30 @@ CASES: Mapping[str, Config] = {
         "sliding_window": 16,
     },
     "qwen2_moe": {**MIXTURE, "model_type": "qwen2_moe", "shared_expert_intermediate_size": 56},
+    "llama4": {
+        **MIXTURE,
+        "model_type": "llama4_text",
+        "head_dim": 16,
+        "num_hidden_layers": 4,
+        "attention_chunk_size": 16,
+        "floor_scale": 8,
+        "intermediate_size_mlp": 64,
+        "interleave_moe_layer_step": 2,
+        "rope_theta": 500000.0,
+        "rope_scaling": LLAMA3,
+    },
+    "llama4-one-expert": {
+        **MIXTURE,
+        "model_type": "llama4_text",
+        "head_dim": 16,
+        "num_experts_per_tok": 1,
+        "attention_chunk_size": 16,
+        "attention_bias": True,
+        "no_rope_layers": [1, 0, 1],
+        "attn_temperature_tuning": False,
+        "use_qk_norm": False,
+        "rope_theta": 500.0,
+    },
     "hrm_text": {**HRM_TEXT, "num_hidden_layers": 2, "embedding_scale": 12.0},
     "hrm_text-cycles": {
         **HRM_TEXT,
@@ -285,9 +310,10 @@ CASES: Mapping[str, Config] = {
 
 
 def _is_native(values: Config) -> bool:
-    """All but HRM-Text; and longrope's factors above are for narrower heads."""
+    """All but HRM-Text and the TORCH_ONLY; and longrope's factors above are for narrower heads."""
     scaling = values.get("rope_scaling")
-    return values["model_type"] != "hrm_text" and not (isinstance(scaling, Mapping) and "long_factor" in scaling)
+    refused = {"hrm_text", *TORCH_ONLY}
+    return values["model_type"] not in refused and not (isinstance(scaling, Mapping) and "long_factor" in scaling)
 
 
 def reference_model(values: Config, *, headless: bool = False) -> transformers.PreTrainedModel:
@@ -366,7 +392,11 @@ def test_native_scores_equal_those_of_transformers(name: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    "name", ["mistral", "gemma2", "gemma3", "gpt2", "gpt_neox", "hrm_text", "olmo2", "olmoe", "phi3-longrope", "qwen3"]
+    "name",
+    [
+        *("mistral", "gemma2", "gemma3", "gpt2", "gpt_neox", "hrm_text", "llama4", "olmo2", "olmoe"),
+        *("phi3-longrope", "qwen3"),
+    ],
 )
 def test_a_sequence_fed_in_chunks_gives_the_logits_of_the_whole(name: str) -> None:
     model = our_model(CASES[name], reference_model(CASES[name]))

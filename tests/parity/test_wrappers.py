@@ -82,6 +82,23 @@ CASES: Mapping[str, tuple[str, Config]] = {
             "mm_tokens_per_image": 4,
         },
     ),
+    "llama4": (
+        "llama4",
+        {
+            "text_config": {**TEXT, "num_local_experts": 4, "intermediate_size_mlp": 64, "attention_chunk_size": 8},
+            "vision_config": {
+                "hidden_size": 32,
+                "intermediate_size": 128,
+                "num_hidden_layers": 1,
+                "num_attention_heads": 2,
+                "image_size": 16,
+                "patch_size": 8,
+                "vision_output_dim": 32,
+                "projector_input_dim": 32,
+                "projector_output_dim": 32,
+            },
+        },
+    ),
     "mistral3": ("mistral3", {"text_config": {**TEXT, "model_type": "mistral"}, "vision_config": PIXTRAL}),
     "mistral3 around ministral3": (
         "mistral3",

@@ -16,7 +16,17 @@ from ostro.torch_models.base import Model
 from ostro.weights import Pooling
 
 GREEDY = SamplingParams(max_tokens=12, temperature=0)
-FAMILIES = pytest.mark.parametrize("config", [LLAMA, MISTRAL, GEMMA2], ids=["llama", "mistral", "gemma2"])
+LLAMA4: Mapping[str, object] = {
+    **LLAMA,
+    "architectures": ["Llama4ForCausalLM"],
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "attention_chunk_size": 12,
+    "floor_scale": 8,
+    "no_rope_layers": [1, 0],
+}
+CONFIGS = {"llama": LLAMA, "llama4": LLAMA4, "mistral": MISTRAL, "gemma2": GEMMA2}
+FAMILIES = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 
 
 def draw_prompts(*lengths: int) -> list[list[int]]:
@@ -59,7 +69,7 @@ def dense_greedy(model: Model, prompt: list[int], count: int) -> list[int]:
 
 @FAMILIES
 def test_paged_generation_equals_a_dense_cacheless_loop(config: Mapping[str, object]) -> None:
-    model = random_model(config)
+    model = random_model(config, max_seq_len=512)
     prompts = draw_prompts(1, 4, 5, 17, 30)
     tokens = run(engine(model), prompts)
     for id, prompt in enumerate(prompts):
@@ -68,7 +78,7 @@ def test_paged_generation_equals_a_dense_cacheless_loop(config: Mapping[str, obj
 
 @FAMILIES
 def test_alone_equals_batched(config: Mapping[str, object]) -> None:
-    model = random_model(config)
+    model = random_model(config, max_seq_len=512)
     prompts = draw_prompts(3, 8, 21, 40, 5, 13)
     together = run(engine(model), prompts)
     for id, prompt in enumerate(prompts):
@@ -78,14 +88,14 @@ def test_alone_equals_batched(config: Mapping[str, object]) -> None:
 @FAMILIES
 @pytest.mark.parametrize("budget", [1, 3, 8])
 def test_whole_equals_chunked(config: Mapping[str, object], budget: int) -> None:
-    model = random_model(config)
+    model = random_model(config, max_seq_len=512)
     prompts = draw_prompts(3, 21, 40)
     assert run(engine(model, budget=budget), prompts) == run(engine(model), prompts)
 
 
 @FAMILIES
 def test_cold_equals_prefix_hit(config: Mapping[str, object]) -> None:
-    model = random_model(config)
+    model = random_model(config, max_seq_len=512)
     [shared, *tails] = draw_prompts(30, 3, 9)
     prompts = [shared + tail for tail in tails] + [shared]
     core = engine(model)
@@ -97,7 +107,7 @@ def test_cold_equals_prefix_hit(config: Mapping[str, object]) -> None:
 
 @FAMILIES
 def test_unpreempted_equals_preempted(config: Mapping[str, object]) -> None:
-    model = random_model(config)
+    model = random_model(config, max_seq_len=512)
     prompts = draw_prompts(10, 14, 9, 12)
     core = engine(model, pages=14)
     assert run(core, prompts) == run(engine(model), prompts)

@@ -25,17 +25,18 @@ class DenseContext:
         scores = torch.einsum("qhd,khd->hqk", q.float(), keys.float()) * spec.scale
         if spec.softcap is not None:
             scores = spec.softcap * torch.tanh(scores / spec.softcap)
-        scores = scores.masked_fill(~_visible(len(q), len(k), spec.window), float("-inf"))
+        scores = scores.masked_fill(~_visible(len(q), len(k), spec), float("-inf"))
         if sinks is not None:
             scores = torch.cat((scores, sinks.float()[:, None, None].expand(-1, len(q), 1)), -1)
         weights = scores.softmax(-1)[..., : len(k)]
         return torch.einsum("hqk,khd->qhd", weights, values.float()).flatten(1).to(q.dtype)
 
 
-def _visible(queries: int, keys: int, window: int | None) -> Tensor:
+def _visible(queries: int, keys: int, spec: AttentionSpec) -> Tensor:
     """[queries, keys]; the queries are the last of the positions that the keys have."""
-    distance = torch.arange(keys - queries, keys)[:, None] - torch.arange(keys)
-    return (distance >= 0) & (distance < (window or keys))
+    at, of = torch.arange(keys - queries, keys)[:, None], torch.arange(keys)
+    same_chunk = at // (spec.chunk or keys) == of // (spec.chunk or keys)
+    return (at >= of) & (at - of < (spec.window or keys)) & same_chunk
 
 
 @torch.inference_mode()

@@ -46,6 +46,15 @@ MIXTURES: Mapping[str, Mapping[str, object]] = {
         "rope_scaling": {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 32},
     },
     "granitemoe": {**LLAMA, **GRANITE_SCALES, **LOCAL_EXPERTS, "architectures": ["GraniteMoeForCausalLM"]},
+    "llama4_text": {
+        **LLAMA,
+        **LOCAL_EXPERTS,
+        "architectures": ["Llama4ForCausalLM"],
+        "attention_chunk_size": 12,
+        "floor_scale": 8,
+        "attn_scale": 0.1,
+        "intermediate_size_mlp": 20,
+    },
     "mixtral": {**LLAMA, **LOCAL_EXPERTS, "architectures": ["MixtralForCausalLM"], "sliding_window": 12},
     "olmoe": {**LLAMA, **EXPERTS, "architectures": ["OlmoeForCausalLM"]},
     "qwen2_moe": {
@@ -64,6 +73,8 @@ MIXTURES: Mapping[str, Mapping[str, object]] = {
     },
 }
 """Families with experts."""
+TORCH_ONLY = frozenset({"llama4_text"})
+"""Families that only torch's modules run."""
 EXPERT_SIZES: Mapping[str, object] = {
     **EXPERTS,
     "moe_intermediate_size": 8,

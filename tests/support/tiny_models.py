@@ -33,10 +33,10 @@ GEMMA2: Mapping[str, object] = {
 }
 
 
-def random_model(config: Mapping[str, object] = LLAMA, *, seed: int = 0) -> Model:
+def random_model(config: Mapping[str, object] = LLAMA, *, seed: int = 0, max_seq_len: int | None = None) -> Model:
     """Weights wide enough apart that greedy choices are clear, and outputs depend on all of the context."""
     torch.manual_seed(seed)
-    model = build_model(config, dtype=torch.float32)
+    model = build_model(config, max_seq_len=max_seq_len, dtype=torch.float32)
     for parameter in model.parameters():
         spread = 0.4 if parameter.dim() > 1 else 0.1
         parameter.data.normal_(0.0 if parameter.dim() > 1 else 1.0, spread)

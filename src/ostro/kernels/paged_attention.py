@@ -69,8 +69,8 @@ class PagedAttention:
         self._single = [piece for piece in pieces if piece.length == 1]
         self._several = [piece for piece in pieces if piece.length > 1]
         self._single_rows = torch.tensor([piece.offset for piece in self._single], device=cache.device)
-        # By window, because it may differ between layers.
-        self._plans: dict[int | None, DecodePlan] = {}
+        # By window and chunk, because these may differ between layers.
+        self._plans: dict[tuple[int | None, int | None], DecodePlan] = {}
 
     def attend(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, sinks: Tensor | None = None
@@ -95,20 +95,19 @@ class PagedAttention:
         self.cache[layer, 1].index_copy_(1, self.slots, v.transpose(0, 1))
 
     def _decode(self, layer: int, q: Tensor, spec: AttentionSpec, sinks: Tensor | None) -> Tensor:
-        """Single tokens, which see all of their sequence or window: causality needs no mask."""
-        plan = self._plans.get(spec.window)
+        """Single tokens, which see all of their sequence, window or chunk: causality needs no mask."""
+        key = spec.window, spec.chunk
+        plan = self._plans.get(key)
         if plan is None:
-            plan = self._plans[spec.window] = self._plan(spec.window)
+            plan = self._plans[key] = self._plan(spec)
         part = plan.attend(layer, q, spec.scale)
         return part[0] if sinks is None else with_sinks(part, sinks.view(q.shape[1:3]))
 
-    def _plan(self, window: int | None) -> DecodePlan:
+    def _plan(self, spec: AttentionSpec) -> DecodePlan:
         found = [
             Run(low, high, row)
             for row, piece in enumerate(self._single)
-            for low, high in runs(
-                piece.pages, self.page_size, 0 if window is None else max(0, piece.end - window), piece.end
-            )
+            for low, high in runs(piece.pages, self.page_size, spec.first(piece.start), piece.end)
         ]
         return DecodePlan(self.cache, found, len(self._single), masks=self.masks)
 
@@ -116,7 +115,7 @@ class PagedAttention:
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, piece: Piece, spec: AttentionSpec, sinks: Tensor | None
     ) -> Tensor:
         """Several tokens, which see everything before them through views, and each other causally."""
-        if spec.window is not None and piece.end > spec.window:
+        if spec.first(piece.end - 1) > 0:
             return reference_attention(self, layer, q, piece, spec, sinks)
         rows = slice(piece.offset, piece.offset + piece.length)
         queries, keys, values = (each[rows].transpose(0, 1).unsqueeze(0) for each in (q.flatten(1, 2), k, v))
@@ -136,25 +135,29 @@ def reference_attention(
 ) -> Tensor:
     """The plain twin: gathers the sequence's keys and values, masks, and applies the formula.
 
-    Also handles what the fast path cannot: devices other than CPUs, soft-capped scores, and windows shorter than the
-    prompt.
+    Also handles what the fast path cannot: devices other than CPUs, soft-capped scores, and windows or chunks shorter
+    than the prompt.
     q and the result are [tokens, kv_heads, group, head_dim].
     """
-    first = 0 if spec.window is None else max(0, piece.start + 1 - spec.window)
+    first = spec.first(piece.start)
     where = [slot for low, high in runs(piece.pages, ctx.page_size, first, piece.end) for slot in range(low, high)]
     keys, values = ctx.cache[layer][:, :, None, torch.tensor(where, device=q.device)].unbind(0)
     queries = q[piece.offset : piece.offset + piece.length].permute(1, 2, 0, 3)
-    scores = queries @ keys.transpose(-1, -2) * spec.scale
+    scores = (queries @ keys.transpose(-1, -2)).float() * spec.scale
     if spec.softcap is not None:
         scores = torch.tanh(scores / spec.softcap) * spec.softcap
     at = torch.arange(piece.start, piece.end, device=q.device)[:, None]
     of = torch.arange(first, piece.end, device=q.device)
-    hidden = of > at if spec.window is None else (of > at) | (of <= at - spec.window)
+    hidden = of > at
+    if spec.window is not None:
+        hidden |= of <= at - spec.window
+    if spec.chunk is not None:
+        hidden |= of < at - at % spec.chunk
     scores = scores.masked_fill(hidden, float("-inf"))
     if sinks is not None:
         column = sinks.to(scores.dtype).view(*scores.shape[:2], 1, 1).expand(*scores.shape[:-1], 1)
         scores = torch.cat((scores, column), -1)
-    weights = scores.softmax(-1)[..., : len(of)]
+    weights = scores.softmax(-1)[..., : len(of)].to(values.dtype)
     return (weights @ values).permute(2, 0, 1, 3)
 
 

@@ -69,8 +69,12 @@ class Norm:
     """Added to the stored weight: some families store its difference from one."""
     biased: bool = True
     """Whether a layer norm adds a bias."""
+    weighted: bool = True
+    """Whether it has a weight at all; the name is then of no use."""
 
     def tensors(self) -> Iterator[StoredTensor]:
+        if not self.weighted:
+            return
         yield StoredTensor(f"{self.name}.weight", (self.size,), self.offset)
         if self.kind == "layer" and self.biased:
             yield StoredTensor(f"{self.name}.bias", (self.size,))
@@ -128,6 +132,13 @@ class AttentionSpec:
     window: int | None = None
     """A token attends to itself and the window - 1 tokens before it."""
     softcap: float | None = None
+    chunk: int | None = None
+    """A token attends to itself and those before it from the last position that is a multiple of this."""
+
+    def first(self, position: int) -> int:
+        """The first position that the token at `position` attends to."""
+        of_window = 0 if self.window is None else max(0, position + 1 - self.window)
+        return of_window if self.chunk is None else max(of_window, position - position % self.chunk)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +152,14 @@ class Sinks:
         yield StoredTensor(self.name, (self.heads,))
 
 
+@dataclass(frozen=True, slots=True)
+class QueryScaling:
+    """Multiplies the queries at position p by 1 + strength * log(1 + floor((p + 1) / span))."""
+
+    span: int
+    strength: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attention:
     spec: AttentionSpec
@@ -151,6 +170,7 @@ class Attention:
     """Index of the model's rope that rotates queries and keys; None for no rotation."""
     qk_norm: QKNorm | None = None
     sinks: Sinks | None = None
+    query_scaling: QueryScaling | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,6 +263,10 @@ class Experts:
     normalized: bool
     """Whether a token's weights add up to one: they are the softmax of its chosen experts' logits. Otherwise they are
     those experts' part of the softmax over all.
+    """
+    scales_inputs: bool = False
+    """Whether a token's weights are the sigmoids of its chosen experts' logits, and multiply what the experts read
+    instead of what they compute.
     """
     shared: MLP | None = None
     """An MLP that every token goes through as well."""

@@ -6,6 +6,7 @@ from ostro.errors import BadRequest, UnsupportedModel
 from ostro.models.architecture import MLP, Architecture, Layer, ModelShape, Projection
 from ostro.models.description import Description
 from ostro.models.encoder import Encoder
+from ostro.models.torch_only import torch_only
 
 BLOCK = 128
 """Tokens that race as one when a token is drawn (`runner.distribution`): no rank holds part of a block."""
@@ -51,12 +52,14 @@ def divisible(described: Description) -> Architecture:
         raise UnsupportedModel(f"{kind} does not run on several devices. Leave out tensor_parallel.")
     if described.has_experts:
         raise UnsupportedModel("A mixture of experts does not run on several devices. Leave out tensor_parallel.")
+    if (reason := torch_only(described)) is not None:
+        raise UnsupportedModel(f"This model does not run on several devices: {reason}. Leave out tensor_parallel.")
     return described
 
 
 def most_ranks(described: Description, devices: int) -> int:
     """The largest number of ranks, at most `devices`, that the model can be divided over."""
-    if not isinstance(described, Architecture) or described.has_experts:
+    if not isinstance(described, Architecture) or described.has_experts or torch_only(described) is not None:
         return 1
     return max(ranks for ranks in possible_ranks(described) if ranks <= devices)
 

@@ -29,6 +29,7 @@ _FILES = (
     "granitemoe",
     "hrm_text",
     "llama",
+    "llama4",
     "ministral3",
     "mistral",
     "mixtral",

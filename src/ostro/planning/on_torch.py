@@ -16,6 +16,7 @@ from ostro.models.encoder import Encoder
 from ostro.planning.adapters import adapter_values
 from ostro.planning.outcome import Parts, idle_values
 from ostro.planning.quantized import kept_on_gpu
+from ostro.runner.gpu.fusible import check_plain_attention, why_plain_attention
 from ostro.runner.gpu.kept_forms import format_name, kept_bytes, largest_packed
 from ostro.runner.memory import gpu_step_bytes, num_pages, page_bytes, pages_beside, pages_within, second_layout_fits
 from ostro.runner.precision import check_torch_format, in_words
@@ -111,6 +112,8 @@ def _on_host(
 def on_gpu(stored: Stored, config: ResolvedConfig, described: Description, total: int, free: int) -> Parts:
     """Sizes are those of one GPU."""
     check_torch_format(described, config.quantize)
+    if isinstance(described, Architecture) and (reason := why_plain_attention(described)) is not None:
+        check_plain_attention(config, reason)
     own, shape = _rank(stored, described, config.tensor_parallel)
     dtype = BACKENDS["cuda"].compute_dtype(config.dtype)
     itemsize = _ITEMSIZE[dtype]

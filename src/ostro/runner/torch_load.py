@@ -21,6 +21,7 @@ from ostro.models.registry import describe
 from ostro.runner.devices import pick_device, pick_dtype
 from ostro.runner.division import choose_ranks
 from ostro.runner.encoder import EncoderRunner
+from ostro.runner.gpu.fusible import check_plain_attention, why_plain_attention
 from ostro.runner.gpu.kept_forms import why_widened
 from ostro.runner.memory import num_pages
 from ostro.runner.precision import check_torch_format
@@ -236,9 +237,15 @@ def _gpu_runner(
     # Needs triton, which machines without a GPU may lack.
     from ostro.runner.gpu.runner import GpuRunner, fitting_pages
 
+    reason = why_plain_attention(model.described) if isinstance(model, Decoder) else None
+    if reason is not None:
+        check_plain_attention(config, reason)
+        _log.warning("the model runs with torch's plain attention, which is slow on a GPU: %s", reason)
     group = None if ranks is None else ranks.collective
     _prepare_gpu(model, config, adapters, group)
     pages = fitting_pages(model, config)
+    if reason is not None:
+        return _torch_runner(model, config, pages, pooling, adapters)
     if ranks is not None:
         pages = ranks.agree_on_pages(pages)
     return GpuRunner.sized(model, config, pages, pooling=pooling, adapters=adapters, ranks=ranks, group=group)
@@ -274,10 +281,23 @@ def _paged_runner(
     model: Model, config: ResolvedConfig, pooling: Pooling | None, adapters: Adapters | None, ranks: "Ranks | None"
 ) -> TorchRunner:
     pages = _fitting_pages(model, config, 1 if ranks is None else ranks.ranks)
+    return _torch_runner(
+        model, config, pages if ranks is None else ranks.agree_on_pages(pages), pooling, adapters, ranks
+    )
+
+
+def _torch_runner(
+    model: Model,
+    config: ResolvedConfig,
+    num_pages: int,
+    pooling: Pooling | None,
+    adapters: Adapters | None,
+    ranks: "Ranks | None" = None,
+) -> TorchRunner:
     return TorchRunner(
         model,
         page_size=config.page_size,
-        num_pages=pages if ranks is None else ranks.agree_on_pages(pages),
+        num_pages=num_pages,
         max_batch_tokens=config.max_batch_tokens,
         max_batch_seqs=config.max_batch_seqs,
         pooling=pooling,

@@ -1,5 +1,6 @@
 """A decoder as torch modules: layers, backbone and head, built from an `Architecture`. Knows no family."""
 
+import torch
 from torch import Tensor, nn
 
 from ostro.errors import Unsupported
@@ -38,9 +39,12 @@ class DecoderLayer(Module):
         self.mlp_post_norm = _norm(described.mlp_post_norm)
         self.residual_scale, self.parallel = described.residual_scale, described.parallel
 
-    def forward(self, x: Tensor, rotation: Rotation | None, ctx: AttentionContext) -> Tensor:
+    def forward(
+        self, x: Tensor, rotation: Rotation | None, ctx: AttentionContext, query_scales: Tensor | None = None
+    ) -> Tensor:
         before = x.clone() if self.parallel else x
-        added = self.self_attn(x if self.attention_norm is None else self.attention_norm(x), rotation, ctx)
+        normed = x if self.attention_norm is None else self.attention_norm(x)
+        added = self.self_attn(normed, rotation, ctx, query_scales)
         x += self._scaled(added if self.attention_post_norm is None else self.attention_post_norm(added))
         added = self.mlp(before if self.mlp_norm is None else self.mlp_norm(before))
         x += self._scaled(added if self.mlp_post_norm is None else self.mlp_post_norm(added))
@@ -79,6 +83,7 @@ class Backbone(Module):
             Rotary(rope, head_dim=shape.head_dim, max_seq_len=shape.max_seq_len) for rope in described.ropes
         )
         self.rope_of_layer = [layer.attention.rope for layer in described.layers]
+        self.scaling_of_layer = [layer.attention.query_scaling for layer in described.layers]
 
     def embed(self, ids: Tensor, positions: Tensor) -> Tensor:
         x: Tensor = self.embed_tokens(ids)
@@ -87,9 +92,17 @@ class Backbone(Module):
     def forward(self, ids: Tensor, positions: Tensor, ctx: AttentionContext) -> Tensor:
         x = self.embed(ids, positions)
         rotations = [rope(positions, x.dtype) for rope in self.ropes]
-        for layer, rope in zip(self.layers, self.rope_of_layer, strict=True):
-            x = layer(x, None if rope is None else rotations[rope], ctx)
+        scales = {scaling: _query_scales(scaling, positions, x.dtype) for scaling in {*self.scaling_of_layer}}
+        for layer, rope, scaling in zip(self.layers, self.rope_of_layer, self.scaling_of_layer, strict=True):
+            x = layer(x, None if rope is None else rotations[rope], ctx, scales[scaling])
         return self.norm(x)
+
+
+def _query_scales(scaling: arch.QueryScaling | None, positions: Tensor, dtype: torch.dtype) -> Tensor | None:
+    if scaling is None:
+        return None
+    spans = torch.floor((positions.float() + 1.0) / scaling.span)
+    return (torch.log1p(spans) * scaling.strength + 1.0).to(dtype)[:, None, None]
 
 
 class CausalLM(Model):

@@ -23,10 +23,12 @@ MOST_SLOTS = 1 << 15
 """Rows computed at a time, one per token and expert: a step of many tokens would take too much memory for all."""
 
 
-def route(logits: Tensor, chosen: int, *, normalized: bool) -> tuple[Tensor, Tensor]:
+def route(logits: Tensor, chosen: int, *, normalized: bool, scales_inputs: bool = False) -> tuple[Tensor, Tensor]:
     """Each row's experts, by falling logit, and their weights in float32: see `arch.Experts`."""
     # A stable sort, because topk picks any of several equal logits.
     ranked, experts = logits.float().sort(dim=-1, descending=True, stable=True)
+    if scales_inputs:
+        return experts[:, :chosen], ranked[:, :chosen].sigmoid()
     # The softmax of the chosen alone is their part of all, made to add up to one.
     weights = ranked[:, :chosen].softmax(-1) if normalized else ranked.softmax(-1)[:, :chosen]
     return experts[:, :chosen], weights
@@ -97,7 +99,7 @@ class Experts(Module):
         self.shared = None if described.shared is None else GatedMLP(described.shared)
         self.gate = gating(described.activation)
         self.count, self.chosen, self.normalized = described.count, described.chosen, described.normalized
-        self.is_gated = described.shared_gate is not None
+        self.is_gated, self.scales_inputs = described.shared_gate is not None, described.scales_inputs
 
     @property
     def num_active(self) -> int:
@@ -114,12 +116,17 @@ class Experts(Module):
         return total.add_(rows.mul_(torch.sigmoid(logits[:, self.count :])) if self.is_gated else rows)
 
     def _mixed(self, x: Tensor, logits: Tensor) -> Tensor:
-        experts, weights = route(logits, self.chosen, normalized=self.normalized)
+        experts, weights = route(logits, self.chosen, normalized=self.normalized, scales_inputs=self.scales_inputs)
         in_order, order = experts.flatten().sort(stable=True)
         numbers = torch.arange(self.count, device=x.device)
         ends = torch.searchsorted(in_order, numbers, right=True, out_int32=True)
-        gate, up = self.up(x[order // self.chosen], in_order, ends).chunk(2, -1)
+        read = x[order // self.chosen]
+        if self.scales_inputs:
+            read.mul_(weights.flatten()[order].to(x.dtype).unsqueeze(1))
+        gate, up = self.up(read, in_order, ends).chunk(2, -1)
         rows = self.down(self.gate(gate, up), in_order, ends)
         # Back to the order of tokens, and of each token's experts.
         by_token = torch.empty_like(rows).index_copy_(0, order, rows).view(len(x), self.chosen, -1)
+        if self.scales_inputs:
+            return by_token.sum(1)
         return torch.bmm(weights.to(x.dtype).unsqueeze(1), by_token).squeeze(1)

@@ -215,6 +215,17 @@ class HeadNorm(Weighted):
         }
 
 
+class UnweightedNorm(Module):
+    """Scales each head to unit root mean square."""
+
+    def __init__(self, described: arch.Norm) -> None:
+        super().__init__()
+        self.size, self.eps = described.size, described.eps
+
+    def forward(self, heads: Tensor) -> Tensor:
+        return F.rms_norm(heads, (self.size,), None, self.eps)
+
+
 class WidthNorm(Weighted):
     """RMSNorm over all query heads as one vector, and over all key heads as another."""
 
@@ -346,7 +357,10 @@ class Attention(Module):
         self.sinks = None if described.sinks is None else Sinks(described.sinks)
         self.o_proj = Projection(described.output, output, shard)
 
-    def forward(self, x: Tensor, rotation: Rotation | None, ctx: AttentionContext) -> Tensor:
+    def forward(
+        self, x: Tensor, rotation: Rotation | None, ctx: AttentionContext, query_scales: Tensor | None = None
+    ) -> Tensor:
+        """`query_scales` are a factor per token, [tokens, 1, 1]."""
         heads = self.qkv_proj(x).view(x.shape[0], -1, self.head_dim)
         qk, v = heads.split_with_sizes(self.qk_and_v, 1)
         if self.qk_norm is not None:
@@ -354,6 +368,8 @@ class Attention(Module):
         if rotation is not None:
             qk = rotation(qk)
         q, k = qk.split_with_sizes(self.q_and_k, 1)
+        if query_scales is not None:
+            q = q * query_scales
         sinks = None if self.sinks is None else self.sinks.weight
         return self.o_proj(ctx.attend(self.layer, q, k, v, self.spec, sinks))
 
@@ -399,9 +415,11 @@ def norm_module(described: arch.Norm) -> RMSNorm | LayerNorm:
     return RMSNorm(described) if described.kind == "rms" else LayerNorm(described)
 
 
-def _qk_norm(described: arch.QKNorm | None, shape: arch.ModelShape, shard: Shard | None) -> HeadNorm | WidthNorm | None:
+def _qk_norm(
+    described: arch.QKNorm | None, shape: arch.ModelShape, shard: Shard | None
+) -> HeadNorm | UnweightedNorm | WidthNorm | None:
     if described is None:
         return None
     if described.over == "head":
-        return HeadNorm(described, shape)
+        return HeadNorm(described, shape) if described.query.weighted else UnweightedNorm(described.query)
     return WidthNorm(described) if shard is None else CutWidthNorm(described, shape, shard)

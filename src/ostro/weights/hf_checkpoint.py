@@ -177,7 +177,10 @@ def _check_names(path: Path, config: dict[str, object]) -> None:
 
 # --- names ----------------------------------------------------------------------------------------------------------
 
-_VISION = re.compile(r"(model\.)?(vision_tower|multi_modal_projector|visual)\.")
+# Of multimodal models.
+_OTHER_SENSES = re.compile(
+    r"(model\.)?(vision_tower|vision_model|multi_modal_projector|visual|embed_vision|audio_tower|embed_audio)\."
+)
 _WRAPPED = re.compile(r"^(?:language_model\.model|model\.language_model)\.")
 # Masks and frequencies that old checkpoints stored among the weights.
 _BUFFERS = re.compile(r".*\.(rotary_emb\.inv_freq|(attn|attention)\.(masked_)?bias)")
@@ -194,7 +197,7 @@ def renamer(config: dict[str, object]) -> Callable[[str], str | None]:
         # torch.compile adds this prefix to the names of wrapped modules.
         name = name.replace("_orig_mod.", "")
         name = _WRAPPED.sub("model.", name).removeprefix("language_model.")
-        if _VISION.match(name) or _BUFFERS.fullmatch(name) or (tied and name == f"{head}weight"):
+        if _OTHER_SENSES.match(name) or _BUFFERS.fullmatch(name) or (tied and name == f"{head}weight"):
             return None
         return name if name.startswith((backbone, head)) else backbone + name
 

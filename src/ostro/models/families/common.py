@@ -43,8 +43,6 @@ from ostro.models.limits import (
 from ostro.models.rope_settings import RopeSettings, checked_rope, rope_settings
 from ostro.models.row_order import RowOrder
 
-_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
-
 _ACTIVATIONS: Mapping[str, Activation] = {
     "gelu": "gelu",
     "gelu_fast": "gelu_tanh",
@@ -103,16 +101,37 @@ def activation(config: ConfigReader, key: str, default: str) -> Activation:
 
 
 def sliding_layers(config: ConfigReader, num_layers: int, otherwise: Callable[[int], bool]) -> tuple[bool, ...]:
-    """Which layers have a sliding window: from `layer_types`, or in older files by the family's own rule."""
-    types = config.texts("layer_types")
+    """Which layers have a sliding window; see `limited_layers`."""
+    return limited_layers(config, num_layers, otherwise, limited="sliding_attention")
+
+
+def limited_layers(
+    config: ConfigReader, num_layers: int, otherwise: Callable[[int], bool], *, limited: str
+) -> tuple[bool, ...]:
+    """Which layers are of the `limited` kind, and not of full attention: from `layer_types`, or in older files by the
+    family's own rule.
+    """
+    types, known = config.texts("layer_types"), ("full_attention", limited)
     if not types:
         return tuple(otherwise(layer) for layer in range(num_layers))
-    if len(types) != num_layers or not _LAYER_TYPES.issuperset(types):
+    if len(types) != num_layers or not set(known).issuperset(types):
         raise UnsupportedModel(
-            f"{config.source}: 'layer_types' must say {' or '.join(sorted(_LAYER_TYPES))} for each of {num_layers} "
+            f"{config.source}: 'layer_types' must say {' or '.join(sorted(known))} for each of {num_layers} "
             f"layers, got {len(types)}: {shown(list(types))}."
         )
-    return tuple(name == "sliding_attention" for name in types)
+    return tuple(name == limited for name in types)
+
+
+def rotating_layers(config: ConfigReader, num_layers: int) -> tuple[bool, ...]:
+    """Which layers rotate queries and keys, for a config with `no_rope_layers`."""
+    # Despite the name, 1 means that the layer rotates.
+    rotates = config.flags("no_rope_layers")
+    if not rotates:
+        interval = config.integer("no_rope_layer_interval", 4, most=MOST_LAYERS)
+        return tuple((layer + 1) % interval != 0 for layer in range(num_layers))
+    if len(rotates) != num_layers:
+        raise config.bad("no_rope_layers", list(rotates), f"a list of {num_layers}, one for each layer")
+    return rotates
 
 
 class ExpertNames(NamedTuple):

@@ -5,9 +5,15 @@ from dataclasses import replace
 from ostro.models.architecture import Architecture, AttentionSpec
 from ostro.models.config import ConfigReader
 from ostro.models.families import llama
-from ostro.models.families.common import activation, decoder, decoder_shape, hub_layers, sliding_layers
+from ostro.models.families.common import (
+    activation,
+    decoder,
+    decoder_shape,
+    hub_layers,
+    rotating_layers,
+    sliding_layers,
+)
 from ostro.models.family import Family
-from ostro.models.limits import MOST_LAYERS
 
 _THETA = 2e6
 
@@ -15,7 +21,7 @@ _THETA = 2e6
 def describe(config: ConfigReader, max_seq_len: int | None) -> Architecture:
     config = ConfigReader({"rope_theta": _THETA, **config.values}, config.source)
     shape = decoder_shape(config, max_seq_len)
-    rotates = _rotating_layers(config, shape.num_layers)
+    rotates = rotating_layers(config, shape.num_layers)
     window = config.optional_integer("sliding_window") if config.flag("use_sliding_window", False) else None
     slides = sliding_layers(config, shape.num_layers, otherwise=lambda layer: not rotates[layer])
     attention_bias, mlp_bias = config.flag("attention_bias", False), config.flag("mlp_bias", False)
@@ -33,17 +39,6 @@ def describe(config: ConfigReader, max_seq_len: int | None) -> Architecture:
         for layer in hub_layers(config, shape)
     ]
     return decoder(config, shape, layers)
-
-
-def _rotating_layers(config: ConfigReader, num_layers: int) -> tuple[bool, ...]:
-    # Despite the name, 1 means that the layer rotates.
-    rotates = config.flags("no_rope_layers")
-    if not rotates:
-        interval = config.integer("no_rope_layer_interval", 4, most=MOST_LAYERS)
-        return tuple((layer + 1) % interval != 0 for layer in range(num_layers))
-    if len(rotates) != num_layers:
-        raise config.bad("no_rope_layers", list(rotates), f"a list of {num_layers}, one for each layer")
-    return rotates
 
 
 FAMILY = Family(

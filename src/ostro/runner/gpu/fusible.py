@@ -1,12 +1,37 @@
-"""Which models the fused kernels run, told from their description. Imports no torch."""
+"""Which models the fused kernels and the attention kernels run, told from their description. Imports no torch."""
 
+from ostro.config import ResolvedConfig
+from ostro.errors import BadRequest
 from ostro.kernels.gpu.mixture_limits import ALIGNED, MOST_CHOSEN, MOST_EXPERTS
 from ostro.models.architecture import Architecture, Experts, Layer
+from ostro.models.torch_only import torch_only
 
 
 def why_unfused(described: Architecture) -> str | None:
     """The reason why a model runs its own `forward`; None if fused kernels run it."""
-    return next(filter(None, (_why_unfused(layer) for layer in described.layers)), None)
+    return torch_only(described) or next(filter(None, map(_why_unfused, described.layers)), None)
+
+
+def why_plain_attention(described: Architecture) -> str | None:
+    """The reason why torch's plain attention runs a model on a GPU, without graphs; None if kernels do."""
+    served = described.shape.max_seq_len
+    chunks = {layer.attention.spec.chunk for layer in described.layers} - {None}
+    if any(chunk is not None and chunk < served for chunk in chunks):
+        return f"its layers attend within chunks, and max_seq_len, {served}, is longer than a chunk"
+    return None
+
+
+def check_plain_attention(config: ResolvedConfig, reason: str) -> None:
+    """Raises BadRequest for a setting that needs the attention kernels, which do not run a model for this reason."""
+    needs = {
+        "kv_dtype": config.kv_dtype == "fp8",
+        "deterministic": config.deterministic,
+        "kernel_choices": config.kernel_choices not in ("auto", "off"),
+    }
+    for name in (name for name, is_asked in needs.items() if is_asked):
+        raise BadRequest(
+            f"{name} needs attention kernels, which do not run this model: {reason}. Leave it out.", param=name
+        )
 
 
 def _why_unfused(layer: Layer) -> str | None:

@@ -12,6 +12,7 @@ from ostro.config import EngineConfig, ResolvedConfig
 from ostro.kernels.gpu.packed_layout import PAIR_BYTES, fits
 from ostro.models.architecture import Architecture, Projection
 from ostro.models.description import Description
+from ostro.models.torch_only import torch_only
 from ostro.weights.forms import Form
 from ostro.weights.stored import Stored
 
@@ -28,6 +29,8 @@ def why_widened(config: EngineConfig | ResolvedConfig, described: Description) -
         return "its layers run several times a token"
     if described.has_experts:
         return "it is a mixture of experts"
+    if (reason := torch_only(described)) is not None:
+        return reason
     if config.deterministic:
         return "deterministic needs it"
     if config.tensor_parallel != 1:

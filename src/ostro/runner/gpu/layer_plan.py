@@ -30,6 +30,7 @@ from ostro.torch_models.layers import (
     Linear,
     PlainMLP,
     RMSNorm,
+    WidthNorm,
 )
 
 
@@ -234,7 +235,7 @@ def _attention(attention: Attention, described: arch.Attention) -> AttentionPlan
     weights = None
     if isinstance(norm, HeadNorm):
         weights = QKNormWeights(norm.weight, norm.eps, "head")
-    elif norm is not None and not isinstance(norm, CutWidthNorm):
+    elif isinstance(norm, WidthNorm) and not isinstance(norm, CutWidthNorm):
         weights = QKNormWeights(torch.cat((norm.q_weight, norm.k_weight)), norm.eps, "width")
     return AttentionPlan(
         layer=attention.layer,

@@ -11,6 +11,7 @@ from ostro.models.architecture import Architecture, Attention, Norm, Projection
 from ostro.models.cut import Cut, layer_shares
 from ostro.models.description import Description
 from ostro.models.encoder import Encoder
+from ostro.models.torch_only import torch_only
 
 
 def jax_architecture(described: Description) -> Architecture:
@@ -23,6 +24,8 @@ def jax_architecture(described: Description) -> Architecture:
         )
     if described.has_experts:
         raise UnsupportedModel("The JAX backend cannot run mixtures of experts. Use --backend torch.")
+    if (reason := torch_only(described)) is not None:
+        raise UnsupportedModel(f"The JAX backend cannot run this model: {reason}. Use --backend torch.")
     return described
 
 

@@ -6,6 +6,7 @@ from ostro.kernels.cpu.library import HEAD_MULTIPLE, MOST_HEAD, After
 from ostro.models.architecture import MLP, Activation, Architecture, Experts
 from ostro.models.description import Description
 from ostro.models.encoder import Encoder
+from ostro.models.torch_only import torch_only
 
 _EITHER: Mapping[Activation, After] = {"silu": After.SILU, "gelu_tanh": After.GELU, "gelu": After.EXACT_GELU}
 GATED: Mapping[Activation, After] = {**_EITHER, "clamped_silu": After.CLAMPED_SILU}
@@ -27,6 +28,8 @@ def native_architecture(described: Description, panel: int) -> Architecture | En
     """The description of a model that the native core can run. Raises NotNative for parts without kernels."""
     if not isinstance(described, Architecture | Encoder):
         raise NotNative("its family has no native kernels")
+    if isinstance(described, Architecture) and (reason := torch_only(described)) is not None:
+        raise NotNative(reason)
     shape = described.shape
     if shape.head_dim % HEAD_MULTIPLE or shape.head_dim > MOST_HEAD:
         raise NotNative(f"its heads are {shape.head_dim} wide, not a multiple of {HEAD_MULTIPLE} up to {MOST_HEAD}")

@@ -1,0 +1,21 @@
+"""What only torch's own modules compute: the native core, fused kernels, JAX and several devices refuse such models."""
+
+from ostro.models.architecture import Architecture, Experts, Layer
+
+
+def torch_only(described: Architecture) -> str | None:
+    """The first such part of a model, as a reason; None if there is none."""
+    return next(filter(None, map(_torch_only, described.layers)), None)
+
+
+def _torch_only(layer: Layer) -> str | None:
+    attention, mlp = layer.attention, layer.mlp
+    if isinstance(mlp, Experts) and mlp.scales_inputs:
+        return "its router scales what experts read"
+    if attention.spec.chunk is not None:
+        return "its layers attend within chunks"
+    if attention.query_scaling is not None:
+        return "its queries are scaled by position"
+    if attention.qk_norm is not None and not attention.qk_norm.query.weighted:
+        return "its norms of queries and keys have no weights"
+    return None
