@@ -74,11 +74,12 @@ _ROWS = {
     "client": "errors sampling_params schemas",
     "measure": "client config engine errors frontend llm outputs sampling_params version weights",
     "routing": "",
+    "simulation": "engine errors measure sampling_params",
     "ray": "backends config errors extras llm pool routing sampling_params server",
     "app": "env_file errors server",
     "cli": (
         "backends client config engine env_file errors frontend kernels llm measure outputs planning "
-        "platforms runner sampling_params schemas server sources version"
+        "platforms runner sampling_params schemas server simulation sources version"
     ),
     "__main__": "cli",
     "": "client config errors llm outputs sampling_params structured version",

@@ -67,6 +67,7 @@ READ_ONLY: Mapping[str, str] = {
     "ostro models pull": "needs the network",
     "ostro models rm": "names what the reader has",
     "ostro models verify": "names what the reader has",
+    "ostro simulate --measure": "tests/cli/test_simulate.py measures a model",
 }
 # Where the docs mean a place that is not here.
 OUTSIDE = re.compile(r"gs://|s3://|pypi:|…|\.\.\.|<[a-z-]+>")
@@ -218,7 +219,7 @@ def test_server_loads_what_it_is_told_to(command: Command, here: Path, capsys: p
     assert main([*words, "--dry-run"]) == 0, capsys.readouterr().err
 
 
-LOCAL = ("generate", "batch", "score", "plan", "models")
+LOCAL = ("generate", "batch", "score", "plan", "models", "simulate")
 ASKING = ("compare", "bench", "chat")
 
 

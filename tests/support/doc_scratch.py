@@ -6,10 +6,12 @@ What needs a network or a bucket has no stand-in here.
 import json
 from pathlib import Path
 
+import msgspec
 import torch
 from encoder_directory import CASES, reference, write_encoder
 from model_directory import make_embedding_model, write_model
 from peft_directory import random_adapter
+from simulated import cost_table
 
 from ostro.torch_models.build import build_model
 
@@ -63,6 +65,7 @@ def write_scratch(directory: Path) -> Path:
     (directory / "trace.jsonl").write_text(
         "".join(json.dumps({"timestamp": at / 10, "prompt": "Hello", "output_len": 4}) + "\n" for at in range(3))
     )
+    (directory / "costs.json").write_bytes(msgspec.json.encode(cost_table(max_seq_len=4096)))
     (directory / "ostro.yaml").write_text("port: 8000\n")
     (directory / "train.yaml").write_text("model: {type: llama}\ntrainer: {mp: f32}\ndata: {tokenizer: ./tok}\n")
     return directory

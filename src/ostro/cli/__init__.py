@@ -18,6 +18,7 @@ COMMANDS = {
     "generate": "complete a prompt or a file of prompts",
     "batch": "run a file of requests in OpenAI's batch format, offline",
     "bench": "load-test a server: latency and throughput",
+    "simulate": "predict latency and throughput of servers, up to thousands, from measured costs",
     "compare": "send the same prompts to two servers or models and compare outputs and speed",
     "score": "score how likely a model is to continue each prompt with a given text",
     "models": "list, download, delete and verify models in the local cache",

@@ -26,11 +26,11 @@ _AT_WORK = ("ostro.sources.", "ostro.weights.", "ostro.runner.")
 
 
 @contextmanager
-def own_server(model: str | None, waiting: Callable[[float, str], None]) -> Iterator[Client]:
+def own_server(model: str | None, waiting: Callable[[float, str], None], *, key: str | None = None) -> Iterator[Client]:
     """A client of a server that is ready. `waiting` is called periodically with the seconds since the start and the
-    server's current activity.
+    server's current activity. `key` is the server's API key, for callers that also send requests of their own.
     """
-    key = secrets.token_urlsafe(24)
+    key = key or secrets.token_urlsafe(24)
     command = [sys.executable, "-m", "ostro.cli.own_server", *([] if model is None else [model])]
     options = ["--host", "127.0.0.1", "--port", "0", "--log-format", "json", "--no-access-log"]
     with tempfile.TemporaryDirectory(prefix="ostro-") as directory:

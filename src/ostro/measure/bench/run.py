@@ -89,7 +89,7 @@ def bench(options: BenchOptions, watch: Watch) -> Bench:
     found = preflight(options.workload, options.url, options.headers, options.timeout)
     options = msgspec.structs.replace(options, workload=found.workload)
     began = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    machine = _machine()
+    machine = describe_machine()
     levels: list[LevelRun] = []
     whole, tested = True, None
     with load_workers(options.processes) as load:
@@ -204,8 +204,8 @@ def _outcome_json(outcome: Outcome) -> dict[str, object]:
     return told | {"ttft": outcome.ttft, "itl": outcome.itl, "tpot": outcome.tpot}
 
 
-def _machine() -> dict[str, object]:
-    """The machine that generated the load."""
+def describe_machine() -> dict[str, object]:
+    """The machine that generates the load."""
     return {
         "system": platform.system(),
         "architecture": platform.machine(),

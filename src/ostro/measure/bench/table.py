@@ -93,6 +93,9 @@ def _errors(bench: Bench) -> Iterator[str]:
 
 def overhead(bench: Bench) -> Iterator[str]:
     burdens = [burden for run in bench.levels for burden in run.burdens]
+    if not burdens:
+        # Nobody generated load: it was simulated.
+        return
     yield (
         f"load generator: {percent(max(each.cpu_share for each in burdens))} of a core at most, timers "
         f"{duration(max(each.lag_p99 for each in burdens))} late (p99)"

@@ -83,14 +83,17 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
 
     def request(self, index: int, level: int = 0) -> tuple[bytes, int]:
         """The body of request `index`, and its max_tokens; 0 if unset."""
+        return self.body_of(*self.prompt(index, level))
+
+    def prompt(self, index: int, level: int = 0) -> tuple[str | Messages | list[int], int]:
+        """The prompt of request `index`, and how many tokens it asks for."""
         # Lengths are the same at each level, words are not: no prompt is in the server's cache from the level before.
         lengths = random.Random(f"{self.seed}/lengths/{index}")
         dice = random.Random(f"{self.seed}/{level}/{index}")
         item = self.items[index % len(self.items)] if self.items else Item()
         input_len = self.input_len.draw(lengths) if item.input_len is None else item.input_len
         output_len = self.output_len.draw(lengths) if item.output_len is None else item.output_len
-        prompt = self._random(input_len, dice) if item.prompt is None else item.prompt
-        return self.body_of(prompt, output_len)
+        return self._random(input_len, dice) if item.prompt is None else item.prompt, output_len
 
     def body_of(self, prompt: str | Messages | list[int], max_tokens: int) -> tuple[bytes, int]:
         fields: dict[str, Any] = {"model": self.model, "max_tokens": max_tokens, "stream": True}

@@ -1,0 +1,175 @@
+"""ostro simulate: predicts how servers take a load, by the real engine on a virtual clock; measures what that needs."""
+
+import argparse
+import json
+import secrets
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, get_args
+
+import msgspec
+
+from ostro.cli.files import read_text, written_whole
+from ostro.cli.load_options import add_load_options, check_least, levels, workload
+from ostro.cli.own_server import own_server
+from ostro.cli.parser import describe
+from ostro.cli.progress import tell_progress
+from ostro.errors import BadRequest
+from ostro.measure.bench.figures import Slo
+from ostro.measure.bench.page import page
+from ostro.measure.bench.run import describe_machine
+from ostro.measure.bench.table import table as table_of
+from ostro.sampling_params import SamplingParams
+from ostro.simulation.costs import FORMAT, CostTable, EngineShape, read_table, with_shape
+from ostro.simulation.routing import Routing
+from ostro.simulation.run import SimulationOptions, simulate
+
+_SHAPE = {
+    "num_pages": "pages of each replica's KV cache",
+    "max_batch_tokens": "most tokens per step",
+    "max_batch_seqs": "most sequences per step",
+}
+_ONLY_TO_MEASURE = ("measure", "model")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    describe(
+        parser,
+        {
+            "ostro simulate --measure costs.json": "measure the default model on this machine",
+            "ostro simulate --costs costs.json --rate 2,4,8": "predict `ostro bench --rate 2,4,8`",
+            "ostro simulate --costs costs.json --trace t.jsonl --replicas 100": "replay a trace on 100 servers",
+        },
+        "The exit status is 0; 1 if no request succeeded or the measurement failed; 2 for invalid options.",
+    )
+    group = parser.add_argument_group("costs (choose one)")
+    which = group.add_mutually_exclusive_group(required=True)
+    which.add_argument("--costs", type=Path, metavar="FILE", help="simulate servers whose costs are in this file")
+    which.add_argument(
+        "--measure", type=Path, metavar="FILE", help="measure costs on this machine and write them to this file"
+    )
+    group.add_argument("--model", metavar="REF", help="with --measure: the model (default: the embedded one)")
+    group = parser.add_argument_group("servers")
+    group.add_argument("--replicas", type=int, default=1, metavar="N", help="servers with an engine each (%(default)s)")
+    group.add_argument(
+        "--routing", choices=get_args(Routing), default="least-loaded", help="who gets a request (%(default)s)"
+    )
+    for name, meaning in _SHAPE.items():
+        flag = f"--{name.replace('_', '-')}"
+        group.add_argument(flag, type=int, metavar="N", help=f"{meaning} (default: as measured)")
+    group.add_argument(
+        "--no-prefix-caching", action="store_true", help="do not reuse the KV cache of shared prompt prefixes"
+    )
+    group.add_argument("--endpoint", choices=("chat", "completions"), default="chat", help="API to call (%(default)s)")
+    add_load_options(parser)
+    group = parser.add_argument_group("output")
+    group.add_argument(
+        "--slo", metavar="LIMITS", help="also report goodput under these limits: ttft=500ms,itl=50ms,tpot=50ms,e2e=5s"
+    )
+    group.add_argument("--output-file", type=Path, metavar="FILE", help="write the whole result as JSON")
+    group.add_argument("--plot", type=Path, metavar="FILE", help="write a self-contained HTML report")
+    defaults = {action.dest: action.default for action in parser._actions if action.dest != argparse.SUPPRESS}
+    parser.set_defaults(defaults=defaults)
+
+
+def run(args: argparse.Namespace) -> int:
+    try:
+        if args.measure is not None:
+            _refuse_others(args)
+        else:
+            options = _options(args)
+    except BadRequest as error:
+        print(f"ostro: {error}", file=sys.stderr)
+        return 2
+    return _measure(args) if args.measure is not None else _simulate(args, options)
+
+
+def _simulate(args: argparse.Namespace, options: SimulationOptions) -> int:
+    with ExitStack() as files:
+        # Opened first: an unwritable path should be reported before the work, not after it.
+        as_json, as_page = (path and files.enter_context(written_whole(path)) for path in (args.output_file, args.plot))
+        found = simulate(options)
+        if as_json:
+            as_json.write(json.dumps(found.as_json(), indent=1) + "\n")
+        if as_page:
+            as_page.write(page(found.bench))
+    print(table_of(found.bench), "\n".join(found.lines()), sep="\n\n")
+    if not found.bench.succeeded:
+        print("ostro: no request succeeded.", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _options(args: argparse.Namespace) -> SimulationOptions:
+    """Raises BadRequest for invalid options."""
+    if args.model is not None:
+        raise BadRequest("--model is for --measure: a cost table has its model.", param="model")
+    for name in ("replicas", *_SHAPE):
+        check_least(args, name, 1)
+    load = workload(args)
+    table = read_table(read_text(args.costs).encode(), str(args.costs))
+    changes = {name: getattr(args, name) for name in _SHAPE if getattr(args, name) is not None}
+    table = with_shape(table, changes)
+    table.endpoint(args.endpoint)
+    return SimulationOptions(
+        table=table,
+        workload=load,
+        levels=levels(args, len(load.items)),
+        replicas=args.replicas,
+        routing=args.routing,
+        prefix_caching=not args.no_prefix_caching,
+        slo=None if args.slo is None else Slo.parsed(args.slo),
+    )
+
+
+def _refuse_others(args: argparse.Namespace) -> None:
+    """Measuring puts a load of its own on the model."""
+    given: Sequence[str] = [
+        name
+        for name, default in args.defaults.items()
+        if name not in _ONLY_TO_MEASURE and getattr(args, name, default) != default
+    ]
+    if given:
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+        raise BadRequest(f"{flags} cannot be used with --measure. Use --model alone.", param=given[0])
+
+
+def _measure(args: argparse.Namespace) -> int:
+    # Slow to import, and a simulation needs neither.
+    from ostro.llm import LLM
+    from ostro.simulation.measuring import measure_steps
+    from ostro.simulation.server_costs import probe_server, with_server
+
+    with written_whole(args.measure) as file:
+        tell_progress()
+        _say("Starting a server to measure what it adds to its engine …")
+        key = secrets.token_urlsafe(24)
+        with own_server(args.model, lambda _seconds, _doing: None, key=key) as client:
+            longest = client.models().data[0].max_model_len or 2048
+            probes = probe_server(client.url, {"Authorization": f"Bearer {key}"}, max_seq_len=longest)
+        # After the server has ended: on a GPU, its memory is needed.
+        llm = LLM(args.model)
+        runner = llm.core.runner
+        params = llm.sampling_defaults.fill(SamplingParams(max_tokens=None))
+        steps = measure_steps(runner, params, watch=lambda what: _say(f"Timing steps: {what}"))
+        engine = CostTable(
+            format=FORMAT,
+            model=llm.name,
+            device=runner.spec.device,
+            engine=EngineShape.of(runner.spec),
+            step=steps,
+            event=0.0,
+            endpoints={},
+            machine=describe_machine(),
+        )
+        found: Any = msgspec.to_builtins(with_server(engine, probes))
+        file.write(json.dumps(found, indent=1) + "\n")
+    print(f"{args.measure}: {llm.name} on {runner.spec.backend}. Simulate it by --costs {args.measure}.")
+    return 0
+
+
+def _say(words: str) -> None:
+    if sys.stderr.isatty():
+        print(f"\r\x1b[K{words}", end="", file=sys.stderr, flush=True)

@@ -1,0 +1,225 @@
+"""What steps and requests cost on one kind of server, as a table that was measured. Knows no clock and no engine.
+
+A step's time is that of the tokens it computes, plus what they attend to, plus what sampling takes:
+
+    only decoding       decode(rows)                      + decode_context × earlier tokens of all rows
+    with prompts        mixed(tokens) + sampled × rows    + the same + prompt_context × pairs of tokens in prompts
+
+Steps that only decode have a curve of their own, because devices run them differently: matrix-vector kernels on a CPU,
+CUDA graphs on a GPU.
+"""
+
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Mapping
+from itertools import pairwise
+
+import msgspec
+
+from ostro.engine.batch import Batch
+from ostro.engine.runner import RunnerSpec
+from ostro.errors import BadRequest
+from ostro.measure.bench.workload import Endpoint, WordTokens
+
+FORMAT = "ostro step costs 1"
+
+Knot = tuple[int, float]
+"""A number of tokens, and the seconds that they take."""
+
+# Larger numbers are no engine's, and would have the simulator allocate what they say.
+_MOST = 1 << 26
+
+
+class EngineShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Capacities of the engine that was measured: `RunnerSpec` says what they mean."""
+
+    page_size: int
+    num_pages: int
+    max_seq_len: int
+    max_batch_tokens: int
+    max_batch_seqs: int
+    vocab_size: int
+    steps_ahead: int = 0
+    context_price: float = 0.0
+
+    @classmethod
+    def of(cls, spec: RunnerSpec) -> "EngineShape":
+        return cls(**{name: getattr(spec, name) for name in cls.__struct_fields__})
+
+    def spec(self) -> RunnerSpec:
+        return RunnerSpec(**msgspec.structs.asdict(self), backend="simulated")
+
+
+class StepTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """In seconds."""
+
+    decode: list[Knot]
+    """By rows, for steps that only decode."""
+    mixed: list[Knot]
+    """By tokens, for steps with prompts."""
+    sampled: float
+    """Per row that is sampled in a step with prompts."""
+    decode_context: float
+    """Per earlier token that a single row attends to."""
+    prompt_context: float
+    """Per pair of a prompt's token and one before it."""
+
+
+class EndpointCosts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What surrounds the engine, for requests to one endpoint."""
+
+    request: float
+    """Seconds from the client to the engine and from the engine's first token back, for an empty prompt."""
+    prompt_token: float
+    """More of them per token of the prompt."""
+    tokens_per_word: float
+    tokens_before: int
+    """Tokens that the chat template puts before a prompt and after it."""
+    tokens_after: int
+
+    @property
+    def words(self) -> WordTokens:
+        return WordTokens(per_word=self.tokens_per_word, around=float(self.tokens_before + self.tokens_after))
+
+
+class CostTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    format: str
+    model: str
+    device: str
+    engine: EngineShape
+    step: StepTimes
+    event: float
+    """Seconds that each streamed token adds to its step: the API process shares the machine with the engine."""
+    endpoints: dict[Endpoint, EndpointCosts]
+    machine: dict[str, object] = {}
+
+    def endpoint(self, name: Endpoint) -> EndpointCosts:
+        if name not in self.endpoints:
+            known = ", ".join(self.endpoints) or "none"
+            raise BadRequest(
+                f"The cost table has no costs of --endpoint {name} (it has {known}). Measure them, or choose another.",
+                param="endpoint",
+            )
+        return self.endpoints[name]
+
+
+def read_table(data: bytes, name: str) -> CostTable:
+    """Raises BadRequest for what is not a table, naming the field."""
+    try:
+        found = msgspec.json.decode(data, type=CostTable)
+    except (msgspec.DecodeError, msgspec.ValidationError, RecursionError) as error:
+        raise BadRequest(f"{name} is no cost table: {error}. Make one by `ostro simulate --measure`.") from error
+    try:
+        _check(found)
+    except ValueError as error:
+        raise BadRequest(f"{name} is no cost table: {error}. Measure it again.") from error
+    return found
+
+
+def _check(table: CostTable) -> None:
+    if table.format != FORMAT:
+        raise ValueError(f"its format is {table.format!r}, not {FORMAT!r}")
+    shape = table.engine
+    for field in EngineShape.__struct_fields__:
+        least = 0 if field in ("steps_ahead", "context_price") else 1
+        if not least <= getattr(shape, field) <= _MOST:
+            raise ValueError(f"engine.{field} must be from {least} to {_MOST}, and is {getattr(shape, field)}")
+    for name in ("decode", "mixed"):
+        _check_curve(f"step.{name}", getattr(table.step, name))
+    for field in ("sampled", "decode_context", "prompt_context"):
+        _check_seconds(f"step.{field}", getattr(table.step, field))
+    _check_seconds("event", table.event)
+    for endpoint, costs in table.endpoints.items():
+        for field in EndpointCosts.__struct_fields__:
+            _check_seconds(f"endpoints.{endpoint}.{field}", getattr(costs, field))
+        if not 1e-3 <= costs.tokens_per_word <= 1e3:
+            raise ValueError(f"endpoints.{endpoint}.tokens_per_word must be from 0.001 to 1000")
+        if costs.tokens_before + costs.tokens_after > _MOST:
+            raise ValueError(f"endpoints.{endpoint} has more tokens around a prompt than any model takes")
+
+
+def _check_curve(name: str, knots: list[Knot]) -> None:
+    if not knots:
+        raise ValueError(f"{name} is empty")
+    if any(left[0] >= right[0] for left, right in pairwise(knots)) or knots[0][0] < 1:
+        raise ValueError(f"{name} must have numbers of tokens from 1 on, in increasing order")
+    for tokens, seconds in knots:
+        _check_seconds(f"{name} at {tokens}", seconds)
+    if not any(seconds for _, seconds in knots):
+        raise ValueError(f"{name} takes no time")
+
+
+def _check_seconds(name: str, value: float) -> None:
+    if not 0 <= value < math.inf:
+        raise ValueError(f"{name} must be a number from 0 on, and is {value}")
+
+
+def at(knots: list[Knot], tokens: int) -> float:
+    """Linear between knots, and on from the last two; the first counts for what is below it."""
+    where = min(bisect_left(knots, tokens, key=lambda knot: knot[0]), len(knots) - 1)
+    if where == 0:
+        return knots[0][1]
+    (low, low_seconds), (high, high_seconds) = knots[where - 1 : where + 1]
+    slope = (high_seconds - low_seconds) / (high - low)
+    # Noise can make the last knot the cheaper one, but no step is cheaper for being larger than any that was measured.
+    return high_seconds + (max(0.0, slope) if tokens > high else slope) * (tokens - high)
+
+
+class Work(msgspec.Struct, frozen=True, kw_only=True):
+    """What a step does, as far as its time depends on it."""
+
+    rows: int = 0
+    """Chunks of one token: sequences that decode."""
+    prompt_tokens: int = 0
+    sampled: int = 0
+    decode_context: int = 0
+    prompt_context: int = 0
+
+    @classmethod
+    def of(cls, batch: Batch) -> "Work":
+        rows = prompt_tokens = sampled = decode_context = prompt_context = 0
+        for chunk in batch.chunks:
+            length = chunk.length
+            if length == 1:
+                rows += 1
+                decode_context += chunk.start
+            else:
+                prompt_tokens += length
+                prompt_context += length * chunk.start + length * length // 2
+            sampled += len(chunk.samples)
+        return cls(
+            rows=rows,
+            prompt_tokens=prompt_tokens,
+            sampled=sampled,
+            decode_context=decode_context,
+            prompt_context=prompt_context,
+        )
+
+
+def step_seconds(table: CostTable) -> Callable[[Work], float]:
+    """How long a step takes. Looks curves up instead of interpolating anew for each of millions of steps."""
+    times, event = table.step, table.event
+    decode: dict[int, float] = {}
+    mixed: dict[int, float] = {}
+
+    def seconds(work: Work) -> float:
+        if work.prompt_tokens:
+            tokens = work.rows + work.prompt_tokens
+            found = _looked_up(mixed, times.mixed, tokens) + times.sampled * work.sampled
+        else:
+            found = _looked_up(decode, times.decode, work.rows)
+        found += times.decode_context * work.decode_context + times.prompt_context * work.prompt_context
+        return found + event * work.sampled
+
+    return seconds
+
+
+def _looked_up(known: dict[int, float], knots: list[Knot], tokens: int) -> float:
+    if tokens not in known:
+        known[tokens] = at(knots, tokens)
+    return known[tokens]
+
+
+def with_shape(table: CostTable, changes: Mapping[str, int]) -> CostTable:
+    """The table of an engine with other capacities."""
+    return msgspec.structs.replace(table, engine=msgspec.structs.replace(table.engine, **changes))

@@ -1,0 +1,164 @@
+"""Replicas behind a router, event by event, on one virtual clock. Knows no files and no reports.
+
+    client ──choose──> replica's inbox ──step──> tokens ──> client
+           request costs                step costs
+
+An event is a time and what happens then. Replicas step on their own: each is told again when its step ends, with what
+reached it meanwhile. Events at the same time run in the order in which they were planned, so the same load gives the
+same run.
+"""
+
+from collections.abc import Callable, Iterator
+from heapq import heappop, heappush
+from itertools import count
+
+from ostro.engine.counters import Counters
+from ostro.engine.request import Request
+from ostro.engine.scheduler import Progress
+from ostro.measure.bench.outcomes import Outcome
+from ostro.sampling_params import SamplingParams
+from ostro.simulation.costs import CostTable, EndpointCosts, step_seconds
+from ostro.simulation.replica import Replica
+from ostro.simulation.routing import Router
+
+REFUSED = "HTTP 400"
+
+
+class Call:
+    """A request under way, as its client sees it."""
+
+    __slots__ = ("arrivals", "cached", "index", "input_tokens", "max_tokens", "replica", "sent", "whole")
+
+    def __init__(
+        self,
+        index: int,
+        sent: float,
+        replica: int,
+        input_tokens: int,
+        max_tokens: int,
+        whole: Callable[[Outcome], None],
+    ) -> None:
+        self.index = index
+        self.sent = sent
+        self.replica = replica
+        self.input_tokens = input_tokens
+        self.max_tokens = max_tokens
+        self.cached = 0
+        self.arrivals: list[float] = []
+        self.whole = whole
+
+
+class Fleet:
+    def __init__(
+        self,
+        table: CostTable,
+        costs: EndpointCosts,
+        router: Router,
+        *,
+        replicas: int,
+        prefix_caching: bool = True,
+    ) -> None:
+        self._costs = costs
+        self._router = router
+        self._spec = table.engine.spec()
+        self._seconds = step_seconds(table)
+        self._prefix_caching = prefix_caching
+        # Made when their first request arrives: of 10,000 most may never get one.
+        self._replicas: list[Replica | None] = [None] * replicas
+        self.now = 0.0
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = count()
+        self._ids = count(1)
+        self._calls: dict[int, Call] = {}
+
+    @property
+    def num_pages(self) -> int:
+        """Of each replica's KV cache."""
+        return self._spec.num_pages
+
+    @property
+    def replicas(self) -> Iterator[Replica]:
+        """Those that have had a request."""
+        return (each for each in self._replicas if each is not None)
+
+    @property
+    def counters(self) -> Counters:
+        return sum((each.core.scheduler.counters for each in self.replicas), Counters())
+
+    def at(self, time: float, event: Callable[[], None]) -> None:
+        """Plans an event; one in the past happens next."""
+        heappush(self._events, (max(time, self.now), next(self._order), event))
+
+    def run(self) -> None:
+        """Until nothing is planned."""
+        while self._events:
+            self.now, _, event = heappop(self._events)
+            event()
+
+    def send(self, index: int, prompt_ids: tuple[int, ...], max_tokens: int, whole: Callable[[Outcome], None]) -> None:
+        """A client sends a request now. `whole` is called with its outcome when its answer has ended; `start` is on the
+        fleet's clock.
+        """
+        number = self._router.choose(prompt_ids)
+        request_id = next(self._ids)
+        self._calls[request_id] = Call(index, self.now, number, len(prompt_ids), max_tokens, whole)
+        params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
+        request = Request(id=request_id, prompt_ids=prompt_ids, params=params, seed=request_id)
+        overhead = self._costs.request + self._costs.prompt_token * len(prompt_ids)
+        self.at(self.now + overhead, lambda: self._arrive(number, request))
+
+    def _arrive(self, number: int, request: Request) -> None:
+        replica = self._replicas[number]
+        if replica is None:
+            replica = Replica(self._spec, self._seconds, prefix_caching=self._prefix_caching)
+            self._replicas[number] = replica
+        replica.submit(request)
+        if not replica.is_stepping:
+            replica.is_stepping = True
+            self.at(self.now, lambda: self._step(replica))
+
+    def _step(self, replica: Replica) -> None:
+        replica.is_stepping = replica.has_work
+        if not replica.is_stepping:
+            return
+        progress, refused = replica.step(self.now)
+        ends = replica.runner.now
+        for gain in progress:
+            self._take(gain, ends)
+        for request_id, reason in refused.items():
+            self._end(request_id, self.now, REFUSED, reason)
+        # Even if nothing is left to do: it is not idle before the step has ended on the clock.
+        self.at(ends, lambda: self._step(replica))
+
+    def _take(self, gain: Progress, when: float) -> None:
+        call = self._calls[gain.request_id]
+        call.arrivals += [when] * len(gain.token_ids)
+        call.cached = gain.num_cached
+        if gain.finish_reason is not None:
+            self._end(gain.request_id, when)
+
+    def _end(self, request_id: int, when: float, error: str | None = None, detail: str = "") -> None:
+        call = self._calls.pop(request_id)
+
+        def tell() -> None:
+            self._router.ended(call.replica)
+            call.whole(_outcome(call, when, error, detail))
+
+        # Not before it is so on the clock: whoever waits for it sends its next request then.
+        self.at(when, tell)
+
+
+def _outcome(call: Call, ended: float, error: str | None, detail: str) -> Outcome:
+    return Outcome(
+        index=call.index,
+        start=call.sent,
+        e2e=ended - call.sent,
+        arrivals=[each - call.sent for each in call.arrivals],
+        input_tokens=call.input_tokens,
+        cached_tokens=call.cached,
+        output_tokens=len(call.arrivals),
+        max_tokens=call.max_tokens,
+        finish_reason=None if error else "length",
+        error=error,
+        detail=detail,
+    )

@@ -1,0 +1,58 @@
+"""Prompts as token ids, without a tokenizer: as many as the server would count, and shared where texts are.
+
+Only how many tokens there are and which prompts begin alike matters to an engine that computes nothing. So a token is a
+hash of its word, and a word has as many as words have on average.
+"""
+
+from functools import cache
+from zlib import crc32
+
+from ostro.measure.bench.workload import Messages
+from ostro.simulation.costs import EndpointCosts
+
+
+class PromptTokens:
+    def __init__(self, costs: EndpointCosts, vocab_size: int) -> None:
+        self._per_word = costs.tokens_per_word
+        self._vocab = vocab_size
+        self._before = self._of_template("before", costs.tokens_before)
+        self._after = self._of_template("after", costs.tokens_after)
+        # Words repeat, and prompts are long.
+        self._hash = cache(self._hashed)
+
+    def of(self, prompt: str | Messages | list[int]) -> tuple[int, ...]:
+        """At least one token. Ids are taken as they are, within the vocabulary."""
+        if isinstance(prompt, str):
+            found = [*self._before, *self._of_text(prompt), *self._after]
+        elif all(isinstance(each, int) for each in prompt):
+            found = [each % self._vocab for each in prompt if isinstance(each, int)]
+        else:
+            found = list(self._before)
+            for message in prompt:
+                assert isinstance(message, dict)
+                found += [*self._of_text(_text(message)), *self._after]
+        return tuple(found) or (0,)
+
+    def _of_text(self, text: str) -> list[int]:
+        words = text.split()
+        if self._per_word == 1.0:
+            return [self._hash(word) for word in words]
+        count = round(len(words) * self._per_word)
+        # Token k belongs to the word in its place, whatever follows: texts that begin alike have tokens that do.
+        return [
+            (self._hash(words[min(int(k / self._per_word), len(words) - 1)]) + k) % self._vocab for k in range(count)
+        ]
+
+    def _of_template(self, name: str, count: int) -> list[int]:
+        return [self._hashed(f"\0{name} {number}") for number in range(count)]
+
+    def _hashed(self, word: str) -> int:
+        return crc32(word.encode(errors="replace")) % self._vocab
+
+
+def _text(message: dict[str, object]) -> str:
+    """A message's role and text; parts other than text count for nothing."""
+    content = message.get("content")
+    if isinstance(content, list):
+        content = " ".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
+    return content if isinstance(content, str) else ""

@@ -1,0 +1,57 @@
+"""One simulated server: a real engine on a clock, and the requests that have reached it."""
+
+from collections import deque
+from collections.abc import Callable
+
+from ostro.engine.core import EngineCore
+from ostro.engine.request import Request
+from ostro.engine.runner import RunnerSpec
+from ostro.engine.scheduler import Progress
+from ostro.errors import BadRequest
+from ostro.simulation.clock_runner import ClockRunner
+from ostro.simulation.costs import Work
+
+
+class Replica:
+    def __init__(self, spec: RunnerSpec, seconds: Callable[[Work], float], *, prefix_caching: bool = True) -> None:
+        self.runner = ClockRunner(spec, seconds)
+        self.core = EngineCore(self.runner, prefix_caching=prefix_caching)
+        self._inbox: deque[Request] = deque()
+        self.is_stepping = False
+        """Whether an event for its next step is on its way."""
+        self.most_pages = 0
+        """The most pages in use at a time."""
+        self.page_seconds = 0.0
+        """Pages in use, summed over the time that the engine had work."""
+
+    def submit(self, request: Request) -> None:
+        self._inbox.append(request)
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._inbox) or self.core.has_work
+
+    def step(self, now: float) -> tuple[list[Progress], dict[int, str]]:
+        """Takes what has arrived and steps the engine, as an engine process does. Returns the step's progress, and what
+        was refused. `runner.now` is when it is known.
+        """
+        self.runner.now = now
+        refused: dict[int, str] = {}
+        while self._inbox:
+            request = self._inbox.popleft()
+            try:
+                self.core.add(request)
+            except BadRequest as error:
+                refused[request.id] = error.message
+        in_use = 0
+
+        def look() -> None:
+            # Once the step is scheduled: its pages are allocated, and none is released yet.
+            nonlocal in_use
+            kv = self.core.scheduler.kv
+            in_use = kv.num_pages - kv.available
+
+        progress = self.core.step(look)
+        self.most_pages = max(self.most_pages, in_use)
+        self.page_seconds += in_use * (self.runner.now - now)
+        return progress, refused

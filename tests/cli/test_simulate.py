@@ -1,0 +1,100 @@
+"""The whole command: a table is measured on a tiny model, and simulated."""
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+from model_directory import write_model
+from simulated import cost_table
+
+from ostro.cli import main
+
+
+@pytest.fixture
+def costs(tmp_path: Path) -> Path:
+    path = tmp_path / "costs.json"
+    path.write_bytes(msgspec.json.encode(cost_table()))
+    return path
+
+
+def test_a_load_gives_a_table_a_file_and_a_page(
+    costs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = ["--output-file", str(tmp_path / "r.json"), "--plot", str(tmp_path / "r.html")]
+    options = ["--concurrency", "1,4", "--requests", "12", "--input-len", "8-16", "--output-len", "3-9"]
+    assert main(["simulate", "--costs", str(costs), "--replicas", "2", "--slo", "ttft=1s", *options, *files]) == 0
+    table = capsys.readouterr().out
+    for row in ("simulation, 2 x cpu", "output tokens/s", "TTFT p50", "within the SLO", "KV cache", "replicas used"):
+        assert row in table
+    found = json.loads((tmp_path / "r.json").read_text())
+    assert [level["figures"]["succeeded"] for level in found["levels"]] == [12, 12]
+    assert "<svg" in (tmp_path / "r.html").read_text()
+
+
+def test_a_trace_is_replayed(costs: Path, tmp_path: Path) -> None:
+    trace, output = tmp_path / "trace.jsonl", tmp_path / "r.json"
+    rows = [{"timestamp": 3.0, "input_len": 9, "output_len": 3}, {"timestamp": 3.5, "prompt": "no", "output_len": 2}]
+    trace.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert main(["simulate", "--costs", str(costs), "--trace", str(trace), "--output-file", str(output)]) == 0
+    requests = json.loads(output.read_text())["levels"][0]["requests"]
+    assert [(each["start"], each["output_tokens"]) for each in requests] == [(0.0, 3), (0.5, 2)]
+
+
+def test_smaller_engines_than_were_measured(costs: Path, tmp_path: Path) -> None:
+    output = tmp_path / "r.json"
+    load = [
+        "--rate",
+        "300",
+        "--requests",
+        "60",
+        "--input-len",
+        "20",
+        "--output-len",
+        "20",
+        "--output-file",
+        str(output),
+    ]
+    preempted = []
+    for options in ([], ["--num-pages", "24"]):
+        assert main(["simulate", "--costs", str(costs), *load, *options]) == 0
+        preempted.append(json.loads(output.read_text())["levels"][0]["fleet"]["preemptions"])
+    assert preempted[0] == 0 < preempted[1]
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["--replicas", "0"], "--replicas"),
+        (["--num-pages", "0"], "--num-pages"),
+        (["--rate", "x"], "--rate"),
+        (["--slo", "speed=1s"], "--slo"),
+        (["--model", "x"], "--model is for --measure"),
+        (["--costs", "/nowhere.json"], "Cannot read /nowhere.json"),
+    ],
+)
+def test_invalid_options_are_refused(
+    costs: Path, args: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["simulate", "--costs", str(costs), *args]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_no_load_can_be_chosen_to_measure_by(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", "--measure", str(tmp_path / "c.json"), "--rate", "3", "--replicas", "2"]) == 2
+    told = capsys.readouterr().err
+    assert "--replicas" in told
+    assert "--rate" in told
+    assert not (tmp_path / "c.json").exists()
+
+
+def test_what_is_measured_can_be_simulated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model, costs = write_model(tmp_path / "tiny", context=4096), tmp_path / "costs.json"
+    assert main(["simulate", "--measure", str(costs), "--model", str(model)]) == 0
+    table = json.loads(costs.read_text())
+    assert table["engine"]["max_seq_len"] == 4096
+    assert set(table["endpoints"]) == {"chat", "completions"}
+    assert table["endpoints"]["chat"]["tokens_after"] > 0
+    capsys.readouterr()
+    assert main(["simulate", "--costs", str(costs), "--rate", "5", "--requests", "10"]) == 0
+    assert "succeeded" in capsys.readouterr().out

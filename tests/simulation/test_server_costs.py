@@ -1,0 +1,53 @@
+"""What a server adds to its engine, from load on it."""
+
+import msgspec
+import pytest
+from simulated import by_clients, cost_table, load, simulated
+
+from ostro.measure.bench.jobs import Level
+from ostro.measure.bench.workload import Span, WordTokens, Workload
+from ostro.simulation.costs import CostTable
+from ostro.simulation.server_costs import Probe, Probes, with_server
+
+
+def _probes(table: CostTable) -> Probes:
+    """As a server would answer that is just as the table says."""
+    many = by_clients(8, 8, warmup=1)
+    one = by_clients(1, 16, warmup=1)
+    inputs = Span(20, 120)
+    around = WordTokens(per_word=1.0, around=6.0)
+    chat, completions = load(endpoint="chat", inputs=inputs, outputs=Span(2, 2), words=around), load(inputs=inputs)
+    together = load(inputs=Span(8, 8), outputs=Span(32, 32))
+
+    def probe(workload: Workload, level: Level) -> Probe:
+        outcomes = simulated(level, table, workload).bench.levels[0].outcomes
+        return Probe(workload=workload, level=level, outcomes=outcomes)
+
+    return Probes(
+        alone={"chat": probe(chat, one), "completions": probe(completions, one)}, together=probe(together, many)
+    )
+
+
+def test_costs_of_a_server_are_found_from_load_on_it() -> None:
+    true = cost_table(request=0.020, event=0.003)
+    chat = msgspec.structs.replace(true.endpoints["chat"], prompt_token=0.0005)
+    true = msgspec.structs.replace(true, endpoints={**true.endpoints, "chat": chat})
+    bare = msgspec.structs.replace(true, endpoints={}, event=0.0)
+    found = with_server(bare, _probes(true))
+    assert found.endpoints["chat"].request == pytest.approx(0.020)
+    assert found.endpoints["completions"].request == pytest.approx(0.020)
+    assert found.endpoints["chat"].prompt_token == pytest.approx(0.0005)
+    assert found.endpoints["chat"].tokens_before == 4
+    assert found.endpoints["chat"].tokens_after == 2
+    assert found.event == pytest.approx(0.003)
+
+
+def test_a_server_that_is_faster_than_its_engine_was_costs_nothing() -> None:
+    """The engine is timed at another time than the server, perhaps on a busier machine."""
+    fast = cost_table()
+    slow = msgspec.structs.replace(
+        fast, step=msgspec.structs.replace(fast.step, decode=[(1, 0.01)], mixed=[(1, 0.1)]), endpoints={}
+    )
+    found = with_server(slow, _probes(fast))
+    assert found.event == 0.0
+    assert {(each.request, each.prompt_token) for each in found.endpoints.values()} == {(0.0, 0.0)}

@@ -1,0 +1,117 @@
+"""Levels of a load on a fleet, and their report."""
+
+import msgspec
+import pytest
+from simulated import at_rate, by_clients, cost_table, load, simulated
+
+from ostro.errors import BadRequest
+from ostro.measure.bench.jobs import Level
+from ostro.measure.bench.page import page
+from ostro.measure.bench.table import table
+from ostro.measure.bench.workload import Item, Messages, Span
+from ostro.simulation.costs import EndpointCosts
+from ostro.simulation.prompts import PromptTokens
+from ostro.simulation.run import SimulationOptions, simulate
+
+
+def test_a_closed_loop_has_as_many_requests_at_a_time_as_clients() -> None:
+    outcomes = simulated(by_clients(3, 30)).bench.levels[0].outcomes
+    assert [each.index for each in outcomes] == list(range(30))
+    for one in outcomes:
+        middle = one.start + one.e2e / 2
+        assert sum(each.start <= middle <= each.start + each.e2e for each in outcomes) <= 3
+
+
+def test_a_trace_is_replayed_at_its_times_and_speed() -> None:
+    items = [Item(input_len=5, output_len=2, at=at) for at in (0.0, 1.0, 4.0)]
+    level = Level(kind="trace", value=2.0, number=0, requests=3)
+    outcomes = simulated(level, workload=load(items=items)).bench.levels[0].outcomes
+    assert [each.start for each in outcomes] == [0.0, 0.5, 2.0]
+
+
+def test_a_duration_ends_both_kinds_of_load() -> None:
+    for kind, value in (("rate", 100.0), ("concurrency", 2.0)):
+        level = Level(kind=kind, value=value, number=0, requests=None, duration=0.5)  # type: ignore[arg-type]
+        outcomes = simulated(level).bench.levels[0].outcomes
+        assert outcomes
+        assert all(each.start < 0.5 for each in outcomes)
+
+
+def test_what_a_template_puts_before_a_prompt_is_cached_by_the_warm_up() -> None:
+    workload = load(inputs=Span(16, 16), endpoint="chat")
+    cold, warm = (simulated(by_clients(1, 1, warmup), workload=workload).bench.levels[0].outcomes for warmup in (0, 1))
+    assert (cold[0].cached_tokens, warm[0].cached_tokens) == (0, 4)
+    assert cold[0].input_tokens == warm[0].input_tokens == 16
+
+
+def test_without_prefix_caching_nothing_is_cached() -> None:
+    workload = load(shared_prefix=32, inputs=Span(4, 4))
+    with_it, without = (
+        simulated(at_rate(50, 20), workload=workload, prefix_caching=caching).bench.levels[0].figures.cached_share
+        for caching in (True, False)
+    )
+    assert with_it is not None
+    assert with_it > 0.5
+    assert without == 0
+
+
+def test_levels_share_their_replicas_caches() -> None:
+    levels = [msgspec.structs.replace(at_rate(50, 10), number=number) for number in range(2)]
+    workload = load(items=[Item(prompt="a b c d e f g h", output_len=1)])
+    options = SimulationOptions(table=cost_table(), workload=workload, levels=levels)
+    first, second = (run.figures.cached_share for run in simulate(options).bench.levels)
+    assert first is not None
+    assert second is not None
+    assert first < second == 0.5
+
+
+def test_fleet_figures_add_up() -> None:
+    found = simulated(at_rate(200, 60), cost_table(num_pages=24), load(), replicas=2)
+    [fleet] = found.fleets
+    assert (fleet.replicas, fleet.replicas_used) == (2, 2)
+    assert 0 < fleet.kv_mean < fleet.kv_most <= 1
+    assert 0 < fleet.busy_share <= 1
+    assert fleet.steps > 0
+
+
+def test_the_report_is_that_of_a_benchmark() -> None:
+    found = simulated(at_rate(100, 20), replicas=2)
+    told = found.as_json()
+    assert told["format"] == "ostro bench 1"
+    assert told["simulated"] is True
+    levels = told["levels"]
+    assert isinstance(levels, list)
+    assert levels[0]["fleet"]["replicas"] == 2
+    assert "TTFT p99" in table(found.bench)
+    assert "Benchmark of tiny" in page(found.bench)
+
+
+def test_an_endpoint_without_costs_is_refused() -> None:
+    bare = msgspec.structs.replace(cost_table(), endpoints={})
+    with pytest.raises(BadRequest, match="--endpoint completions"):
+        simulated(at_rate(1, 1), bare)
+
+
+def _tokens(per_word: float = 1.0) -> PromptTokens:
+    costs = EndpointCosts(request=0, prompt_token=0, tokens_per_word=per_word, tokens_before=3, tokens_after=2)
+    return PromptTokens(costs, 50_000)
+
+
+def test_texts_that_begin_alike_have_tokens_that_do() -> None:
+    for per_word in (1.0, 1.37, 0.6):
+        one, other = (_tokens(per_word).of(f"the old man and the {end}") for end in ("sea", "mountain of gold"))
+        shared = 3 + int(5 * per_word) - 1
+        assert one[:shared] == other[:shared]
+        assert one != other
+
+
+def test_a_conversation_begins_like_the_one_before_it() -> None:
+    before: Messages = [{"role": "user", "content": "hello there"}]
+    after: Messages = [*before, {"role": "assistant", "content": [{"type": "text", "text": "hi"}]}, {"role": "user"}]
+    one, other = _tokens().of(before), _tokens().of(after)
+    assert other[: len(one)] == one
+    assert len(other) == len(one) + 1 + 2 + 2
+
+
+def test_token_ids_stay_as_they_are() -> None:
+    assert _tokens().of([5, 6, 7]) == (5, 6, 7)
