@@ -74,7 +74,7 @@ _ROWS = {
     "client": "errors sampling_params schemas",
     "measure": "client config engine errors frontend llm outputs sampling_params version weights",
     "routing": "",
-    "simulation": "engine errors measure sampling_params",
+    "simulation": "engine errors measure routing sampling_params",
     "ray": "backends config errors extras llm pool routing sampling_params server",
     "app": "env_file errors server",
     "cli": (

@@ -99,7 +99,9 @@ def _tokens(per_word: float = 1.0) -> PromptTokens:
 
 def test_texts_that_begin_alike_have_tokens_that_do() -> None:
     for per_word in (1.0, 1.37, 0.6):
-        one, other = (_tokens(per_word).of(f"the old man and the {end}") for end in ("sea", "mountain of gold"))
+        one, other = (
+            _tokens(per_word).of(f"the old man and the {end}").token_ids for end in ("sea", "mountain of gold")
+        )
         shared = 3 + int(5 * per_word) - 1
         assert one[:shared] == other[:shared]
         assert one != other
@@ -108,10 +110,11 @@ def test_texts_that_begin_alike_have_tokens_that_do() -> None:
 def test_a_conversation_begins_like_the_one_before_it() -> None:
     before: Messages = [{"role": "user", "content": "hello there"}]
     after: Messages = [*before, {"role": "assistant", "content": [{"type": "text", "text": "hi"}]}, {"role": "user"}]
-    one, other = _tokens().of(before), _tokens().of(after)
+    (one, history), (other, other_history) = _tokens().of(before), _tokens().of(after)
+    assert history == len(one) == other_history
     assert other[: len(one)] == one
     assert len(other) == len(one) + 1 + 2 + 2
 
 
 def test_token_ids_stay_as_they_are() -> None:
-    assert _tokens().of([5, 6, 7]) == (5, 6, 7)
+    assert _tokens().of([5, 6, 7]) == ((5, 6, 7), 3)

@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("servers")
     group.add_argument("--replicas", type=int, default=1, metavar="N", help="servers with an engine each (%(default)s)")
     group.add_argument(
-        "--routing", choices=get_args(Routing), default="least-loaded", help="who gets a request (%(default)s)"
+        "--routing", choices=get_args(Routing), default="prefix", help="who gets a request (%(default)s)"
     )
     for name, meaning in _SHAPE.items():
         flag = f"--{name.replace('_', '-')}"

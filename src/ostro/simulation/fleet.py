@@ -18,8 +18,9 @@ from ostro.engine.scheduler import Progress
 from ostro.measure.bench.outcomes import Outcome
 from ostro.sampling_params import SamplingParams
 from ostro.simulation.costs import CostTable, EndpointCosts, step_seconds
+from ostro.simulation.prompts import Prompt
 from ostro.simulation.replica import Replica
-from ostro.simulation.routing import Router
+from ostro.simulation.routing import Routing, chooser
 
 REFUSED = "HTTP 400"
 
@@ -53,19 +54,19 @@ class Fleet:
         self,
         table: CostTable,
         costs: EndpointCosts,
-        router: Router,
         *,
         replicas: int,
+        routing: Routing = "prefix",
         prefix_caching: bool = True,
     ) -> None:
+        self.now = 0.0
         self._costs = costs
-        self._router = router
+        self._router = chooser(routing, replicas, lambda: self.now)
         self._spec = table.engine.spec()
         self._seconds = step_seconds(table)
         self._prefix_caching = prefix_caching
         # Made when their first request arrives: of 10,000 most may never get one.
         self._replicas: list[Replica | None] = [None] * replicas
-        self.now = 0.0
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._order = count()
         self._ids = count(1)
@@ -95,16 +96,16 @@ class Fleet:
             self.now, _, event = heappop(self._events)
             event()
 
-    def send(self, index: int, prompt_ids: tuple[int, ...], max_tokens: int, whole: Callable[[Outcome], None]) -> None:
+    def send(self, index: int, prompt: Prompt, max_tokens: int, whole: Callable[[Outcome], None]) -> None:
         """A client sends a request now. `whole` is called with its outcome when its answer has ended; `start` is on the
         fleet's clock.
         """
-        number = self._router.choose(prompt_ids)
+        number = self._router.choose(prompt)
         request_id = next(self._ids)
-        self._calls[request_id] = Call(index, self.now, number, len(prompt_ids), max_tokens, whole)
+        self._calls[request_id] = Call(index, self.now, number, len(prompt.token_ids), max_tokens, whole)
         params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
-        request = Request(id=request_id, prompt_ids=prompt_ids, params=params, seed=request_id)
-        overhead = self._costs.request + self._costs.prompt_token * len(prompt_ids)
+        request = Request(id=request_id, prompt_ids=prompt.token_ids, params=params, seed=request_id)
+        overhead = self._costs.request + self._costs.prompt_token * len(prompt.token_ids)
         self.at(self.now + overhead, lambda: self._arrive(number, request))
 
     def _arrive(self, number: int, request: Request) -> None:

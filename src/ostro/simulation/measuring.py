@@ -23,9 +23,9 @@ from ostro.simulation.costs import Knot, StepTimes, Work, at
 
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _CHUNKS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
-_SHORT, _LONG = 16, 512
+_SHORT, _LONG = 8, 512
 """Contexts, in tokens."""
-_LONG_ROWS = (2, 4)
+_LONG_ROWS = (1, 2)
 _BESIDE = 16
 """Rows that decode beside a prompt."""
 _DECODE_STEPS = 6

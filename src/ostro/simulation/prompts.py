@@ -5,10 +5,17 @@ hash of its word, and a word has as many as words have on average.
 """
 
 from functools import cache
+from typing import NamedTuple
 from zlib import crc32
 
 from ostro.measure.bench.workload import Messages
 from ostro.simulation.costs import EndpointCosts
+
+
+class Prompt(NamedTuple):
+    token_ids: tuple[int, ...]
+    num_history: int
+    """How many of them an earlier request may have left in a cache: those before the model's last answer."""
 
 
 class PromptTokens:
@@ -20,8 +27,9 @@ class PromptTokens:
         # Words repeat, and prompts are long.
         self._hash = cache(self._hashed)
 
-    def of(self, prompt: str | Messages | list[int]) -> tuple[int, ...]:
+    def of(self, prompt: str | Messages | list[int]) -> Prompt:
         """At least one token. Ids are taken as they are, within the vocabulary."""
+        history: int | None = None
         if isinstance(prompt, str):
             found = [*self._before, *self._of_text(prompt), *self._after]
         elif all(isinstance(each, int) for each in prompt):
@@ -30,8 +38,10 @@ class PromptTokens:
             found = list(self._before)
             for message in prompt:
                 assert isinstance(message, dict)
+                if message.get("role") == "assistant":
+                    history = len(found)
                 found += [*self._of_text(_text(message)), *self._after]
-        return tuple(found) or (0,)
+        return Prompt(tuple(found) or (0,), len(found) if history is None else history)
 
     def _of_text(self, text: str) -> list[int]:
         words = text.split()

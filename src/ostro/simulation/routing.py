@@ -1,13 +1,25 @@
-"""Which of the simulated replicas gets a request."""
+"""Which of the simulated replicas gets a request: by the router that serves, or by simpler rules to compare it with."""
 
+import hashlib
+import random
+from array import array
+from collections.abc import Callable
 from heapq import heappop, heappush
 from typing import Literal, Protocol
 
-Routing = Literal["round-robin", "least-loaded"]
+from ostro.routing.key import DIGEST_BYTES, MOST_BLOCKS, Key
+from ostro.routing.router import Report, Router
+from ostro.simulation.prompts import Prompt
+
+Routing = Literal["prefix", "least-loaded", "round-robin"]
+
+# In tokens: about as much text as a block of the router's has.
+_BLOCK = 32
+_MODEL = "model"
 
 
-class Router(Protocol):
-    def choose(self, prompt_ids: tuple[int, ...]) -> int:
+class Chooser(Protocol):
+    def choose(self, prompt: Prompt) -> int:
         """The number of the replica that gets this request."""
         ...
 
@@ -16,12 +28,29 @@ class Router(Protocol):
         ...
 
 
+class ByPrefix:
+    """The router of `ostro.routing`, which sees digests of tokens here instead of text."""
+
+    def __init__(self, replicas: int, now: Callable[[], float]) -> None:
+        self._router = Router(now=now, dice=random.Random(0))
+        for replica in range(replicas):
+            self._router.report(str(replica), Report(models=frozenset({_MODEL}), num_models=1))
+
+    def choose(self, prompt: Prompt) -> int:
+        chosen = self._router.choose(Key(_MODEL, _blocks(prompt.token_ids), prompt.num_history // _BLOCK))
+        assert chosen is not None, "there is at least one replica"
+        return int(chosen)
+
+    def ended(self, replica: int) -> None:
+        self._router.finished(str(replica))
+
+
 class RoundRobin:
     def __init__(self, replicas: int) -> None:
         self._replicas = replicas
         self._next = -1
 
-    def choose(self, prompt_ids: tuple[int, ...]) -> int:
+    def choose(self, prompt: Prompt) -> int:
         self._next = (self._next + 1) % self._replicas
         return self._next
 
@@ -39,7 +68,7 @@ class LeastLoaded:
         self._latest = list(range(replicas))
         self._changes = replicas
 
-    def choose(self, prompt_ids: tuple[int, ...]) -> int:
+    def choose(self, prompt: Prompt) -> int:
         while True:
             _, change, replica = heappop(self._line)
             if self._latest[replica] == change:
@@ -56,5 +85,18 @@ class LeastLoaded:
         heappush(self._line, (self._loads[replica], self._changes, replica))
 
 
-def router(name: Routing, replicas: int) -> Router:
-    return RoundRobin(replicas) if name == "round-robin" else LeastLoaded(replicas)
+def chooser(routing: Routing, replicas: int, now: Callable[[], float]) -> Chooser:
+    """`now` is the clock of the simulation."""
+    if routing == "prefix":
+        return ByPrefix(replicas, now)
+    return LeastLoaded(replicas) if routing == "least-loaded" else RoundRobin(replicas)
+
+
+def _blocks(token_ids: tuple[int, ...]) -> tuple[bytes, ...]:
+    """A chain of digests, each over everything before it."""
+    last, found = b"", []
+    for begin in range(0, min(len(token_ids) // _BLOCK, MOST_BLOCKS) * _BLOCK, _BLOCK):
+        block = array("Q", token_ids[begin : begin + _BLOCK]).tobytes()
+        last = hashlib.blake2b(last + block, digest_size=DIGEST_BYTES).digest()
+        found.append(last)
+    return tuple(found)

@@ -15,7 +15,7 @@ from ostro.measure.report.wording import duration, percent, rate
 from ostro.simulation.costs import CostTable
 from ostro.simulation.fleet import Fleet
 from ostro.simulation.prompts import PromptTokens
-from ostro.simulation.routing import Routing, router
+from ostro.simulation.routing import Routing
 
 
 class SimulationOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -23,7 +23,7 @@ class SimulationOptions(msgspec.Struct, frozen=True, kw_only=True):
     workload: Workload
     levels: list[Level]
     replicas: int = 1
-    routing: Routing = "least-loaded"
+    routing: Routing = "prefix"
     prefix_caching: bool = True
     slo: Slo | None = None
 
@@ -84,8 +84,8 @@ def simulate(options: SimulationOptions) -> Simulation:
     fleet = Fleet(
         table,
         costs,
-        router(options.routing, options.replicas),
         replicas=options.replicas,
+        routing=options.routing,
         prefix_caching=options.prefix_caching,
     )
     tokens = PromptTokens(costs, table.engine.vocab_size)

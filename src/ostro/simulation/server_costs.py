@@ -15,9 +15,9 @@ from ostro.measure.bench.workload import Endpoint, Span, Workload
 from ostro.simulation.costs import CostTable, EndpointCosts
 from ostro.simulation.run import SimulationOptions, simulate
 
-_REQUESTS = 16
+_REQUESTS = 10
 _STREAMS = 16
-_LONGEST = 512
+_LONGEST = 320
 _TIMEOUT = 600.0
 
 
