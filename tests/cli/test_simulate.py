@@ -94,7 +94,8 @@ def test_what_is_measured_can_be_simulated(tmp_path: Path, capsys: pytest.Captur
     table = json.loads(costs.read_text())
     assert table["engine"]["max_seq_len"] == 4096
     assert set(table["endpoints"]) == {"chat", "completions"}
-    assert table["endpoints"]["chat"]["tokens_after"] > 0
+    # Its tokenizer takes text nearly letter by letter.
+    assert all(each["tokens_per_word"] > 2 for each in table["endpoints"].values())
     capsys.readouterr()
     assert main(["simulate", "--costs", str(costs), "--rate", "5", "--requests", "10"]) == 0
     assert "succeeded" in capsys.readouterr().out
