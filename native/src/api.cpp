@@ -122,6 +122,13 @@ OSTRO_API int ostro_copy_page(Checked* checked, int from, int to) {
   return 1;
 }
 
+OSTRO_API int64_t ostro_page_bytes(const Checked* checked) { return checked->plan.page_bytes(); }
+
+// Null if there is no such page.
+OSTRO_API void* ostro_page(Checked* checked, int number) {
+  return number < 0 || number >= checked->limits.pages ? nullptr : checked->plan.page(number);
+}
+
 // Returns null, or the reason why nothing was run. The text is valid until the plan's next run.
 OSTRO_API const char* ostro_run(Checked* checked, const Batch* batch, int begin, int end) {
   checked->why = why_no_run(checked->limits, *batch, begin, end);

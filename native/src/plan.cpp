@@ -116,7 +116,7 @@ void Plan::run(const Batch& batch, int begin, int end) {
 }
 
 void Plan::copy_page(int from, int to) {
-  std::memcpy(pages_.get() + to * page_bytes(), pages_.get() + from * page_bytes(), page_bytes());
+  std::memcpy(page(to), page(from), page_bytes());
 }
 
 std::array<double, kOps> Plan::take_profile() { return std::exchange(seconds_, {}); }

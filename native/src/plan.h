@@ -127,6 +127,9 @@ class Plan {
   // Runs steps [begin, end) of the list. Buffers keep their contents from earlier runs.
   void run(const Batch& batch, int begin, int end);
   void copy_page(int from, int to);
+  // The keys and values of a page's tokens, in all layers.
+  uint8_t* page(int number) { return pages_.get() + number * page_bytes(); }
+  long page_bytes() const;
   float* buffer(int index) { return buffers_[index].data.get(); }
   // Seconds per operation since the last call. Measured on one thread, from barrier to barrier.
   std::array<double, kOps> take_profile();
@@ -195,7 +198,6 @@ class Plan {
   }
   HeadPages pages_of(int layer, int head) const;
   Attention how(const Step& step) const;
-  long page_bytes() const;
 
   const Kernels& kernels_;
   const Shape shape_;

@@ -182,6 +182,11 @@ class _Mps(Backend):
 
 
 def _check_no_nvidia_settings(config: EngineConfig) -> None:
+    if config.kv_host_memory is not None:
+        raise BadRequest(
+            "kv_host_memory is for NVIDIA GPUs; elsewhere the KV cache is in host memory already. Use kv_memory.",
+            param="kv_host_memory",
+        )
     if config.names_kernels:
         raise BadRequest(
             f"kernel_choices {config.kernel_choices} is for NVIDIA GPUs. Leave it out.", param="kernel_choices"
@@ -228,7 +233,7 @@ def check_together(config: EngineConfig) -> None:
     if runs_on_jax(config):
         if config.device == "mps":
             raise Unsupported("JAX does not run on a Mac's GPU. Use --backend torch, or --device cpu.", param="device")
-        ignored = [name for name, idle in _NOT_ON_JAX.items() if getattr(config, name) != idle]
+        ignored = [name for name, idle in _NOT_ON_JAX.items() if getattr(config, name) != idle] + config.tier_settings
         if config.names_kernels:
             ignored.append("kernel_choices")
         if ignored:

@@ -43,6 +43,8 @@ _MOST = {
     "pages_per_seq": 100_000_000,
     "kv_memory": 1 << 50,
     "kv_memory_limit": 1 << 50,
+    "kv_host_memory": 1 << 50,
+    "kv_disk_size": 1 << 60,
     "max_running_tokens": 1 << 40,
     "max_batch_tokens": 1 << 24,
     "max_batch_seqs": 1 << 16,
@@ -56,6 +58,9 @@ _MOST = {
     "threads": 1024,
     "tensor_parallel": 1024,
 }
+
+# Tiers below the KV cache's pages, each with the value that leaves it out.
+_NO_TIERS: Mapping[str, object] = {"kv_host_memory": None, "kv_disk": None, "kv_disk_size": None, "kv_persist": False}
 
 _DTYPES: Mapping[str, DType] = {
     **dict.fromkeys(("float32", "fp32", "f32", "float", "full"), "float32"),
@@ -183,6 +188,30 @@ class EngineConfig:
         default=None,
         metadata=_means("upper limit on that share, for an engine that shares the machine (default: none)"),
     )
+    kv_host_memory: int | None = field(
+        default=None,
+        metadata=_means(
+            "on an NVIDIA GPU, host memory for cached prefixes that the KV cache has no room for, such as 32G; they "
+            "are fetched from there instead of being computed again (default: none)"
+        ),
+    )
+    kv_disk: str | None = field(
+        default=None,
+        metadata=_means(
+            "directory for cached prefixes that memory has no room for, in a file of up to kv_disk_size per model; on "
+            "an NVIDIA GPU or the native CPU core (default: none; with kv_persist, in the model cache)"
+        ),
+    )
+    kv_disk_size: int | None = field(
+        default=None, metadata=_means("size of each model's file of cached prefixes, such as 50G (default: 20G)")
+    )
+    kv_persist: bool = field(
+        default=False,
+        metadata=_means(
+            "keep cached prefixes on disk when the engine stops, so that the next start finds them; those of requests "
+            "with a cache_salt are never written"
+        ),
+    )
     max_running_tokens: int | None = field(
         default=None,
         metadata=_means("KV cache size in tokens, for all sequences together (default: what fits in memory)"),
@@ -305,6 +334,11 @@ class EngineConfig:
             raise BadRequest("Two adapters have the same name; give each its own.", param="adapters")
         if not self.kernel_choices:
             raise BadRequest("kernel_choices is auto, off or a file.", param="kernel_choices")
+        if self.has_tiers and not self.prefix_caching:
+            name = self.tier_settings[0]
+            raise BadRequest(f"{name} is for cached prefixes: leave it out, or leave prefix_caching on.", param=name)
+        if self.kv_disk_size is not None and self.kv_disk is None and not self.kv_persist:
+            raise BadRequest("kv_disk_size needs kv_disk or kv_persist.", param="kv_disk_size")
         if not 0 < self.gpu_memory_utilization <= 1:
             raise BadRequest(
                 f"gpu_memory_utilization must be above 0 and at most 1, got {self.gpu_memory_utilization}.",
@@ -341,6 +375,7 @@ class EngineConfig:
             "kernel_choices": "auto" if self.names_kernels else self.kernel_choices,
             "max_running_tokens": None,
             "pages_per_seq": None,
+            **_NO_TIERS,
             "tensor_parallel": 1,
             **also,
         }
@@ -348,6 +383,15 @@ class EngineConfig:
             if getattr(self, name) != idle:
                 cure = f"Set it to {idle}." if isinstance(idle, str) else "Leave it out."
                 raise BadRequest(f"{kind} does not take {name}. {cure}", param=name)
+
+    @property
+    def tier_settings(self) -> list[str]:
+        """The names of those that ask for tiers below the KV cache's pages."""
+        return [name for name, idle in _NO_TIERS.items() if getattr(self, name) != idle]
+
+    @property
+    def has_tiers(self) -> bool:
+        return bool(self.tier_settings)
 
     @property
     def names_kernels(self) -> bool:

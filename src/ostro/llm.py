@@ -52,6 +52,7 @@ class LLM:
         # torch, if the model needs it, takes seconds to import: not before the rest is known to be right.
         from ostro.planning.torch_needed import check_without_torch
         from ostro.runner.load import load_runner
+        from ostro.runner.tiers import open_tiers
 
         self.config = config or EngineConfig()
         if model is not None:
@@ -71,7 +72,10 @@ class LLM:
             pages_per_seq=self.config.pages_per_seq,
             adapters=self.config.adapter_names,
             speculation=speculation(self.config.speculative, runner.spec),
+            tiers=open_tiers(checkpoint, self.config, runner),
         )
+        if self.core.tiers is not None:
+            weakref.finalize(self, self.core.close)
         frontend = self._frontend
         grammars = GrammarCompiler(lambda: frontend.tokenizer, self.core.runner.spec.vocab_size)
         self._driver = Driver(self.core, frontend.collector, grammars)

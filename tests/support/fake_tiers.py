@@ -21,7 +21,6 @@ class FakePageStore:
         self._under_way: list[Fetch] = []
         self._random = Random(seed)
         self.stores: list[Store] = []
-        self.is_closed = False
 
     @property
     def num_slots(self) -> int:
@@ -55,8 +54,8 @@ class FakePageStore:
         self._under_way = [move for move in self._under_way if move not in arrived]
         return [Arrival(move.ticket, self._arrive(move), 0.0) for move in arrived]
 
-    def close(self) -> None:
-        self.is_closed = True
+    def close(self, hot: Sequence[Spill] = ()) -> None:
+        self.carry_out(hot[::-1])
 
     def _arrive(self, move: Fetch) -> int:
         for at, (source, page) in enumerate(zip(move.sources, move.pages, strict=True)):

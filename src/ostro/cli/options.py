@@ -58,6 +58,9 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="on a GPU, launch kernels one by one instead of replaying CUDA graphs",
     )
+    group.add_argument("--kv-disk", metavar="DIR", help=_meaning("kv_disk"))
+    group.add_argument("--kv-disk-size", type=memory_size, metavar="SIZE", help=_meaning("kv_disk_size"))
+    group.add_argument("--kv-persist", action="store_true", help=_meaning("kv_persist"))
     group.add_argument("--deterministic", action="store_true", help=_meaning("deterministic"))
     add_kernel_option(group)
     group.add_argument(
@@ -112,6 +115,7 @@ def add_size_options(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument("--page-size", type=int, metavar="N", help=_meaning("page_size"))
     group.add_argument("--kv-memory", type=memory_size, metavar="SIZE", help=_meaning("kv_memory"))
+    group.add_argument("--kv-host-memory", type=memory_size, metavar="SIZE", help=_meaning("kv_host_memory"))
     group.add_argument(
         "--gpu-memory-utilization",
         type=float,
@@ -140,6 +144,7 @@ def size_config(args: argparse.Namespace) -> EngineConfig:
         tensor_parallel=args.tensor_parallel,
         page_size=args.page_size,
         kv_memory=args.kv_memory,
+        kv_host_memory=args.kv_host_memory,
         gpu_memory_utilization=args.gpu_memory_utilization,
         max_batch_tokens=args.max_batch_tokens,
         max_batch_seqs=args.max_batch_seqs,
@@ -155,6 +160,9 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         tool_format=args.tool_format,
         generation_config=args.generation_config,
         cuda_graphs=not args.no_cuda_graphs,
+        kv_disk=args.kv_disk,
+        kv_disk_size=args.kv_disk_size,
+        kv_persist=args.kv_persist,
         deterministic=args.deterministic,
         kernel_choices=args.kernel_choices,
         cascade_attention=args.cascade_attention,

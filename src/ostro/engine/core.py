@@ -170,6 +170,11 @@ class EngineCore:
         if (profile := self._profile) is not None:
             profile.end()
 
+    def close(self) -> None:
+        """Ends the tiers; no step may follow."""
+        if self.tiers is not None:
+            self.tiers.close()
+
     def check_integrity(self) -> None:
         """Asserts that no page is lost or owned twice."""
         self.scheduler.check_integrity()

@@ -43,6 +43,9 @@ class KVUsage:
     cached: int
     """Pages in the tree that no sequence uses: kept for prefix hits, evicted when room is needed."""
     in_use: int
+    host: int = 0
+    """Pages that have a copy in host memory, and pages on disk."""
+    disk: int = 0
 
 
 class KVCache:
@@ -74,7 +77,8 @@ class KVCache:
     @property
     def usage(self) -> KVUsage:
         total, free, cached = self.num_pages, self._allocator.num_free, self._tree.num_evictable
-        return KVUsage(total=total, free=free, cached=cached, in_use=total - free - cached)
+        host, disk = (0, 0) if self._tiers is None else (self._tiers.num_slots_used, self._tiers.store.on_disk)
+        return KVUsage(total=total, free=free, cached=cached, in_use=total - free - cached, host=host, disk=disk)
 
     def pages_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.page_size)

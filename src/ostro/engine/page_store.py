@@ -70,5 +70,7 @@ class PageStore(Protocol):
     def arrivals(self, timeout: float = 0.0) -> list[Arrival]:
         """Fetches that have ended since the last call; waits for one, if none has, for up to `timeout` seconds."""
 
-    def close(self) -> None:
-        """Waits for what is being written; nothing may be moved afterwards."""
+    def close(self, hot: Sequence[Spill] = ()) -> None:
+        """Writes these pages, the most recently used first, if the disk outlives the engine, and waits for all that is
+        being written. Nothing may be moved afterwards.
+        """

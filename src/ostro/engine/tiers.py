@@ -59,10 +59,11 @@ class Tiers:
         self._moves: list[Move] = []
         self._fetching: dict[int, _Fetching] = {}
         self._next_ticket = 0
+        self._is_closed = False
 
     @property
-    def num_slots_free(self) -> int:
-        return len(self._free)
+    def num_slots_used(self) -> int:
+        return self.store.num_slots - len(self._free)
 
     @property
     def is_fetching(self) -> bool:
@@ -251,6 +252,20 @@ class Tiers:
         for node in [each for each in self._tree.nodes() if not each.is_resident]:
             if node.parent is not None:
                 self._tree.discard(node)
+
+    def close(self) -> None:
+        """Ends the tiers, and has what they and the device hold written to disk if that outlives the engine. Does
+        nothing the second time.
+        """
+        if self._is_closed:
+            return
+        self._is_closed = True
+        hot = [
+            Spill(digest, page=node.page) if node.is_resident else Spill(digest, slot=node.slot)
+            for node in sorted(self._tree.nodes(), key=lambda node: (-node.last_used, node.depth))
+            if not node.is_arriving and (digest := self._digest(node)) is not None and not self.store.holds(digest)
+        ]
+        self.store.close(hot)
 
     def locked(self) -> Iterator[Node]:
         """Nodes that fetches lock, each as often as it is locked."""

@@ -138,6 +138,9 @@ class Heartbeat(Message, frozen=True):
     pages_total: int = 0
     pages_free: int = 0
     pages_cached: int = 0
+    pages_host: int = 0
+    """Pages with a copy in host memory, and pages on disk."""
+    pages_disk: int = 0
     writing: bool = False
     """Whether no step is taken because a profile is being written."""
 

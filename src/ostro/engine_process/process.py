@@ -29,6 +29,7 @@ from ostro.engine.profile import Recorded
 from ostro.engine.request import Request, Task
 from ostro.engine.runner import ModelRunner
 from ostro.engine.speculation import speculation
+from ostro.engine.tiers import Tiers
 from ostro.engine_process.compiling import Compiled, ConstraintCompiler
 from ostro.engine_process.faults import Faults
 from ostro.engine_process.messages import (
@@ -143,6 +144,7 @@ class EngineLoop:
             self._step()
         # The final counters.
         self._send_heartbeat()
+        self.core.close()
 
     def _step(self) -> None:
         began = time.monotonic()
@@ -267,6 +269,8 @@ class EngineLoop:
             pages_free=usage.free,
             pages_cached=usage.cached,
             writing=self._writing,
+            pages_host=usage.host,
+            pages_disk=usage.disk,
         )
 
 
@@ -301,6 +305,7 @@ def load(
         pages_per_seq=config.pages_per_seq,
         adapters=config.adapter_names,
         speculation=speculation(config.speculative, runner.spec),
+        tiers=_tiers(checkpoint, config, runner),
     )
     loaded = time.monotonic()
     warm_up(core)
@@ -357,6 +362,14 @@ def build_runner(
     from ostro.runner.load import load_runner
 
     return load_runner(checkpoint, config, following=following)
+
+
+def _tiers(checkpoint: Checkpoint, config: EngineConfig, runner: ModelRunner) -> Tiers | None:
+    if not config.has_tiers:
+        return None
+    from ostro.runner.tiers import open_tiers
+
+    return open_tiers(checkpoint, config, runner)
 
 
 def model_grammars(checkpoint: Checkpoint, config: EngineConfig, width: int) -> Grammars:

@@ -264,6 +264,9 @@ def _declared(lib: CDLL) -> CDLL:
         "ostro_run": (c_char_p, [c_void_p, POINTER(CBatch), c_int, c_int]),
         "ostro_profile": (None, [c_void_p, POINTER(c_double)]),
     }
+    # Added without a new version: a library that was built before does all else.
+    added = {"ostro_page": (c_void_p, [c_void_p, c_int]), "ostro_page_bytes": (c_int64, [c_void_p])}
+    signatures |= {name: each for name, each in added.items() if hasattr(lib, name)}
     for name, (result, arguments) in signatures.items():
         function = getattr(lib, name)
         function.restype, function.argtypes = result, arguments

@@ -5,14 +5,14 @@ program.run(tokens, pieces, asked, draws)     one native call, which releases th
 """
 
 from collections.abc import Mapping, Sequence
-from ctypes import Array, addressof, byref, c_double, c_float, create_string_buffer
+from ctypes import Array, addressof, byref, c_double, c_float, c_uint8, create_string_buffer
 from dataclasses import fields
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from ostro.errors import ModelError
+from ostro.errors import ModelError, Unsupported
 from ostro.kernels.cpu.library import (
     PAGE,
     CBatch,
@@ -182,6 +182,18 @@ class Program:
     def copy_page(self, source: int, target: int) -> None:
         if not self._lib.ostro_copy_page(self._plan, source, target):
             raise AssertionError(f"There are no pages {source} and {target}.")
+
+    @property
+    def page_bytes(self) -> int:
+        if not hasattr(self._lib, "ostro_page"):
+            raise Unsupported("The native core was built before its pages could be read. Install Ostro again.")
+        return int(self._lib.ostro_page_bytes(self._plan))
+
+    def page(self, number: int) -> npt.NDArray[np.uint8]:
+        """A view of the keys and values of a page's tokens, in all layers."""
+        address = self._lib.ostro_page(self._plan, number)
+        assert address is not None, f"There is no page {number}."
+        return np.ctypeslib.as_array((c_uint8 * self.page_bytes).from_address(address))
 
     def profile(self) -> dict[str, float]:
         """Seconds per operation since the last call."""

@@ -33,9 +33,7 @@ class PackedKey:
 
 def packed_key(checkpoint: Checkpoint, config: EngineConfig, panel: int) -> PackedKey:
     made = (_FORMAT, library().ostro_version(), panel)
-    store = ModelStore()
-    files = [_file_facts(path, store) for path in checkpoint.files]
-    facts = [made, config.quantize, config.max_seq_len, dict(checkpoint.config), files]
+    facts = [made, config.quantize, config.max_seq_len, dict(checkpoint.config), model_facts(checkpoint)]
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:32]
     variant = f"panels of {panel}"
     if config.quantize != "none":
@@ -43,6 +41,12 @@ def packed_key(checkpoint: Checkpoint, config: EngineConfig, panel: int) -> Pack
     if config.max_seq_len is not None:
         variant += f", context {config.max_seq_len}"
     return PackedKey(digest, str(checkpoint.path), variant)
+
+
+def model_facts(checkpoint: Checkpoint) -> list[list[object]]:
+    """What identifies a model's files."""
+    store = ModelStore()
+    return [_file_facts(path, store) for path in checkpoint.files]
 
 
 def sample_of(path: Path) -> str:

@@ -214,6 +214,10 @@ class ServeSettings(BaseSettings):
     page_size: Positive | None = Field(None, description=meaning_of("page_size"))
     pages_per_seq: Positive | None = Field(None, description=meaning_of("pages_per_seq"))
     kv_memory: Bytes | None = Field(None, description=meaning_of("kv_memory"))
+    kv_host_memory: Bytes | None = Field(None, description=meaning_of("kv_host_memory"))
+    kv_disk: str | None = Field(None, description=meaning_of("kv_disk"))
+    kv_disk_size: Bytes | None = Field(None, description=meaning_of("kv_disk_size"))
+    kv_persist: bool = Field(False, description=meaning_of("kv_persist"))
     max_running_tokens: Positive | None = Field(None, description=meaning_of("max_running_tokens"))
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = Field(
         0.9, description=meaning_of("gpu_memory_utilization")
@@ -478,6 +482,10 @@ class ServeSettings(BaseSettings):
             page_size=self.page_size,
             pages_per_seq=self.pages_per_seq,
             kv_memory=self.kv_memory,
+            kv_host_memory=self.kv_host_memory,
+            kv_disk=self.kv_disk,
+            kv_disk_size=self.kv_disk_size,
+            kv_persist=self.kv_persist,
             max_running_tokens=self.max_running_tokens,
             gpu_memory_utilization=self.gpu_memory_utilization,
             cuda_graphs=not self.disable_cuda_graph,

@@ -1,0 +1,57 @@
+"""The disk below pages that are in host memory already: they are written from where they are, and read to where they
+belong. Knows no engine beyond its port.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Protocol
+
+from ostro.engine.page_store import Arrival, Fetch, Move, Spill, Store
+from ostro.runner.page_disk import Bytes, PageDisk
+
+
+class HostPages(Protocol):
+    def page(self, number: int) -> Bytes:
+        """A view of a page's memory."""
+
+
+class DiskStore:
+    num_slots = 0
+
+    def __init__(self, pages: HostPages, disk: PageDisk, *, outlives: bool) -> None:
+        """`outlives` if the disk is for the next engine as well."""
+        self._pages, self._disk, self._outlives = pages, disk, outlives
+
+    @property
+    def on_disk(self) -> int:
+        return len(self._disk)
+
+    def holds(self, digest: bytes) -> bool:
+        return self._disk.holds(digest)
+
+    def carry_out(self, moves: Sequence[Move]) -> None:
+        for move in moves:
+            match move:
+                case Spill():
+                    self._disk.write(move.digest, self._copy_of(move))
+                case Fetch(ticket=ticket, sources=sources, pages=pages):
+                    digests = [source for source in sources if isinstance(source, bytes)]
+                    self._disk.read(ticket, digests, [self._pages.page(page) for page in pages])
+                case Store():
+                    raise AssertionError("there are no slots")
+
+    def arrivals(self, timeout: float = 0.0) -> list[Arrival]:
+        return [Arrival(each.ticket, each.num_good, each.seconds) for each in self._disk.ended(timeout)]
+
+    def close(self, hot: Sequence[Spill] = ()) -> None:
+        if self._outlives:
+            self._disk.write_all([(move.digest, self._copy_of(move)) for move in hot])
+        self._disk.close()
+
+    def _copy_of(self, move: Spill) -> Callable[[], Bytes]:
+        assert move.page is not None, "there are no slots"
+        return partial(_copied, self._pages, move.page)
+
+
+def _copied(pages: HostPages, number: int) -> Bytes:
+    return pages.page(number).copy()

@@ -1,0 +1,143 @@
+"""Pages in a file: records of one size, each with a checksum. Knows no engine and no tensors, and trusts no byte.
+
+    header     magic, what the pages belong to, bytes of a page; its own checksum
+    record 0   digest, order, checksum | a page's bytes
+    record 1   ...
+
+A record that is damaged, cut off, or of another page is not found: `read` says so, and raises nothing. A file of
+another model or format, or one that others can write, is not used at all.
+"""
+
+import fcntl
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import suppress
+from hashlib import blake2b
+from pathlib import Path
+from struct import Struct
+from typing import NamedTuple
+
+from ostro.file_trust import why_untrusted
+
+_MAGIC = b"ostro pages 1\n\0\0"
+_CHECKSUM = 32
+# Magic, identity, page bytes; then a checksum of these.
+_HEADER = Struct("<16s32sQ")
+_HEADER_BYTES = 4096
+# Digest, order; then a checksum of these and of the page.
+_RECORD = Struct("<32sQ")
+_RECORD_BYTES = 128
+
+
+class PageFileUnusable(Exception):
+    """Why there can be no such file here, as a sentence without its full stop."""
+
+
+class Found(NamedTuple):
+    order: int
+    digest: bytes
+    record: int
+
+
+class PageFile:
+    def __init__(self, descriptor: int, *, identity: bytes, page_bytes: int, limit: int) -> None:
+        """Takes over an open file, of which up to `limit` bytes are used. What is not a file of these pages becomes an
+        empty one. Raises OSError if it cannot be written.
+        """
+        self._descriptor, self.page_bytes = descriptor, page_bytes
+        self.num_records = max(0, (limit - _HEADER_BYTES) // (_RECORD_BYTES + page_bytes))
+        header = _HEADER.pack(_MAGIC, identity, page_bytes)
+        header += _sum_of(header)
+        if os.pread(descriptor, len(header), 0) != header:
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, header, 0)
+        elif os.fstat(descriptor).st_size > self._offset(self.num_records):
+            os.ftruncate(descriptor, self._offset(self.num_records))
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+    def found(self) -> Iterator[Found]:
+        """What the records say they are; only reading one shows whether that is true."""
+        stop = min(self.num_records, (os.fstat(self._descriptor).st_size - _HEADER_BYTES) // self._stride)
+        for record in range(stop):
+            head = os.pread(self._descriptor, _RECORD.size, self._offset(record))
+            if len(head) == _RECORD.size:
+                digest, order = _RECORD.unpack(head)
+                yield Found(order, digest, record)
+
+    def read(self, record: int, digest: bytes, into: memoryview) -> bool:
+        """Whether the record is of that page and whole: if not, nobody may use what it has left in `into`."""
+        head = bytearray(_RECORD_BYTES)
+        try:
+            num_read = os.preadv(self._descriptor, [head, into], self._offset(record))
+        except OSError:
+            return False
+        own = bytes(head[: _RECORD.size])
+        if num_read != self._stride or own[: len(digest)] != digest:
+            return False
+        return bytes(head[_RECORD.size : _RECORD.size + _CHECKSUM]) == _sum_of(own, into)
+
+    def write(self, record: int, digest: bytes, order: int, page: memoryview) -> None:
+        """Raises OSError, and leaves a record that is not found, if there is no room."""
+        own = _RECORD.pack(digest, order)
+        head = (own + _sum_of(own, page)).ljust(_RECORD_BYTES, b"\0")
+        if os.pwritev(self._descriptor, [head, page], self._offset(record)) != self._stride:
+            raise OSError("the disk took only a part of a page")
+
+    @property
+    def _stride(self) -> int:
+        return _RECORD_BYTES + self.page_bytes
+
+    def _offset(self, record: int) -> int:
+        return _HEADER_BYTES + record * self._stride
+
+
+def _sum_of(*parts: bytes | memoryview) -> bytes:
+    digest = blake2b(digest_size=_CHECKSUM)
+    for part in parts:
+        digest.update(part)
+    return digest.digest()
+
+
+def open_page_file(directory: Path, name: str | None, *, identity: bytes, page_bytes: int, limit: int) -> PageFile:
+    """A file that outlives the process, or without a name one that ends with it. Raises PageFileUnusable."""
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = _temporary(directory) if name is None else _lasting(directory / name)
+        try:
+            return PageFile(descriptor, identity=identity, page_bytes=page_bytes, limit=limit)
+        except BaseException:
+            os.close(descriptor)
+            raise
+    except OSError as error:
+        raise PageFileUnusable(f"{directory} cannot take pages ({error.strerror or error})") from error
+
+
+def _temporary(directory: Path) -> int:
+    descriptor, path = tempfile.mkstemp(prefix="ostro-", suffix=".pages", dir=directory)
+    os.unlink(path)
+    return descriptor
+
+
+def _lasting(path: Path) -> int:
+    """Opens the file for this process alone; nobody else may read what prompts have left in it."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    reason = why_untrusted(descriptor, group_may_write=False)
+    if reason is None:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            reason = "is in use by another process"
+        except OSError:
+            # Some network file systems have no locks.
+            reason = "is on a file system without locks"
+    if reason is None:
+        return descriptor
+    with suppress(OSError):
+        os.close(descriptor)
+    raise PageFileUnusable(f"{path} {reason}")
+
+
+__all__ = ["Found", "PageFile", "PageFileUnusable", "open_page_file"]

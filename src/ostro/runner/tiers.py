@@ -1,0 +1,98 @@
+"""Opens the tiers below a runner's pages that the settings ask for: host memory, disk, or both.
+
+What identifies a page on disk is all that its keys and values depend on: the model's files, its settings, what computes
+it, and an adapter's files. So a page is never found by another model, or by another version of this one.
+"""
+
+import hashlib
+import json
+import logging
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from ostro.config import EngineConfig
+from ostro.engine.radix import Salt
+from ostro.engine.runner import ModelRunner
+from ostro.engine.tiers import Tiers
+from ostro.errors import Unsupported
+from ostro.runner.disk_store import DiskStore
+from ostro.runner.native.identity import model_facts
+from ostro.runner.native.runner import NativeRunner
+from ostro.runner.page_disk import PageDisk
+from ostro.runner.page_file import PageFileUnusable, open_page_file
+from ostro.sources.cache import cache_root
+from ostro.version import __version__
+from ostro.weights import Checkpoint
+
+_DISK_SIZE = 20 << 30
+
+_log = logging.getLogger(__name__)
+
+
+def open_tiers(checkpoint: Checkpoint, config: EngineConfig, runner: ModelRunner) -> Tiers | None:
+    """None if the settings ask for none, or the disk that they ask for cannot be used, which is logged. Raises
+    Unsupported for a runner that has no tiers.
+    """
+    if not config.has_tiers:
+        return None
+    if isinstance(runner, NativeRunner):
+        identity = _identity(checkpoint, config, runner, runner.program.page_bytes)
+        disk = _open_disk(checkpoint, config, identity, runner.program.page_bytes)
+        if disk is None:
+            return None
+        store = DiskStore(runner.program, disk, outlives=config.kv_persist)
+        return Tiers(store, root=_roots(identity, config))
+    setting = config.tier_settings[0]
+    raise Unsupported(
+        f"{setting} does not work on {runner.spec.backend}: it is for the native CPU core. Leave it out.", param=setting
+    )
+
+
+def _identity(checkpoint: Checkpoint, config: EngineConfig, runner: ModelRunner, page_bytes: int) -> bytes:
+    spec = runner.spec
+    how = [__version__, spec.backend, spec.precision, spec.page_size, page_bytes, config.quantize, config.max_seq_len]
+    facts = [how, dict(checkpoint.config), model_facts(checkpoint)]
+    return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).digest()
+
+
+def _open_disk(checkpoint: Checkpoint, config: EngineConfig, identity: bytes, page_bytes: int) -> PageDisk | None:
+    directory = Path(config.kv_disk).expanduser() if config.kv_disk is not None else cache_root() / "pages"
+    name = None
+    if config.kv_persist:
+        # By where the model is: when its content or its settings change, the file begins anew.
+        place = hashlib.sha256(str(checkpoint.path).encode()).hexdigest()[:12]
+        name = f"{re.sub(r'[^A-Za-z0-9._-]', '-', checkpoint.name)[:80]}-{place}.pages"
+    limit = config.kv_disk_size or _DISK_SIZE
+    try:
+        file = open_page_file(directory, name, identity=identity, page_bytes=page_bytes, limit=limit)
+    except PageFileUnusable as error:
+        _log.warning("prefixes are not kept on disk: %s", error)
+        return None
+    disk = PageDisk(file)
+    if not disk.num_records:
+        _log.warning("prefixes are not kept on disk: kv_disk_size has no room for a page of %d bytes", page_bytes)
+    elif config.kv_persist:
+        _log.info("found %d cached pages on disk", len(disk))
+    return disk
+
+
+def _roots(identity: bytes, config: EngineConfig) -> Callable[[Salt], bytes | None]:
+    """What pages on disk begin with: nothing of requests with a salt, which say that their text is nobody else's."""
+    adapters = {name: _content_of(Path(path).expanduser()) for name, path in config.adapters}
+
+    def root(salt: Salt) -> bytes | None:
+        adapter, own = salt if isinstance(salt, tuple) else (None, salt)
+        if own:
+            return None
+        return identity if adapter is None else hashlib.sha256(identity + adapters[adapter]).digest()
+
+    return root
+
+
+def _content_of(directory: Path) -> bytes:
+    digest = hashlib.sha256()
+    for path in sorted(each for each in directory.rglob("*") if each.is_file()):
+        with path.open("rb") as file:
+            digest.update(path.name.encode() + hashlib.file_digest(file, "sha256").digest())
+    return digest.digest()
