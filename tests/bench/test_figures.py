@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ostro.errors import BadRequest
-from ostro.measure.bench.figures import Slo, Spread, figures
+from ostro.measure.bench.figures import Cost, Slo, Spread, figures
 from ostro.measure.bench.outcomes import Outcome
 
 
@@ -111,3 +111,19 @@ def test_goodput_counts_what_keeps_every_limit() -> None:
 def test_limits_that_are_none_are_refused(text: str) -> None:
     with pytest.raises(BadRequest, match="ttft, itl, tpot, e2e"):
         Slo.parsed(text)
+
+
+def test_cost_is_that_of_the_time_that_the_load_took() -> None:
+    outcomes = [made(0, 1.0, 2.0, tokens=500), made(1.0, 1.0, 9.0, tokens=1500)]
+    found = figures(outcomes, cost_per_hour=3.6)
+    assert found.cost is not None
+    # Ten seconds of 0.1 cents each, for 2000 tokens out.
+    assert found.cost.per_million_output_tokens == pytest.approx(5.0)
+    assert found.input_tokens is not None
+    assert found.cost.per_million_tokens == pytest.approx(0.01 / (2000 + found.input_tokens) * 1e6)
+
+
+def test_cost_without_tokens_is_none() -> None:
+    found = figures([made(0, e2e=1.0, error="HTTP 503")], cost_per_hour=1.0).cost
+    assert found == Cost(per_hour=1.0, per_million_output_tokens=None, per_million_tokens=None)
+    assert figures([]).cost is None

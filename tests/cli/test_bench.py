@@ -60,7 +60,8 @@ def test_levels_give_a_table_a_file_and_a_page(
     server: LiveServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = ["--concurrency", "1,4", "--requests", "6", "--input-len", "8-16", "--output-len", "3-9"]
-    found = bench(server, tmp_path / "r.json", *options, "--slo", "ttft=60s,e2e=100s")
+    limits = ["--slo", "ttft=60s,e2e=100s", "--cost-per-hour", "1.5"]
+    found = bench(server, tmp_path / "r.json", *options, *limits)
     assert [level["concurrency"] for level in found["levels"]] == [1, 4]
     for level in found["levels"]:
         figures = level["figures"]
@@ -74,7 +75,16 @@ def test_levels_give_a_table_a_file_and_a_page(
     assert KEY not in (tmp_path / "r.json").read_text()
 
     table = capsys.readouterr().out
-    for row in ("concurrency", "output tokens/s", "TTFT p50", "ITL p99", "E2E max", "within the SLO", "self-test"):
+    for row in (
+        "concurrency",
+        "output tokens/s",
+        "TTFT p50",
+        "ITL p99",
+        "E2E max",
+        "within the SLO",
+        "cost/1M in+out",
+        "self-test",
+    ):
         assert row in table
 
     page = Page((tmp_path / "r.html").read_text())

@@ -23,12 +23,39 @@ def test_a_load_gives_a_table_a_file_and_a_page(
 ) -> None:
     files = ["--output-file", str(tmp_path / "r.json"), "--plot", str(tmp_path / "r.html")]
     options = ["--concurrency", "1,4", "--requests", "12", "--input-len", "8-16", "--output-len", "3-9"]
-    assert main(["simulate", "--costs", str(costs), "--replicas", "2", "--slo", "ttft=1s", *options, *files]) == 0
+    assert (
+        main(
+            [
+                "simulate",
+                "--costs",
+                str(costs),
+                "--replicas",
+                "2",
+                "--slo",
+                "ttft=1s",
+                "--cost-per-hour",
+                "2",
+                *options,
+                *files,
+            ]
+        )
+        == 0
+    )
     table = capsys.readouterr().out
-    for row in ("simulation, 2 x cpu", "output tokens/s", "TTFT p50", "within the SLO", "KV cache", "replicas used"):
+    for row in (
+        "simulation, 2 x cpu",
+        "output tokens/s",
+        "TTFT p50",
+        "within the SLO",
+        "KV cache",
+        "replicas used",
+        "cost/1M output",
+    ):
         assert row in table
     found = json.loads((tmp_path / "r.json").read_text())
     assert [level["figures"]["succeeded"] for level in found["levels"]] == [12, 12]
+    # Of both replicas.
+    assert [level["figures"]["cost"]["per_hour"] for level in found["levels"]] == [4.0, 4.0]
     assert "<svg" in (tmp_path / "r.html").read_text()
 
 
@@ -67,6 +94,7 @@ def test_smaller_engines_than_were_measured(costs: Path, tmp_path: Path) -> None
     [
         (["--replicas", "0"], "--replicas"),
         (["--num-pages", "0"], "--num-pages"),
+        (["--cost-per-hour", "0"], "--cost-per-hour"),
         (["--rate", "x"], "--rate"),
         (["--slo", "speed=1s"], "--slo"),
         (["--model", "x"], "--model is for --measure"),

@@ -13,7 +13,7 @@ from typing import Any
 from pydantic_core import from_json
 
 from ostro.cli.files import written_whole
-from ostro.cli.load_options import add_load_options, check_above_zero, check_least, levels, workload
+from ostro.cli.load_options import add_load_options, add_report_options, check_above_zero, check_least, levels, workload
 from ostro.cli.parser import describe
 from ostro.client.keys import check_key, key_in_environment
 from ostro.errors import BadRequest
@@ -63,9 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--body", metavar="JSON", help='extra fields for every request, such as {"temperature": 0}')
     group = parser.add_argument_group("measuring and output")
-    group.add_argument(
-        "--slo", metavar="LIMITS", help="also report goodput under these limits: ttft=500ms,itl=50ms,tpot=50ms,e2e=5s"
-    )
+    add_report_options(group, "all that serves the load")
     group.add_argument(
         "--processes", type=int, default=1, metavar="N", help="processes that generate the load (%(default)s)"
     )
@@ -126,7 +124,8 @@ def _watched(level: Level) -> Iterator[Callable[[Progress], None]]:
 def _options(args: argparse.Namespace) -> BenchOptions:
     """Raises BadRequest for invalid options. Contacts no server."""
     check_least(args, "processes", 1)
-    check_above_zero(args, "timeout")
+    for name in ("timeout", "cost_per_hour"):
+        check_above_zero(args, name)
     load = workload(args, ignore_eos=args.ignore_eos, body=_body(args.body))
     headers = _headers(args)
     Target.of(args.url, headers)
@@ -139,6 +138,7 @@ def _options(args: argparse.Namespace) -> BenchOptions:
         processes=args.processes,
         slo=None if args.slo is None else Slo.parsed(args.slo),
         self_test=not args.no_self_test,
+        cost_per_hour=args.cost_per_hour,
     )
 
 

@@ -78,6 +78,16 @@ def add_load_options(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup
     return group
 
 
+def add_report_options(group: argparse._ArgumentGroup, cost_of: str) -> None:
+    """`cost_of` says whose price is asked for."""
+    group.add_argument(
+        "--slo", metavar="LIMITS", help="also report goodput under these limits: ttft=500ms,itl=50ms,tpot=50ms,e2e=5s"
+    )
+    group.add_argument(
+        "--cost-per-hour", type=float, metavar="X", help=f"price of {cost_of}: also report the cost per million tokens"
+    )
+
+
 def workload(
     args: argparse.Namespace, *, ignore_eos: bool | None = None, body: Mapping[str, Any] | None = None
 ) -> Workload:

@@ -12,7 +12,7 @@ from typing import Any, get_args
 import msgspec
 
 from ostro.cli.files import read_text, written_whole
-from ostro.cli.load_options import add_load_options, check_least, levels, workload
+from ostro.cli.load_options import add_load_options, add_report_options, check_above_zero, check_least, levels, workload
 from ostro.cli.own_server import own_server
 from ostro.cli.parser import describe
 from ostro.cli.progress import tell_progress
@@ -65,9 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--endpoint", choices=("chat", "completions"), default="chat", help="API to call (%(default)s)")
     add_load_options(parser)
     group = parser.add_argument_group("output")
-    group.add_argument(
-        "--slo", metavar="LIMITS", help="also report goodput under these limits: ttft=500ms,itl=50ms,tpot=50ms,e2e=5s"
-    )
+    add_report_options(group, "one replica")
     group.add_argument("--output-file", type=Path, metavar="FILE", help="write the whole result as JSON")
     group.add_argument("--plot", type=Path, metavar="FILE", help="write a self-contained HTML report")
     defaults = {action.dest: action.default for action in parser._actions if action.dest != argparse.SUPPRESS}
@@ -108,6 +106,7 @@ def _options(args: argparse.Namespace) -> SimulationOptions:
         raise BadRequest("--model is for --measure: a cost table has its model.", param="model")
     for name in ("replicas", *_SHAPE):
         check_least(args, name, 1)
+    check_above_zero(args, "cost_per_hour")
     load = workload(args)
     table = read_table(read_text(args.costs).encode(), str(args.costs))
     changes = {name: getattr(args, name) for name in _SHAPE if getattr(args, name) is not None}
@@ -121,6 +120,7 @@ def _options(args: argparse.Namespace) -> SimulationOptions:
         routing=args.routing,
         prefix_caching=not args.no_prefix_caching,
         slo=None if args.slo is None else Slo.parsed(args.slo),
+        cost_per_hour=None if args.cost_per_hour is None else args.cost_per_hour * args.replicas,
     )
 
 

@@ -26,6 +26,8 @@ class SimulationOptions(msgspec.Struct, frozen=True, kw_only=True):
     routing: Routing = "prefix"
     prefix_caching: bool = True
     slo: Slo | None = None
+    cost_per_hour: float | None = None
+    """The price of all replicas."""
 
 
 class FleetFigures(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,7 +99,14 @@ def simulate(options: SimulationOptions) -> Simulation:
         load.warm_up()
         seen = _Seen(fleet)
         outcomes = load.run()
-        levels.append(LevelRun(level=level, figures=figures(outcomes, slo=options.slo), burdens=[], outcomes=outcomes))
+        levels.append(
+            LevelRun(
+                level=level,
+                figures=figures(outcomes, slo=options.slo, cost_per_hour=options.cost_per_hour),
+                burdens=[],
+                outcomes=outcomes,
+            )
+        )
         fleets.append(seen.figures(options.replicas, time.perf_counter() - began))
     bench = Bench(
         options=BenchOptions(
@@ -109,6 +118,7 @@ def simulate(options: SimulationOptions) -> Simulation:
             processes=0,
             slo=options.slo,
             self_test=False,
+            cost_per_hour=options.cost_per_hour,
         ),
         machine=table.machine,
         began=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),

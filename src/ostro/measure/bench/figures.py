@@ -73,6 +73,17 @@ class Goodput(msgspec.Struct, frozen=True, kw_only=True):
     requests_per_second: float
 
 
+class Cost(msgspec.Struct, frozen=True, kw_only=True):
+    """In the currency of the price; None if there were no such tokens."""
+
+    per_hour: float
+    """The price of everything that served the load."""
+    per_million_output_tokens: float | None
+    """As if output tokens were all that is paid for."""
+    per_million_tokens: float | None
+    """Input and output tokens alike; also None if the server does not report input tokens."""
+
+
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
     requests: int
     succeeded: int
@@ -106,9 +117,12 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     late: Spread | None
     """How late an open loop's requests were sent."""
     goodput: Goodput | None
+    cost: Cost | None = None
 
 
-def figures(outcomes: Sequence[Outcome], *, unfinished: int = 0, slo: Slo | None = None) -> Figures:
+def figures(
+    outcomes: Sequence[Outcome], *, unfinished: int = 0, slo: Slo | None = None, cost_per_hour: float | None = None
+) -> Figures:
     good = [each for each in outcomes if each.error is None]
     seconds = _seconds(outcomes)
     output_tokens = sum(each.output_tokens for each in good)
@@ -146,6 +160,20 @@ def figures(outcomes: Sequence[Outcome], *, unfinished: int = 0, slo: Slo | None
         goodput=None
         if slo is None
         else Goodput(good=kept, share=kept / len(outcomes) if outcomes else 0.0, requests_per_second=per_second(kept)),
+        cost=None if cost_per_hour is None else _cost(cost_per_hour, seconds, output_tokens, input_tokens),
+    )
+
+
+def _cost(per_hour: float, seconds: float, output_tokens: int, input_tokens: int | None) -> Cost:
+    paid = per_hour * seconds / 3600
+
+    def per_million(tokens: int) -> float | None:
+        return paid / tokens * 1e6 if tokens else None
+
+    return Cost(
+        per_hour=per_hour,
+        per_million_output_tokens=per_million(output_tokens),
+        per_million_tokens=None if input_tokens is None else per_million(input_tokens + output_tokens),
     )
 
 

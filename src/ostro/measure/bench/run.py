@@ -35,6 +35,8 @@ class BenchOptions(msgspec.Struct, frozen=True, kw_only=True):
     processes: int
     slo: Slo | None
     self_test: bool
+    cost_per_hour: float | None = None
+    """The price of everything that serves the load."""
 
 
 class LevelRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,6 +78,7 @@ class Bench(msgspec.Struct, frozen=True, kw_only=True):
                 "timeout": options.timeout,
                 "processes": options.processes,
                 "slo": None if options.slo is None else options.slo.limits,
+                "cost_per_hour": options.cost_per_hour,
             },
             "machine": self.machine,
             "notes": self.notes,
@@ -131,7 +134,7 @@ def _run(
     unfinished = sum(share.unfinished for share in shares)
     found = LevelRun(
         level=level,
-        figures=figures(outcomes, unfinished=unfinished, slo=options.slo),
+        figures=figures(outcomes, unfinished=unfinished, slo=options.slo, cost_per_hour=options.cost_per_hour),
         burdens=[share.burden for share in shares],
         outcomes=outcomes,
     )

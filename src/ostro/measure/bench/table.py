@@ -51,6 +51,9 @@ def rows(levels: Sequence[LevelRun]) -> list[tuple[str, ...]]:
             row("goodput, req/s", lambda each: rate(each.goodput.requests_per_second) if each.goodput else "–")
         )
         found.append(row("within the SLO", lambda each: percent(each.goodput.share) if each.goodput else "–"))
+    if any_has("cost"):
+        found.append(row("cost/1M output", lambda each: _cost(each, "per_million_output_tokens")))
+        found.append(row("cost/1M in+out", lambda each: _cost(each, "per_million_tokens")))
     for label, name, _ in _LATENCIES:
         if any_has(name):
             found += [row(f"{label} {rank}", _ranked(name, rank)) for rank in _RANKS]
@@ -67,6 +70,11 @@ def _ranked(name: str, rank: str) -> Callable[[Figures], str]:
 
 def _rate(value: float | None) -> str:
     return "–" if value is None else rate(value)
+
+
+def _cost(figures: Figures, name: str) -> str:
+    value: float | None = getattr(figures.cost, name, None)
+    return "–" if value is None else f"{value:,.2f}" if value >= 1 else f"{value:.3g}"
 
 
 def _share(value: float | None) -> str:
