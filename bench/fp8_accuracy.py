@@ -32,6 +32,7 @@ from torch import Tensor
 from ostro import LLM, SamplingParams
 from ostro.config import EngineConfig
 from ostro.kernels.gpu.fp8 import FP8, LARGEST, quantize_rows_plain, widened
+from ostro.kernels.kv_cache import KVCache
 from ostro.kernels.paged_attention import PagedAttention, Piece
 from ostro.models.architecture import AttentionSpec
 from ostro.runner.torch_runner import TorchRunner
@@ -203,6 +204,9 @@ class RoundedKeys:
     ) -> Tensor:
         return self.context.attend(layer, q, self.rounding(k), self.rounding(v), spec, sinks)
 
+    def attend_stored(self, layer: int, q: Tensor, spec: AttentionSpec) -> Tensor:
+        return self.context.attend_stored(layer, q, spec)
+
 
 def apply(variant: Variant, model: Model) -> None:
     if (weights := variant.weights) is not None:
@@ -222,7 +226,7 @@ def predictions(model: Model, ids: list[int]) -> Tensor:
     """Log-probabilities of every token after each of the text's, [tokens - 1, vocabulary]."""
     shape = model.shape
     cache = torch.zeros(shape.num_layers, 2, shape.num_kv_heads, len(ids), shape.head_dim)
-    context = PagedAttention(cache, [Piece(0, 0, len(ids), range(len(ids)))], page_size=1)
+    context = PagedAttention(KVCache.of(cache), [Piece(0, 0, len(ids), range(len(ids)))], page_size=1)
     hidden = model(torch.tensor(ids), torch.arange(len(ids)), context)
     return model.logits(hidden[:-1]).log_softmax(-1)
 

@@ -275,6 +275,7 @@ def test_other_models_have_none_for_a_reason() -> None:
         None,
         "its layers run several times a token",
         "its router scales what experts read",
+        "its layers differ in their heads",
     }
 
 

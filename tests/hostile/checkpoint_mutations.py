@@ -135,6 +135,20 @@ CONFIGS: Mapping[str, Mapping[str, object]] = {
         "norm_topk_prob": True,
     },
     # Only torch runs these.
+    "gemma4": {
+        **_SIZES,
+        "architectures": ["Gemma4ForCausalLM"],
+        "num_hidden_layers": 3,
+        "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+        "sliding_window": 8,
+        "global_head_dim": 24,
+        "num_global_key_value_heads": 1,
+        "attention_k_eq_v": True,
+        "num_kv_shared_layers": 1,
+        "use_double_wide_mlp": True,
+        "hidden_size_per_layer_input": 8,
+        "vocab_size_per_layer_input": VOCAB,
+    },
     "llama4": {
         **_SIZES,
         **_EXPERTS,

@@ -8,7 +8,7 @@ import pytest
 from _pytest.mark import ParameterSet
 from jax_models import DEGREES, FAMILIES, ROWS, jax_runner
 from native_models import savable_model
-from tiny_configs import HRM_TEXT, MIXTURES
+from tiny_configs import BY_MODEL_TYPE, HRM_TEXT, MIXTURES, TORCH_ONLY
 
 from ostro.engine.core import EngineCore
 from ostro.engine.request import Request
@@ -69,7 +69,7 @@ def is_divisible(config: Mapping[str, object], ranks: int) -> bool:
 
 
 def test_all_families_are_here() -> None:
-    assert {*FAMILIES, *MIXTURES, "hrm_text"} == {family.model_type for family in ALL_FAMILIES}
+    assert {*FAMILIES, *MIXTURES, *TORCH_ONLY, "hrm_text"} == {family.model_type for family in ALL_FAMILIES}
     assert all(is_divisible(config, ranks) for config in FAMILIES.values() for ranks in DEGREES)
 
 
@@ -91,8 +91,10 @@ def test_tokens_are_those_of_the_torch_runner(family: str, tp: int) -> None:
     assert tokens == expected(family)
 
 
-def test_hrm_text_and_mixtures_of_experts_are_refused_by_name() -> None:
+def test_hrm_text_mixtures_of_experts_and_what_torch_alone_runs_are_refused_by_name() -> None:
     with pytest.raises(UnsupportedModel, match="HRM-Text"):
         jax_architecture(describe(HRM_TEXT))
     with pytest.raises(UnsupportedModel, match="mixtures of experts"):
         jax_architecture(describe(MIXTURES["olmoe"]))
+    with pytest.raises(UnsupportedModel, match="its layers differ in their heads"):
+        jax_architecture(describe(BY_MODEL_TYPE["gemma4_text"]))

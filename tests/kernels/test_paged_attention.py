@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ostro.kernels.decode_attention import Run, equally_spaced
+from ostro.kernels.kv_cache import KVCache
 from ostro.kernels.paged_attention import PagedAttention, Piece, reference_attention, runs, slots_of
 from ostro.models.architecture import AttentionSpec
 
@@ -36,7 +37,7 @@ def attention_step(pieces: list[Piece], *, masks: bool = True) -> tuple[PagedAtt
     cache = torch.randn(2, 2, KV_HEADS, slots, DIM)
     q = torch.randn(tokens, KV_HEADS * GROUP, DIM)
     k, v = torch.randn(2, tokens, KV_HEADS, DIM)
-    return PagedAttention(cache, pieces, PAGE, masks=masks), q, k, v
+    return PagedAttention(KVCache.of(cache), pieces, PAGE, masks=masks), q, k, v
 
 
 SPECS = [*(AttentionSpec(scale=1.0, window=size) for size in (None, 3, 10, 100))]
@@ -78,7 +79,8 @@ def test_much_shorter_runs_are_not_padded_to_the_longest() -> None:
 @given(steps())
 def test_keys_and_values_are_stored_where_the_pages_say_and_nowhere_else(pieces: list[Piece]) -> None:
     ctx, q, k, v = attention_step(pieces)
-    before = ctx.cache.clone()
+    [cache] = ctx.cache.stacks
+    before = cache.clone()
     ctx.attend(1, q, k, v, AttentionSpec(scale=1.0))
     where = [
         piece.pages[position // PAGE] * PAGE + position % PAGE
@@ -87,7 +89,7 @@ def test_keys_and_values_are_stored_where_the_pages_say_and_nowhere_else(pieces:
     ]
     assert slots_of(pieces, PAGE) == where
     before[1, 0][:, where], before[1, 1][:, where] = k.transpose(0, 1), v.transpose(0, 1)
-    assert torch.equal(ctx.cache, before)
+    assert torch.equal(cache, before)
 
 
 @pytest.mark.parametrize("spec", [AttentionSpec(scale=1.0, window=3), AttentionSpec(scale=1.0, chunk=4)])
@@ -95,9 +97,10 @@ def test_a_token_attends_from_the_first_position_of_its_window_or_chunk(spec: At
     for start in range(12):
         ctx, q, k, v = attention_step([Piece(0, start, 1, [0, 1, 2])])
         attended = ctx.attend(0, q, k, v, spec)
-        ctx.cache[0, 1, :, : spec.first(start)] = 1e6
+        keys, values = ctx.cache.layer(0)
+        values[:, : spec.first(start)] = 1e6
         assert torch.equal(ctx.attend(0, q, k, v, spec), attended)
-        ctx.cache[0, 0, :, spec.first(start)] += 1.0
+        keys[:, spec.first(start)] += 1.0
         assert not torch.equal(ctx.attend(0, q, k, v, spec), attended) or spec.first(start) == start
 
 

@@ -42,6 +42,8 @@ def test_a_count_that_is_none_is_refused_by_name(family: str, field: str) -> Non
     for wrong in WRONG:
         if field == "query_pre_attn_scalar" and wrong in (0.5, 2**31):
             continue  # A number like any other.
+        if field in ("hidden_size_per_layer_input", "num_kv_shared_layers") and wrong == 0:
+            continue  # There need not be any.
         with pytest.raises(BadCheckpoint, match=f"'{field}'"):
             describe({**CONFIGS[family], field: wrong})
 
@@ -50,7 +52,7 @@ def test_a_count_that_is_none_is_refused_by_name(family: str, field: str) -> Non
     ("family", "field"),
     [
         *((name, field) for name, config in CONFIGS.items() for field, value in config.items() if type(value) is float),
-        *((name, "rope_theta") for name in CONFIGS if not name.startswith("gpt")),
+        *((name, "rope_theta") for name in CONFIGS if not name.startswith(("gpt", "gemma4"))),
         ("gemma2", "query_pre_attn_scalar"),
         ("gemma3_text", "rope_local_base_freq"),
         ("gpt_neox", "rotary_emb_base"),
@@ -69,7 +71,7 @@ def test_more_than_a_head_never_rotates_nor_an_odd_part_of_it(family: str, facto
     """A partial_rotary_factor above one made the native core write beyond its buffers."""
     table = {"rope_type": "default", "partial_rotary_factor": factor}
     both = {"full_attention": table, "sliding_attention": table}
-    rope = both if family in ("gemma3_text", "olmo3") else table
+    rope = both if family in ("gemma3_text", "gemma4_text", "olmo3") else table
     with pytest.raises(BadCheckpoint, match="'partial_rotary_factor'"):
         describe({**CONFIGS[family], "rope_parameters": rope})
 
@@ -114,6 +116,45 @@ def test_numbers_that_do_not_agree_are_refused_by_name(changes: Config, field: s
 def test_layers_without_rope_that_do_not_fit_the_model_are_refused_by_name(wrong: object) -> None:
     with pytest.raises(BadCheckpoint, match="'no_rope_layers'"):
         describe({**LLAMA, "architectures": ["SmolLM3ForCausalLM"], "no_rope_layers": wrong})
+
+
+GEMMA4 = CONFIGS["gemma4_text"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"num_kv_shared_layers": 3}, "num_kv_shared_layers"),
+        ({"num_kv_shared_layers": 4}, "num_kv_shared_layers"),
+        ({"num_kv_shared_layers": 1000}, "num_kv_shared_layers"),
+        ({"vocab_size_per_layer_input": 31}, "vocab_size_per_layer_input"),
+        ({"attention_k_eq_v": True, "num_global_key_value_heads": 3}, "num_global_key_value_heads"),
+        ({"per_layer_config": []}, "per_layer_config"),
+        ({"per_layer_config": {"1": 8}}, "1"),
+        ({"per_layer_config": {"1": {"head_dim": 2**31}}}, "head_dim"),
+        ({"per_layer_config": {"1": {"num_key_value_heads": 3}}}, "num_key_value_heads"),
+        ({"per_layer_config": {"1": {"head_dim": 8}}}, "per_layer_config"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "proportional", "factor": 0}}}, "factor"),
+        ({"rope_parameters": {"full_attention": {"rope_theta": math.inf}}}, "rope_theta"),
+        ({"rope_parameters": {"full_attention": 7}}, "full_attention"),
+    ],
+)
+def test_layers_of_gemma_4_that_do_not_agree_are_refused_by_name(changes: Config, field: str) -> None:
+    with pytest.raises(BadCheckpoint, match=f"'{field}'"):
+        describe({**GEMMA4, **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({"enable_moe_block": True}, "enable_moe_block"),
+        ({"use_bidirectional_attention": "all"}, "bidirectional"),
+        ({"per_layer_config": {"0": {"sliding_window": 4}}}, "sliding_window"),
+    ],
+)
+def test_variants_of_gemma_4_that_are_not_served_are_refused_by_name(changes: Config, name: str) -> None:
+    with pytest.raises(UnsupportedModel, match=name):
+        describe({**GEMMA4, **changes})
 
 
 def test_a_width_of_rotation_that_is_odd_is_refused_by_name() -> None:

@@ -25,15 +25,15 @@ def test_the_families_that_run_natively_are_those_that_the_pages_name() -> None:
     torch_alone = [family for family in FAMILIES if not native(family.model_type)]
     assert {family.model_type for family in torch_alone} == {"hrm_text", *TORCH_ONLY}
     cpu, readme = ((ROOT / page).read_text() for page in ("docs/cpu.md", "README.md"))
-    assert "All families except Llama 4, HRM-Text and HRM run on the native core" in cpu
-    assert "On a CPU all families but Llama 4 and HRM run on the native core" in readme
+    assert "All families except Gemma 4, Llama 4, HRM-Text and HRM run on the native core" in cpu
+    assert "On a CPU all families but Gemma 4, Llama 4 and HRM run on the native core" in readme
 
 
 def test_the_families_with_a_layer_plan_for_fused_kernels_are_those_that_the_page_names() -> None:
     described = {family.model_type: describe(BY_MODEL_TYPE[family.model_type]) for family in FAMILIES}
     fused = {name for name, each in described.items() if isinstance(each, Architecture) and why_unfused(each) is None}
     assert described.keys() - fused == {"hrm_text", *TORCH_ONLY}
-    assert "All families except Llama 4 and HRM-Text run on these" in (ROOT / "docs/gpu.md").read_text()
+    assert "All families except Gemma 4, Llama 4 and HRM-Text run on these" in (ROOT / "docs/gpu.md").read_text()
 
 
 def test_the_page_on_levanter_names_every_type_that_is_served() -> None:

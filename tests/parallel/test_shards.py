@@ -8,7 +8,7 @@ import torch
 from dense_context import dense_logits
 from divided_models import FAMILIES, ThreadCollective, ThreadGroup, divided
 from native_models import ModelCheckpoint, savable_model
-from tiny_configs import HRM_TEXT, MIXTURES
+from tiny_configs import BY_MODEL_TYPE, HRM_TEXT, MIXTURES, TORCH_ONLY
 
 from ostro.errors import BadCheckpoint, BadRequest, UnsupportedModel
 from ostro.models.architecture import Architecture
@@ -29,7 +29,7 @@ def described(config: Mapping[str, object]) -> Architecture:
 
 
 def test_all_families_are_here() -> None:
-    assert {*FAMILIES, *MIXTURES, "hrm_text"} == {family.model_type for family in ALL_FAMILIES}
+    assert {*FAMILIES, *MIXTURES, *TORCH_ONLY, "hrm_text"} == {family.model_type for family in ALL_FAMILIES}
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 8])
@@ -129,7 +129,13 @@ def test_the_most_ranks_are_those_that_the_model_can_be_cut_for(
 
 
 UNDIVIDED = pytest.mark.parametrize(
-    ("config", "name"), [(HRM_TEXT, "HRM-Text"), (MIXTURES["olmoe"], "mixture of experts")], ids=["hrm_text", "olmoe"]
+    ("config", "name"),
+    [
+        (HRM_TEXT, "HRM-Text"),
+        (MIXTURES["olmoe"], "mixture of experts"),
+        (BY_MODEL_TYPE["gemma4_text"], "its layers differ in their heads"),
+    ],
+    ids=["hrm_text", "olmoe", "gemma4"],
 )
 
 

@@ -199,6 +199,46 @@ CASES: Mapping[str, Config] = {
         "rope_scaling": {"rope_type": "linear", "factor": 4.0},
         "sliding_window_pattern": 3,
     },
+    "gemma4": {
+        **GEMMA,
+        "model_type": "gemma4_text",
+        "hidden_size_per_layer_input": 0,
+        "global_head_dim": 32,
+        "num_global_key_value_heads": 1,
+        "attention_k_eq_v": True,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "final_logit_softcapping": 3.0,
+    },
+    "gemma4-inputs": {
+        **GEMMA,
+        "model_type": "gemma4_text",
+        "num_hidden_layers": 6,
+        "num_key_value_heads": 1,
+        "hidden_size_per_layer_input": 8,
+        "vocab_size_per_layer_input": 170,
+        "global_head_dim": 32,
+        "num_kv_shared_layers": 3,
+        "use_double_wide_mlp": True,
+        "layer_types": ["sliding_attention", "full_attention"] * 3,
+        "final_logit_softcapping": 30.0,
+    },
+    "gemma4-own-values": {
+        **GEMMA,
+        "model_type": "gemma4_text",
+        "num_hidden_layers": 6,
+        "hidden_size_per_layer_input": 0,
+        "global_head_dim": 24,
+        "attention_bias": True,
+        "rope_parameters": {
+            "full_attention": {
+                "rope_type": "proportional",
+                "partial_rotary_factor": 0.5,
+                "rope_theta": 500.0,
+                "factor": 2.0,
+            },
+            "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+        },
+    },
     "phi3": {**TINY, "model_type": "phi3", "sliding_window": 16},
     "phi3-partial-rotary": {**TINY, "model_type": "phi3", "partial_rotary_factor": 0.5},
     "phi3-longrope": {
@@ -394,7 +434,7 @@ def test_native_scores_equal_those_of_transformers(name: str, tmp_path: Path) ->
 @pytest.mark.parametrize(
     "name",
     [
-        *("mistral", "gemma2", "gemma3", "gpt2", "gpt_neox", "hrm_text", "llama4", "olmo2", "olmoe"),
+        *("mistral", "gemma2", "gemma3", "gemma4-inputs", "gpt2", "gpt_neox", "hrm_text", "llama4", "olmo2", "olmoe"),
         *("phi3-longrope", "qwen3"),
     ],
 )
@@ -423,7 +463,7 @@ def test_bfloat16_strays_from_float32_no_further_than_transformers_does(name: st
     assert (dense_logits(model, ids) - exact).abs().mean() < 1.2 * (rounded - exact).abs().mean()
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if not name.startswith(("gpt", "gemma3", "olmo3"))])
+@pytest.mark.parametrize("name", [name for name in CASES if not name.startswith(("gpt", "gemma3", "gemma4", "olmo3"))])
 def test_rope_frequencies_are_bit_for_bit_those_of_transformers(name: str) -> None:
     """A last-bit difference here is a visible angle at position 100,000."""
     config = ConfigReader(CASES[name])

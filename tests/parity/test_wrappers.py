@@ -82,6 +82,35 @@ CASES: Mapping[str, tuple[str, Config]] = {
             "mm_tokens_per_image": 4,
         },
     ),
+    "gemma4": (
+        "gemma4",
+        {
+            "text_config": {
+                **TEXT,
+                "model_type": "gemma4_text",
+                "num_hidden_layers": 4,
+                "sliding_window": 8,
+                "layer_types": ["sliding_attention", "full_attention"] * 2,
+                "global_head_dim": 32,
+                "num_kv_shared_layers": 2,
+                "hidden_size_per_layer_input": 8,
+                "vocab_size_per_layer_input": 160,
+            },
+            "vision_config": {
+                "hidden_size": 32,
+                "intermediate_size": 48,
+                "num_hidden_layers": 1,
+                "num_attention_heads": 2,
+                "num_key_value_heads": 2,
+                "head_dim": 16,
+                "patch_size": 4,
+            },
+            "audio_config": None,
+            "image_token_id": 151,
+            "video_token_id": 152,
+            "audio_token_id": 153,
+        },
+    ),
     "llama4": (
         "llama4",
         {

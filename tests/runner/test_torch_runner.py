@@ -25,7 +25,19 @@ LLAMA4: Mapping[str, object] = {
     "floor_scale": 8,
     "no_rope_layers": [1, 0],
 }
-CONFIGS = {"llama": LLAMA, "llama4": LLAMA4, "mistral": MISTRAL, "gemma2": GEMMA2}
+GEMMA4: Mapping[str, object] = {
+    **LLAMA,
+    "architectures": ["Gemma4ForCausalLM"],
+    "num_hidden_layers": 5,
+    "layer_types": ["sliding_attention", "full_attention", "full_attention", "sliding_attention", "full_attention"],
+    "sliding_window": 12,
+    "global_head_dim": 16,
+    "num_global_key_value_heads": 1,
+    "attention_k_eq_v": True,
+    "num_kv_shared_layers": 2,
+    "hidden_size_per_layer_input": 6,
+}
+CONFIGS = {"gemma4": GEMMA4, "llama": LLAMA, "llama4": LLAMA4, "mistral": MISTRAL, "gemma2": GEMMA2}
 FAMILIES = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 
 
@@ -112,6 +124,12 @@ def test_unpreempted_equals_preempted(config: Mapping[str, object]) -> None:
     core = engine(model, pages=14)
     assert run(core, prompts) == run(engine(model), prompts)
     assert core.scheduler.counters.preemptions > 0
+
+
+@FAMILIES
+def test_pages_take_the_memory_that_the_spec_says(config: Mapping[str, object]) -> None:
+    runner = TorchRunner(random_model(config, max_seq_len=512), page_size=4, num_pages=8)
+    assert sum(stack.nbytes for stack in runner.cache.stacks) == runner.spec.pages_bytes
 
 
 @pytest.mark.parametrize("length", [8, 11])

@@ -20,6 +20,12 @@ class DenseContext:
             past_k, past_v = self.cache[layer]
             k, v = torch.cat((past_k, k)), torch.cat((past_v, v))
         self.cache[layer] = (k, v)
+        return self._attend(q, k, v, spec, sinks)
+
+    def attend_stored(self, layer: int, q: Tensor, spec: AttentionSpec) -> Tensor:
+        return self._attend(q, *self.cache[layer], spec, None)
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, sinks: Tensor | None) -> Tensor:
         group = q.shape[1] // k.shape[1]
         keys, values = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
         scores = torch.einsum("qhd,khd->hqk", q.float(), keys.float()) * spec.scale

@@ -15,4 +15,9 @@ def telling(model: transformers.PreTrainedModel, *, seed: int = 0) -> transforme
                 parameter += 0.3 * noise
             else:
                 parameter.copy_(1.5 * noise / math.sqrt(parameter.shape[-1]))
+        # Numbers that are stored, but not trained.
+        trained = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+        for name, tensor in model.state_dict().items():
+            if name not in trained and tensor.is_floating_point():
+                tensor *= 1.0 + 0.3 * torch.rand(tensor.shape, generator=generator)
     return model.eval()

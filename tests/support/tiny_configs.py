@@ -73,7 +73,7 @@ MIXTURES: Mapping[str, Mapping[str, object]] = {
     },
 }
 """Families with experts."""
-TORCH_ONLY = frozenset({"llama4_text"})
+TORCH_ONLY = frozenset({"gemma4_text", "llama4_text"})
 """Families that only torch's modules run."""
 EXPERT_SIZES: Mapping[str, object] = {
     **EXPERTS,
@@ -128,6 +128,18 @@ BY_MODEL_TYPE: Mapping[str, Mapping[str, object]] = {
     "gemma": {**LLAMA, "architectures": ["GemmaForCausalLM"]},
     "gemma2": GEMMA2,
     "gemma3_text": {**GEMMA2, "architectures": ["Gemma3ForCausalLM"], "layer_types": ["full_attention"] * 2},
+    "gemma4_text": {
+        **LLAMA,
+        "architectures": ["Gemma4ForCausalLM"],
+        "num_hidden_layers": 4,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "sliding_window": 12,
+        "global_head_dim": 8,
+        "num_kv_shared_layers": 2,
+        "hidden_size_per_layer_input": 6,
+        "vocab_size_per_layer_input": 32,
+        "final_logit_softcapping": 10.0,
+    },
     "gpt2": GPT2,
     "gpt_neox": GPT_NEOX,
     "granite": GRANITE,
@@ -176,6 +188,6 @@ def with_eight_heads(config: Mapping[str, object]) -> Mapping[str, object]:
 DIVISIBLE: Mapping[str, Mapping[str, object]] = {
     name: with_eight_heads(config)
     for name, config in BY_MODEL_TYPE.items()
-    if name != "hrm_text" and name not in MIXTURES
+    if name != "hrm_text" and name not in MIXTURES and name not in TORCH_ONLY
 }
 """Every family that can be divided over devices."""

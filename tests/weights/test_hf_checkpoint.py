@@ -354,6 +354,19 @@ def test_a_multimodal_gemma_is_served_as_its_language_model(tmp_path: Path, stor
     }
 
 
+def test_keys_and_values_that_no_layer_of_gemma_4_reads_are_left_out(tmp_path: Path) -> None:
+    """Published checkpoints hold them, for layers that read those of earlier ones."""
+    config = {
+        "architectures": ["Gemma4ForConditionalGeneration"],
+        "model_type": "gemma4",
+        "text_config": {"model_type": "gemma4_text", "num_hidden_layers": 3, "num_kv_shared_layers": 1},
+    }
+    parts = [f"layers.{layer}.self_attn.{part}.weight" for layer in (1, 2) for part in ("q_proj", "k_proj", "v_norm")]
+    stored = [f"model.language_model.{part}" for part in parts]
+    stored += ["model.embed_vision.embedding_projection.weight", "model.audio_tower.layers.0.norm.weight"]
+    assert names_of(tmp_path, config, *stored) == {f"model.{part}" for part in parts[:4]}
+
+
 # --- pooling --------------------------------------------------------------------------------------------------------
 
 

@@ -1,8 +1,8 @@
 """Attention over the paged KV cache, in torch: a plain reference, and a path that reads the pages in place.
 
-The cache of all layers is one tensor, [layers, key or value, kv_heads, slots, head_dim]. A page is `page_size`
-consecutive slots, so consecutive pages form one run that attention reads as a strided view, without a copy. A sequence
-with several runs attends to each and merges the results by their log-sum-exps:
+A page is `page_size` consecutive slots of the cache (`kv_cache`), so consecutive pages form one run, which attention
+reads as a strided view, without a copy. A sequence with several runs attends to each and merges the results by their
+log-sum-exps:
 
     pages  [ 4  5  6 | 31 32 ]      runs  slots 64…112 and 496…528
 """
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ostro.kernels.decode_attention import DecodePlan, Partial, Run, flash, joined, with_sinks
+from ostro.kernels.kv_cache import KVCache
 from ostro.models.architecture import AttentionSpec
 
 
@@ -60,25 +61,33 @@ class PagedAttention:
     `masks` allows faster groupings that are exact only if all values in the cache are finite.
     """
 
-    def __init__(self, cache: Tensor, pieces: Sequence[Piece], page_size: int, *, masks: bool = True) -> None:
+    def __init__(self, cache: KVCache, pieces: Sequence[Piece], page_size: int, *, masks: bool = True) -> None:
         self.cache = cache
         self.pieces = pieces
         self.page_size = page_size
         self.masks = masks
-        self.slots = torch.tensor(slots_of(pieces, page_size), device=cache.device)
+        device = cache.stacks[0].device
+        self.slots = torch.tensor(slots_of(pieces, page_size), device=device)
         self._single = [piece for piece in pieces if piece.length == 1]
         self._several = [piece for piece in pieces if piece.length > 1]
-        self._single_rows = torch.tensor([piece.offset for piece in self._single], device=cache.device)
-        # By window and chunk, because these may differ between layers.
-        self._plans: dict[tuple[int | None, int | None], DecodePlan] = {}
+        self._single_rows = torch.tensor([piece.offset for piece in self._single], device=device)
+        # By stack, window and chunk, because these may differ between layers.
+        self._plans: dict[tuple[int, int | None, int | None], DecodePlan] = {}
 
     def attend(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, sinks: Tensor | None = None
     ) -> Tensor:
         self.store(layer, k, v)
+        return self._attend(layer, q, k, v, spec, sinks)
+
+    def attend_stored(self, layer: int, q: Tensor, spec: AttentionSpec) -> Tensor:
+        k, v = self.cache.layer(layer)[:, :, self.slots].transpose(1, 2)
+        return self._attend(layer, q, k, v, spec, None)
+
+    def _attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, sinks: Tensor | None) -> Tensor:
         # Query heads that share a KV head are adjacent.
         q = q.view(q.shape[0], k.shape[1], -1, q.shape[2])
-        if spec.softcap is not None or self.cache.device.type != "cpu":
+        if spec.softcap is not None or self.cache.device_type != "cpu":
             parts = [reference_attention(self, layer, q, piece, spec, sinks) for piece in self.pieces]
             return torch.cat(parts).flatten(1)
         if not self._several:
@@ -91,25 +100,27 @@ class PagedAttention:
         return out.flatten(1)
 
     def store(self, layer: int, k: Tensor, v: Tensor) -> None:
-        self.cache[layer, 0].index_copy_(1, self.slots, k.transpose(0, 1))
-        self.cache[layer, 1].index_copy_(1, self.slots, v.transpose(0, 1))
+        keys, values = self.cache.layer(layer)
+        keys.index_copy_(1, self.slots, k.transpose(0, 1))
+        values.index_copy_(1, self.slots, v.transpose(0, 1))
 
     def _decode(self, layer: int, q: Tensor, spec: AttentionSpec, sinks: Tensor | None) -> Tensor:
         """Single tokens, which see all of their sequence, window or chunk: causality needs no mask."""
-        key = spec.window, spec.chunk
+        stack, index = self.cache.cell(layer)
+        key = stack, spec.window, spec.chunk
         plan = self._plans.get(key)
         if plan is None:
-            plan = self._plans[key] = self._plan(spec)
-        part = plan.attend(layer, q, spec.scale)
+            plan = self._plans[key] = self._plan(self.cache.stacks[stack], spec)
+        part = plan.attend(index, q, spec.scale)
         return part[0] if sinks is None else with_sinks(part, sinks.view(q.shape[1:3]))
 
-    def _plan(self, spec: AttentionSpec) -> DecodePlan:
+    def _plan(self, stack: Tensor, spec: AttentionSpec) -> DecodePlan:
         found = [
             Run(low, high, row)
             for row, piece in enumerate(self._single)
             for low, high in runs(piece.pages, self.page_size, spec.first(piece.start), piece.end)
         ]
-        return DecodePlan(self.cache, found, len(self._single), masks=self.masks)
+        return DecodePlan(stack, found, len(self._single), masks=self.masks)
 
     def _prefill(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, piece: Piece, spec: AttentionSpec, sinks: Tensor | None
@@ -119,7 +130,7 @@ class PagedAttention:
             return reference_attention(self, layer, q, piece, spec, sinks)
         rows = slice(piece.offset, piece.offset + piece.length)
         queries, keys, values = (each[rows].transpose(0, 1).unsqueeze(0) for each in (q.flatten(1, 2), k, v))
-        cached = self.cache[layer].unsqueeze(1)
+        cached = self.cache.layer(layer).unsqueeze(1)
         parts = [
             flash(queries, cached[0][:, :, low:high], cached[1][:, :, low:high], spec.scale)
             for low, high in runs(piece.pages, self.page_size, 0, piece.start)
@@ -141,7 +152,7 @@ def reference_attention(
     """
     first = spec.first(piece.start)
     where = [slot for low, high in runs(piece.pages, ctx.page_size, first, piece.end) for slot in range(low, high)]
-    keys, values = ctx.cache[layer][:, :, None, torch.tensor(where, device=q.device)].unbind(0)
+    keys, values = ctx.cache.layer(layer)[:, :, None, torch.tensor(where, device=q.device)].unbind(0)
     queries = q[piece.offset : piece.offset + piece.length].permute(1, 2, 0, 3)
     scores = (queries @ keys.transpose(-1, -2)).float() * spec.scale
     if spec.softcap is not None:

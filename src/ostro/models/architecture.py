@@ -41,6 +41,14 @@ class StoredTensor(NamedTuple):
     """Whether it holds one such matrix or vector per expert; its first dimension numbers them."""
 
 
+class Heads(NamedTuple):
+    """Of one layer's attention."""
+
+    kv: int
+    """0 for a layer that reads another's keys and values."""
+    dim: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
     """The sizes that a runner needs to allocate memory."""
@@ -53,6 +61,14 @@ class ModelShape:
     head_dim: int
     max_seq_len: int
     """The context length to serve; may be shorter than the model's own."""
+    layer_heads: tuple[Heads, ...] = ()
+    """One for each layer, if they differ; `num_kv_heads` and `head_dim` are then some layers' only."""
+
+    def of_layer(self, layer: int) -> "ModelShape":
+        """The same with this layer's heads."""
+        if not self.layer_heads:
+            return self
+        return replace(self, num_kv_heads=self.layer_heads[layer].kv, head_dim=self.layer_heads[layer].dim)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +185,14 @@ class Attention:
     rope: int | None
     """Index of the model's rope that rotates queries and keys; None for no rotation."""
     qk_norm: QKNorm | None = None
+    value_norm: Norm | None = None
+    """Of each head's values, without a weight."""
+    values_are_keys: bool = False
+    """Whether values are what keys are before they are normed and rotated; `qkv` has none then."""
+    kv_layer: int | None = None
+    """An earlier layer whose keys and values it reads; `qkv` has queries alone then."""
+    query_norm: Norm | None = None
+    """Of each head's queries, where there are no keys."""
     sinks: Sinks | None = None
     query_scaling: QueryScaling | None = None
 
@@ -307,6 +331,46 @@ class Experts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LayerInput:
+    """x += norm(output(act(gate(x)) * input)), with a layer's part of `LayerInputs`, after its MLP."""
+
+    gate: Projection
+    output: Projection
+    norm: Norm
+    activation: Activation
+
+    def tensors(self) -> Iterator[StoredTensor]:
+        yield from self.gate.tensors()
+        yield from self.output.tensors()
+        yield from self.norm.tensors()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerInputs:
+    """A further input of each layer, where x is the token's embedding:
+
+        scale * (norm(projection_scale * projection(x)) + table_scale * table(id))
+
+    Projection and table have the parts of all layers one after the other.
+    """
+
+    table: Part
+    """A row per token."""
+    width: int
+    """Of a layer's part."""
+    projection: Projection
+    norm: Norm
+    table_scale: float
+    projection_scale: float
+    scale: float
+
+    def tensors(self) -> Iterator[StoredTensor]:
+        yield StoredTensor(f"{self.table.name}.weight", (self.table.rows, self.projection.rows))
+        yield from self.projection.tensors()
+        yield from self.norm.tensors()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
     attention: Attention
     mlp: MLP | Experts
@@ -318,6 +382,9 @@ class Layer:
     """Multiplies the outputs of attention and MLP before they are added to the residual stream."""
     parallel: bool = False
     """Whether the MLP reads the same input as attention, without attention's output added."""
+    input: LayerInput | None = None
+    stream_scale: str | None = None
+    """The name of a stored number that multiplies the stream after the layer."""
 
     @property
     def norms(self) -> tuple[Norm, ...]:
@@ -346,6 +413,12 @@ class Layer:
             yield from self.attention.qk_norm.tensors()
         if self.attention.sinks is not None:
             yield from self.attention.sinks.tensors()
+        if self.attention.query_norm is not None:
+            yield from self.attention.query_norm.tensors()
+        if self.input is not None:
+            yield from self.input.tensors()
+        if self.stream_scale is not None:
+            yield StoredTensor(self.stream_scale, (1,))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -382,6 +455,7 @@ class Architecture:
     head: Head | None
     """None for a backbone that was saved without a head, like an embedding model's."""
     ropes: tuple[RopeSettings, ...] = ()
+    layer_inputs: LayerInputs | None = None
     backbone: str = "model"
     """The family's prefix of all tensor names but the head's."""
 
@@ -389,6 +463,11 @@ class Architecture:
     def widest(self) -> int:
         """The longest row that a layer computes per token."""
         return max(max(layer.mlp.width, layer.attention.output.columns) for layer in self.layers)
+
+    def rope_head_dim(self, rope: int) -> int:
+        """The width of the heads that one of the ropes rotates."""
+        rotated = (index for index, layer in enumerate(self.layers) if layer.attention.rope == rope)
+        return self.shape.of_layer(next(rotated, 0)).head_dim
 
     @property
     def expert_width(self) -> int:
@@ -407,6 +486,8 @@ class Architecture:
         if self.embedding.positions is not None:
             positions = self.embedding.positions
             yield StoredTensor(f"{positions.name}.weight", (positions.rows, self.shape.hidden_size))
+        if self.layer_inputs is not None:
+            yield from self.layer_inputs.tensors()
         for layer in self.layers:
             yield from layer.tensors()
         yield from self.norm.tensors()

@@ -32,6 +32,8 @@ class Family:
     """
     tied: bool = False
     """Whether the head is tied to the embedding if config.json does not say."""
+    unread: Callable[[ConfigReader], frozenset[str]] | None = None
+    """The modules that checkpoints hold though nothing reads them."""
     gguf: GgufNames | None = None
     """None if GGUF has no such family."""
     levanter: tuple[LevanterNames, ...] = ()

@@ -21,6 +21,7 @@ _FILES = (
     "gemma",
     "gemma2",
     "gemma3",
+    "gemma4",
     "glm4",
     "gpt2",
     "gpt_neox",

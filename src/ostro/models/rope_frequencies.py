@@ -49,6 +49,13 @@ def _linear(periods: Floats, settings: RopeSettings, max_seq_len: int) -> RopeFr
     return RopeFrequencies(_ONE / periods / np.float32(settings.table.number("factor")), 1.0)
 
 
+def _proportional(periods: Floats, settings: RopeSettings, max_seq_len: int) -> RopeFrequencies:
+    """The first pairs of a head turn as if all of them did, and the others not at all."""
+    frequencies = _ONE / periods / np.float32(settings.table.number("factor", 1.0))
+    frequencies[settings.turning_dim(2 * len(periods)) // 2 :] = 0
+    return RopeFrequencies(frequencies, 1.0)
+
+
 def _llama3(periods: Floats, settings: RopeSettings, max_seq_len: int) -> RopeFrequencies:
     """Slows slow rotations further, keeps fast ones, and blends those in between."""
     table, frequencies = settings.table, _ONE / periods
@@ -107,4 +114,5 @@ _SCALINGS: Mapping[str, Callable[[Floats, RopeSettings, int], RopeFrequencies]] 
     "llama3": _llama3,
     "yarn": _yarn,
     "longrope": _longrope,
+    "proportional": _proportional,
 }

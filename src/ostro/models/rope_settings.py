@@ -11,7 +11,7 @@ from ostro.errors import BadCheckpoint, UnsupportedModel
 from ostro.models.config import ConfigReader
 from ostro.models.limits import FACTOR, MOST_POSITIONS, THETA
 
-ROPE_KINDS = frozenset({"default", "dynamic", "linear", "llama3", "yarn", "longrope"})
+ROPE_KINDS = frozenset({"default", "dynamic", "linear", "llama3", "yarn", "longrope", "proportional"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +37,11 @@ class RopeSettings:
 
     def rotary_dim(self, head_dim: int) -> int:
         """The leading dimensions of a head that rotate; the rest pass through."""
+        # All do if it is proportional: most of them by no angle.
+        return head_dim if self.kind == "proportional" else self.turning_dim(head_dim)
+
+    def turning_dim(self, head_dim: int) -> int:
+        """Dimensions of a head whose angles depend on the position."""
         return int(head_dim * self.table.number("partial_rotary_factor", 1.0))
 
     def default_context(self) -> int:
@@ -81,7 +86,7 @@ def checked_rope(rope: RopeSettings, head_dim: int) -> RopeSettings:
         raise UnsupportedModel(f"Rope scaling {rope.kind!r} is not known; known are {', '.join(sorted(ROPE_KINDS))}.")
     table.within("rope_theta", THETA, 10000.0)
     share = table.number("partial_rotary_factor", 1.0, least=1e-3, most=1.0)
-    rotated = rope.rotary_dim(head_dim)
+    rotated = rope.turning_dim(head_dim)
     if rotated < 2 or rotated % 2:
         raise BadCheckpoint(
             f"{table.source}: 'partial_rotary_factor' is {share} and heads are {head_dim} wide, so that {rotated} of "
@@ -96,6 +101,10 @@ def checked_rope(rope: RopeSettings, head_dim: int) -> RopeSettings:
 
 def _check_linear(rope: RopeSettings, rotated: int) -> None:
     rope.table.within("factor", FACTOR)
+
+
+def _check_proportional(rope: RopeSettings, rotated: int) -> None:
+    rope.table.within("factor", FACTOR, 1.0)
 
 
 def _check_llama3(rope: RopeSettings, rotated: int) -> None:
@@ -132,6 +141,7 @@ _SCALING_CHECKS: Mapping[str, Callable[[RopeSettings, int], None]] = {
     "linear": _check_linear,
     "llama3": _check_llama3,
     "longrope": _check_longrope,
+    "proportional": _check_proportional,
     "yarn": _check_yarn,
 }
 

@@ -5,6 +5,10 @@ from ostro.models.architecture import Architecture, Experts, Layer
 
 def torch_only(described: Architecture) -> str | None:
     """The first such part of a model, as a reason; None if there is none."""
+    if described.shape.layer_heads:
+        return "its layers differ in their heads"
+    if described.layer_inputs is not None:
+        return "its layers have inputs of their own"
     return next(filter(None, map(_torch_only, described.layers)), None)
 
 
@@ -18,4 +22,10 @@ def _torch_only(layer: Layer) -> str | None:
         return "its queries are scaled by position"
     if attention.qk_norm is not None and not attention.qk_norm.query.weighted:
         return "its norms of queries and keys have no weights"
+    if attention.value_norm is not None:
+        return "its values are normed"
+    if attention.values_are_keys:
+        return "its values are its keys"
+    if layer.stream_scale is not None:
+        return "a stored number scales each layer's result"
     return None

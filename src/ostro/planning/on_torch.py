@@ -68,7 +68,7 @@ def _on_host(
     check_torch_format(described, config.quantize)
     itemsize, ranks = _ITEMSIZE[dtype], config.tensor_parallel
     own, shape = _rank(stored, described, ranks)
-    weights = _count(own, config, itemsize, ranks, experts=_expert_tensors(described))
+    weights = _count(own, config, itemsize, ranks, one_layout=_in_one_layout(described))
     # Each rank unpacks whole tensors, of which it then keeps its part.
     unpacked = ranks * _unpacked_bytes(stored)
     shared = (ranks - 1) * _SHARED
@@ -216,11 +216,15 @@ class _Weights:
     """Peak size of weights waiting to be quantized."""
 
 
-def _expert_tensors(described: Description) -> frozenset[str]:
-    """Names of all experts' matrices, with and without the backbone's prefix."""
+def _in_one_layout(described: Description) -> frozenset[str]:
+    """Names of matrices that get no second layout, with and without the backbone's prefix: experts, and rows that are
+    looked up.
+    """
     if not isinstance(described, Architecture):
         return frozenset()
     names = [f"{name}.weight" for name in expert_names(described)]
+    if described.layer_inputs is not None:
+        names.append(f"{described.layer_inputs.table.name}.weight")
     return frozenset(names).union(name.removeprefix(f"{described.backbone}.") for name in names)
 
 
@@ -229,11 +233,11 @@ def _count(
     config: ResolvedConfig,
     itemsize: int,
     copies: int = 1,
-    experts: frozenset[str] = frozenset(),
+    one_layout: frozenset[str] = frozenset(),
     kept: Mapping[str, Form] | None = None,
 ) -> _Weights:
-    """For as many equal ranks as `copies`, in the same memory. Experts' matrices have no second layout. Those that are
-    `kept` are not widened.
+    """For as many equal ranks as `copies`, in the same memory. Those of `one_layout` have no second one, and those that
+    are `kept` are not widened.
     """
     quantize, few_bits, tensors = config.quantize, config.quantize in ("int8", "int4"), stored.tensors
     adapters = adapter_values(config, tensors)
@@ -242,7 +246,7 @@ def _count(
     staged = 0 if not few_bits else sum(plain) if config.adapters else max(plain, default=0)
     return _Weights(
         kept=copies * (sum(_kept_bytes(tensor, quantize, itemsize, kept) for tensor in tensors) + adapters * itemsize),
-        kept_plain=copies * itemsize * sum(t.values for t in tensors if len(t.shape) == 2 and t.name not in experts)
+        kept_plain=copies * itemsize * sum(t.values for t in tensors if len(t.shape) == 2 and t.name not in one_layout)
         if quantize == "none"
         else 0,
         staged=staged,

@@ -8,6 +8,7 @@ from torch import nn
 from ostro.backends import BACKENDS
 from ostro.config import DType
 from ostro.errors import BadRequest
+from ostro.torch_models.layers import HeadNorm
 
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 # Quantized integers, which are not parameters: see `runner.quantize`. A byte holds two 4-bit values.
@@ -49,8 +50,9 @@ def format_name(dtype: torch.dtype) -> str:
 def weight_formats(model: nn.Module) -> list[str]:
     """The formats of a loaded model's matrices, the most common first."""
     counts: Counter[str] = Counter()
+    norms = {id(module.weight) for module in model.modules() if isinstance(module, HeadNorm)}
     for parameter in model.parameters():
-        if parameter.dim() > 1:
+        if parameter.dim() > 1 and id(parameter) not in norms:
             counts[format_name(parameter.dtype)] += parameter.numel()
     for name, buffer in model.named_buffers():
         if name.endswith("weight") and buffer.dtype in _PACKED:

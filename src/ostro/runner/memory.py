@@ -1,12 +1,13 @@
 """How many KV cache pages fit into memory. Needs only a model's shape; allocates nothing, and plans without torch."""
 
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
 
 from ostro.errors import BadRequest, ModelError
 from ostro.machine import free_memory
-from ostro.models.architecture import ModelShape
+from ostro.models.architecture import Heads, ModelShape
 
 # Share of the memory left after loading the weights; the rest is for activations and other processes.
 _SHARE = 0.4
@@ -34,11 +35,14 @@ class Shape(Protocol):
     def head_dim(self) -> int: ...
     @property
     def max_seq_len(self) -> int: ...
+    @property
+    def layer_heads(self) -> Sequence[Heads]: ...
 
 
 def page_bytes(shape: Shape, page_size: int, itemsize: int, slot_bytes: int = 0) -> int:
     """`slot_bytes` is the overhead per head of a token's key or value, beyond its numbers."""
-    return shape.num_layers * 2 * shape.num_kv_heads * page_size * (shape.head_dim * itemsize + slot_bytes)
+    heads = shape.layer_heads or [Heads(shape.num_kv_heads, shape.head_dim)] * shape.num_layers
+    return 2 * page_size * sum(kv * (dim * itemsize + slot_bytes) for kv, dim in heads)
 
 
 def second_layout_fits(nbytes: int, free: int) -> bool:

@@ -1,8 +1,8 @@
 """Quantizes a model's matrices to 8 or 4 bits on a CPU, each as soon as it is loaded: the whole model never exists in
 float32. Norms and biases are unchanged.
 
-With 4 bits, only the layers' projections, most of a model, are 4-bit. The embedding and the head keep 8 bits, because
-they distinguish tokens, as do matrices whose rows do not divide into groups.
+With 4 bits, only the layers' projections, most of a model, are 4-bit. Embeddings and the head keep 8 bits, because they
+distinguish tokens, and so do what stands outside of layers and matrices whose rows do not divide into groups.
 """
 
 import mmap
@@ -64,6 +64,7 @@ class PackedEmbedding(Embedding):
 
 
 _PACKED = (PackedLinear, PackedEmbedding)
+_IN_EIGHT_BITS = ("lm_head", "layer_inputs.projection")
 
 
 def quantized_on_the_way(
@@ -135,7 +136,7 @@ class _Packer:
 
     def pack(self, path: str) -> None:
         plain = self._matrices.pop(path)
-        packed = _packed(plain, self._bits if path != "lm_head" else "int8")
+        packed = _packed(plain, "int8" if path.endswith(_IN_EIGHT_BITS) else self._bits)
         for parent, name in self._homes[id(plain)]:
             setattr(parent, name, packed)
         if path in self._stages:

@@ -6,11 +6,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ostro.kernels.kv_cache import KVCache
 from ostro.kernels.paged_attention import PagedAttention
 from ostro.machine import free_memory
 from ostro.runner.memory import second_layout_fits
 from ostro.runner.step_plan import Forward, Logits
 from ostro.torch_models.base import Model
+from ostro.torch_models.layer_inputs import Table
 from ostro.torch_models.layers import Matrix
 from ostro.torch_models.lora import Adapters
 
@@ -23,7 +25,8 @@ class TorchPart:
         shape, parameter = model.shape, next(model.parameters())
         self.model, self.adapters, self.page_size = model, adapters, page_size
         self.device = parameter.device
-        self.cache = _zeros((shape.num_layers, 2, shape.num_kv_heads, num_pages * page_size, shape.head_dim), parameter)
+        heads = [(own.num_kv_heads, own.head_dim) for own in map(shape.of_layer, range(shape.num_layers))]
+        self.cache = KVCache.of_heads(heads, num_pages * page_size, lambda sizes: _zeros(sizes, parameter))
         self._packed, self._ranks = False, ranks
         self._hidden = parameter.new_empty(0)
 
@@ -56,7 +59,8 @@ class TorchPart:
     def _pack_weights(self) -> None:
         """Trades memory for speed once several tokens are computed together, unless memory is short."""
         self._packed = True
-        matrices = [module for module in self.model.modules() if isinstance(module, Matrix)]
+        modules = self.model.modules()
+        matrices = [each for each in modules if isinstance(each, Matrix) and not isinstance(each, Table)]
         # The other ranks want as much of the same memory.
         size = self._ranks * sum(matrix.weight.nbytes for matrix in matrices)
         if self.device.type == "cpu" and second_layout_fits(size, free_memory()):
@@ -66,9 +70,7 @@ class TorchPart:
     def _copy_pages(self, copies: Sequence[tuple[int, int]]) -> None:
         size = self.page_size
         for source, target in copies:
-            self.cache[..., target * size : (target + 1) * size, :] = self.cache[
-                ..., source * size : (source + 1) * size, :
-            ]
+            self.cache.copy(source * size, target * size, size)
 
 
 def _zeros(shape: tuple[int, ...], like: Tensor) -> Tensor:

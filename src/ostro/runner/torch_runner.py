@@ -15,6 +15,7 @@ from ostro.engine.drafter import MOST_DRAFTS
 from ostro.engine.profile import Profiler
 from ostro.engine.request import Task
 from ostro.engine.runner import RunnerSpec, Step, StepOutput, TokenLogprob
+from ostro.kernels.kv_cache import KVCache
 from ostro.kernels.paged_attention import Piece
 from ostro.runner.devices import format_name, weight_formats
 from ostro.runner.memory import page_bytes
@@ -88,7 +89,7 @@ class TorchRunner:
         return TorchProfiler(self.device)
 
     @property
-    def cache(self) -> Tensor:
+    def cache(self) -> KVCache:
         return self._part.cache
 
     @property

@@ -28,6 +28,10 @@ class AttentionContext(Protocol):
         """
         ...
 
+    def attend_stored(self, layer: int, q: Tensor, spec: AttentionSpec) -> Tensor:
+        """The same for keys and values that `attend` has stored in this step."""
+        ...
+
 
 class Model(Module, ABC):
     """A decoder. `forward` takes all tokens of a step, flattened, and returns their final hidden states."""

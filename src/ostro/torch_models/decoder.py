@@ -8,6 +8,7 @@ from ostro.models import architecture as arch
 from ostro.models.cut import vocabulary_share
 from ostro.torch_models.base import AttentionContext, Model, Module
 from ostro.torch_models.experts import Experts
+from ostro.torch_models.layer_inputs import LayerInput, LayerInputs
 from ostro.torch_models.layers import (
     Attention,
     CutEmbedding,
@@ -18,8 +19,10 @@ from ostro.torch_models.layers import (
     PlainMLP,
     Projection,
     RMSNorm,
+    Scalar,
     norm_module,
 )
+from ostro.torch_models.reading_attention import ReadingAttention
 from ostro.torch_models.rope import Rotary, Rotation
 from ostro.torch_models.shard import Shard
 
@@ -31,27 +34,45 @@ class DecoderLayer(Module):
         """`shape` is that of the whole model."""
         super().__init__()
         self.attention_norm = _norm(described.attention_norm)
-        self.self_attn = Attention(described.attention, index, shape, shard)
+        self.self_attn = _attention(described.attention, index, shape, shard)
         self.attention_post_norm = _norm(described.attention_post_norm)
         is_shared = described.mlp_norm is not None and described.mlp_norm == described.attention_norm
         self.mlp_norm = self.attention_norm if is_shared else _norm(described.mlp_norm)
         self.mlp = _mlp(described.mlp, shard)
         self.mlp_post_norm = _norm(described.mlp_post_norm)
         self.residual_scale, self.parallel = described.residual_scale, described.parallel
+        self.input = None if described.input is None else LayerInput(described.input)
+        self.stream_scale = None if described.stream_scale is None else Scalar(described.stream_scale)
 
     def forward(
-        self, x: Tensor, rotation: Rotation | None, ctx: AttentionContext, query_scales: Tensor | None = None
+        self,
+        x: Tensor,
+        rotation: Rotation | None,
+        ctx: AttentionContext,
+        query_scales: Tensor | None = None,
+        own: Tensor | None = None,
     ) -> Tensor:
+        """`own` is the layer's part of the `LayerInputs`."""
         before = x.clone() if self.parallel else x
         normed = x if self.attention_norm is None else self.attention_norm(x)
         added = self.self_attn(normed, rotation, ctx, query_scales)
         x += self._scaled(added if self.attention_post_norm is None else self.attention_post_norm(added))
         added = self.mlp(before if self.mlp_norm is None else self.mlp_norm(before))
         x += self._scaled(added if self.mlp_post_norm is None else self.mlp_post_norm(added))
-        return x
+        if self.input is not None:
+            x += self.input(x, own)
+        return x if self.stream_scale is None else x.mul_(self.stream_scale.weight)
 
     def _scaled(self, added: Tensor) -> Tensor:
         return added if self.residual_scale == 1.0 else added.mul_(self.residual_scale)
+
+
+def _attention(
+    described: arch.Attention, index: int, shape: arch.ModelShape, shard: Shard | None
+) -> Attention | ReadingAttention:
+    if described.kv_layer is None:
+        return Attention(described, index, shape, shard)
+    return ReadingAttention(described, described.kv_layer, shape)
 
 
 def _mlp(described: arch.MLP | arch.Experts, shard: Shard | None) -> GatedMLP | PlainMLP | Experts:
@@ -80,9 +101,11 @@ class Backbone(Module):
         )
         self.norm = norm_module(described.norm)
         self.ropes = nn.ModuleList(
-            Rotary(rope, head_dim=shape.head_dim, max_seq_len=shape.max_seq_len) for rope in described.ropes
+            Rotary(rope, head_dim=described.rope_head_dim(index), max_seq_len=shape.max_seq_len)
+            for index, rope in enumerate(described.ropes)
         )
         self.rope_of_layer = [layer.attention.rope for layer in described.layers]
+        self.layer_inputs = None if described.layer_inputs is None else LayerInputs(described.layer_inputs)
         self.scaling_of_layer = [layer.attention.query_scaling for layer in described.layers]
 
     def embed(self, ids: Tensor, positions: Tensor) -> Tensor:
@@ -93,8 +116,11 @@ class Backbone(Module):
         x = self.embed(ids, positions)
         rotations = [rope(positions, x.dtype) for rope in self.ropes]
         scales = {scaling: _query_scales(scaling, positions, x.dtype) for scaling in {*self.scaling_of_layer}}
-        for layer, rope, scaling in zip(self.layers, self.rope_of_layer, self.scaling_of_layer, strict=True):
-            x = layer(x, None if rope is None else rotations[rope], ctx, scales[scaling])
+        inputs = None if self.layer_inputs is None else self.layer_inputs(ids, x)
+        kinds = zip(self.layers, self.rope_of_layer, self.scaling_of_layer, strict=True)
+        for index, (layer, rope, scaling) in enumerate(kinds):
+            own = None if inputs is None else inputs[:, index]
+            x = layer(x, None if rope is None else rotations[rope], ctx, scales[scaling], own)
         return self.norm(x)
 
 

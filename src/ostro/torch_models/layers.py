@@ -334,6 +334,18 @@ class Sinks(Weighted):
         return {self.described.name: Place(self.weight.data)}
 
 
+class Scalar(Weighted):
+    """A single number."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.weight = parameter(1)
+        self.name = name
+
+    def places(self, path: str) -> dict[str, Place]:
+        return {self.name: Place(self.weight.data)}
+
+
 class Attention(Module):
     """Grouped-query attention. Norms and rotation process queries and keys together."""
 
@@ -342,6 +354,7 @@ class Attention(Module):
     ) -> None:
         """`shape` is that of the whole model."""
         super().__init__()
+        shape = shape.of_layer(layer)
         qkv: Share | None = None
         output: Share | None = None
         if shard is not None:
@@ -352,8 +365,10 @@ class Attention(Module):
         self.layer, self.spec, self.head_dim = layer, described.spec, shape.head_dim
         self.q_and_k = (shape.num_heads, shape.num_kv_heads)
         self.qk_and_v = (shape.num_heads + shape.num_kv_heads, shape.num_kv_heads)
+        self.values_are_keys = described.values_are_keys
         self.qkv_proj = Projection(described.qkv, qkv)
         self.qk_norm = _qk_norm(described.qk_norm, shape, shard)
+        self.value_norm = None if described.value_norm is None else UnweightedNorm(described.value_norm)
         self.sinks = None if described.sinks is None else Sinks(described.sinks)
         self.o_proj = Projection(described.output, output, shard)
 
@@ -362,7 +377,12 @@ class Attention(Module):
     ) -> Tensor:
         """`query_scales` are a factor per token, [tokens, 1, 1]."""
         heads = self.qkv_proj(x).view(x.shape[0], -1, self.head_dim)
-        qk, v = heads.split_with_sizes(self.qk_and_v, 1)
+        if self.values_are_keys:
+            qk, v = heads, heads[:, self.q_and_k[0] :]
+        else:
+            qk, v = heads.split_with_sizes(self.qk_and_v, 1)
+        if self.value_norm is not None:
+            v = self.value_norm(v)
         if self.qk_norm is not None:
             qk = self.qk_norm(qk)
         if rotation is not None:

@@ -191,6 +191,7 @@ def renamer(config: dict[str, object]) -> Callable[[str], str | None]:
     family, tied = family_of(config), bool(config["tie_word_embeddings"])
     if is_encoder(config) and isinstance(described := describe(config), Encoder):
         return encoder_renamer(described)
+    unread = family.unread(ConfigReader(config)) if family is not None and family.unread is not None else ()
     backbone, head = ("model.", "lm_head.") if family is None else (f"{family.backbone}.", f"{family.head}.")
 
     def rename(name: str) -> str | None:
@@ -199,7 +200,8 @@ def renamer(config: dict[str, object]) -> Callable[[str], str | None]:
         name = _WRAPPED.sub("model.", name).removeprefix("language_model.")
         if _OTHER_SENSES.match(name) or _BUFFERS.fullmatch(name) or (tied and name == f"{head}weight"):
             return None
-        return name if name.startswith((backbone, head)) else backbone + name
+        full = name if name.startswith((backbone, head)) else backbone + name
+        return None if full.rpartition(".")[0] in unread else full
 
     return rename
 

@@ -287,7 +287,7 @@ class HubLayer:
 def hub_layers(config: ConfigReader, shape: ModelShape, *, norm_offset: float = 0.0) -> Iterator[HubLayer]:
     """For a config with `rms_norm_eps`."""
     eps, inner = config.within("rms_norm_eps", EPS), config.integer("intermediate_size", most=MOST_INNER)
-    return (HubLayer(index, shape, eps, inner, norm_offset) for index in range(shape.num_layers))
+    return (HubLayer(index, shape.of_layer(index), eps, inner, norm_offset) for index in range(shape.num_layers))
 
 
 def decoder(
@@ -303,11 +303,14 @@ def decoder(
 ) -> Architecture:
     """The usual embedding, final norm and head around a family's layers, for a config with `rms_norm_eps`."""
     tied = config.flag("tie_word_embeddings")
-    return Architecture(
+    described = Architecture(
         shape=shape,
         embedding=Embedding(name="model.embed_tokens", scale=embedding_scale),
         layers=tuple(layers),
         norm=Norm("model.norm", shape.hidden_size, config.within("rms_norm_eps", EPS), offset=norm_offset),
         head=Head(name=None if tied else "lm_head", scale=logit_scale, softcap=logit_softcap),
-        ropes=tuple(checked_rope(rope, shape.head_dim) for rope in ropes or [rope_settings(config)]),
+        ropes=tuple(ropes or [rope_settings(config)]),
     )
+    for index, rope in enumerate(described.ropes):
+        checked_rope(rope, described.rope_head_dim(index))
+    return described

@@ -14,6 +14,8 @@ def why_unfused(described: Architecture) -> str | None:
 
 def why_plain_attention(described: Architecture) -> str | None:
     """The reason why torch's plain attention runs a model on a GPU, without graphs; None if kernels do."""
+    if described.shape.layer_heads:
+        return "its layers differ in their heads"
     served = described.shape.max_seq_len
     chunks = {layer.attention.spec.chunk for layer in described.layers} - {None}
     if any(chunk is not None and chunk < served for chunk in chunks):

@@ -32,6 +32,7 @@ from ostro.torch_models.layers import (
     RMSNorm,
     WidthNorm,
 )
+from ostro.torch_models.reading_attention import ReadingAttention
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,7 +231,8 @@ def _dense(mlp: GatedMLP | PlainMLP, described: arch.MLP) -> MlpPlan:
     )
 
 
-def _attention(attention: Attention, described: arch.Attention) -> AttentionPlan:
+def _attention(attention: Attention | ReadingAttention, described: arch.Attention) -> AttentionPlan:
+    assert isinstance(attention, Attention), "fused kernels store every layer's keys and values"
     norm = attention.qk_norm
     weights = None
     if isinstance(norm, HeadNorm):

@@ -21,6 +21,7 @@ from ostro.kernels.cpu.library import CELLS, PAGE, CDraw, Cells, Op
 from ostro.kernels.cpu.packed_file import Floats, PackedFile
 from ostro.kernels.cpu.program import Piece, Program, ProgramSpec
 from ostro.machine import free_memory
+from ostro.models.architecture import Heads
 from ostro.runner.array_edits import Row, edit, is_edited
 from ostro.runner.array_logprobs import token_logprob
 from ostro.runner.memory import num_pages, page_bytes
@@ -45,6 +46,7 @@ class NativeShape:
         self.vocab_size, self.hidden_size = spec.vocab_size, spec.hidden_size
         self.num_layers, self.num_heads, self.num_kv_heads = spec.num_layers, spec.heads, spec.kv_heads
         self.head_dim, self.max_seq_len = spec.head_dim, spec.max_seq_len
+        self.layer_heads: tuple[Heads, ...] = ()
 
 
 def _context_price(spec: ProgramSpec, packed: PackedFile) -> float:

@@ -1,0 +1,73 @@
+"""Models that attention kernels do not run: torch's plain attention does, on a GPU, and settings that need kernels are
+refused.
+"""
+
+from collections.abc import Mapping
+
+import pytest
+import torch
+from test_gpu_runner import GREEDY, ON_GPU, on_cpu, requests, run, tokens
+from tiny_configs import BY_MODEL_TYPE
+from tiny_models import LLAMA, random_model
+
+from ostro.backends import BACKENDS
+from ostro.config import EngineConfig
+from ostro.engine.core import EngineCore
+from ostro.errors import BadRequest
+from ostro.models.architecture import Architecture
+from ostro.models.registry import describe
+from ostro.runner.gpu.fusible import check_plain_attention, why_plain_attention
+from ostro.runner.torch_load import make_runner
+from ostro.runner.torch_runner import TorchRunner
+
+Config = Mapping[str, object]
+
+LLAMA4: Config = {
+    **LLAMA,
+    "architectures": ["Llama4ForCausalLM"],
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "attention_chunk_size": 12,
+    "no_rope_layers": [1, 0],
+}
+GEMMA4: Config = {**BY_MODEL_TYPE["gemma4_text"], "vocab_size": 64, "max_position_embeddings": 512}
+GEMMA4 = {**GEMMA4, "hidden_size": 32, "vocab_size_per_layer_input": 64}
+
+
+def described(config: Config, max_seq_len: int | None = None) -> Architecture:
+    found = describe(config, max_seq_len=max_seq_len)
+    assert isinstance(found, Architecture)
+    return found
+
+
+def test_only_models_that_need_it_have_plain_attention() -> None:
+    for name, config in BY_MODEL_TYPE.items():
+        found = describe(config)
+        if isinstance(found, Architecture):
+            assert (why_plain_attention(found) is not None) == (name == "gemma4_text")
+
+
+def test_a_chunk_shorter_than_the_context_needs_it() -> None:
+    assert why_plain_attention(described(LLAMA4, 12)) is None
+    assert "max_seq_len, 13, is longer than a chunk" in (why_plain_attention(described(LLAMA4, 13)) or "")
+
+
+@pytest.mark.parametrize(
+    ("settings", "name"),
+    [({"kv_dtype": "fp8"}, "kv_dtype"), ({"deterministic": True}, "deterministic")],
+    ids=["kv_dtype", "deterministic"],
+)
+def test_settings_that_need_kernels_are_refused_by_name(settings: Config, name: str) -> None:
+    config = BACKENDS["cuda"].resolve(EngineConfig(device="cuda", **settings))  # type: ignore[arg-type]
+    with pytest.raises(BadRequest, match=f"{name} needs attention kernels, .*: its layers differ"):
+        check_plain_attention(config, why_plain_attention(described(GEMMA4)) or "")
+
+
+@pytest.mark.skipif(not ON_GPU, reason="needs a CUDA device")
+@pytest.mark.parametrize("config", [GEMMA4, LLAMA4], ids=["gemma4", "llama4"])
+def test_they_give_the_cpus_tokens(config: Config, device: torch.device) -> None:
+    asked = requests([GREEDY] * 4)
+    expected = on_cpu(random_model(config, max_seq_len=512), asked)
+    runner = make_runner(random_model(config, max_seq_len=512).to(device), EngineConfig(device="cuda", dtype="float32"))
+    assert isinstance(runner, TorchRunner)
+    assert tokens(run(EngineCore(runner), asked)) == tokens(expected)
