@@ -38,7 +38,7 @@ def weights(device: torch.device, outs: int, ins: int, bits: int, group: int, ha
     groups = -(-ins // group)
     scales = (torch.rand(outs, groups) + 0.1) / (1 << bits)
     seconds = torch.randn(outs, groups) if has_minimum else torch.randint(0, 1 << bits, (outs, groups)).float()
-    words, pairs = pack_codes(codes, bits), pack_pairs(scales.half(), seconds.half())
+    words, pairs = pack_codes(codes, bits, group), pack_pairs(scales.half(), seconds.half())
     return Packed(words.to(device), pairs.to(device), bits, group, has_minimum)
 
 
@@ -47,12 +47,13 @@ def check(ours: Tensor, plain: Tensor) -> None:
     torch.testing.assert_close(ours, plain, rtol=tolerance, atol=tolerance * plain.abs().max().item())
 
 
+@pytest.mark.parametrize("group", [32, 96, 128, 384])
 @pytest.mark.parametrize("bits", [4, 8])
-def test_codes_come_back_from_their_words(bits: int) -> None:
-    codes = torch.randint(0, 1 << bits, (5, 256), dtype=torch.uint8)
-    words = pack_codes(codes, bits)
-    assert words.shape == (5, 256 * bits // 32)
-    assert torch.equal(unpacked_codes(words, bits), codes.int())
+def test_codes_come_back_from_their_words(bits: int, group: int) -> None:
+    codes = torch.randint(0, 1 << bits, (5, 384), dtype=torch.uint8)
+    words = pack_codes(codes, bits, group)
+    assert words.shape == (5, 384 * bits // 32)
+    assert torch.equal(unpacked_codes(words, bits, group), codes.int())
 
 
 def test_what_fits() -> None:
@@ -117,7 +118,7 @@ def test_rows_of_other_lengths_than_tiles_have(device: torch.device, tiling: Til
 def test_every_code_is_exact_in_the_vector_kernel(device: torch.device, bits: int) -> None:
     ins = 256
     codes = (torch.arange(ins) % (1 << bits)).to(torch.uint8)
-    words = pack_codes(codes[None].repeat(4, 1), bits)
+    words = pack_codes(codes[None].repeat(4, 1), bits, ins)
     pairs = pack_pairs(torch.ones(4, 1).half(), torch.zeros(4, 1).half())
     weight = Packed(words.to(device), pairs.to(device), bits, ins, False)
     for place in (0, 15, 16, 77, 255):

@@ -65,17 +65,18 @@ def packed_vector(
     block_quads = max(1, tiling.ins // a_quad)
     norm_weight, eps = (x, 0.0) if norm is None else norm
     _vector_kernel[(triton.cdiv(outs, tiling.outs),)](
-        _fours(x),
+        _pairs_of(x),
         weight.words,
         weight.pairs,
         weight.pairs if bias is None else bias,
-        _fours(norm_weight),
+        _pairs_of(norm_weight),
         out,
         eps,
         outs,
         quads,
         weight.pairs.shape[1],
         quads_a_group=weight.group // a_quad,
+        quads_a_block=weight.block // a_quad,
         bits=weight.bits,
         has_minimum=weight.has_minimum,
         block_out=tiling.outs,
@@ -97,9 +98,9 @@ def packed_vector(
     )
 
 
-def _fours(row: Tensor) -> Tensor:
-    """Four bfloat16 values per word: one load instead of four."""
-    return row.view(torch.int64) if row.dtype == torch.bfloat16 else row
+def _pairs_of(row: Tensor) -> Tensor:
+    """Two bfloat16 values per word: one load instead of two."""
+    return row.view(torch.int32) if row.dtype == torch.bfloat16 else row
 
 
 @triton.jit
@@ -115,6 +116,7 @@ def _vector_kernel(
     quads: tl.tensor,
     groups: tl.tensor,
     quads_a_group: tl.constexpr,
+    quads_a_block: tl.constexpr,
     bits: tl.constexpr,
     has_minimum: tl.constexpr,
     block_out: tl.constexpr,
@@ -166,7 +168,7 @@ def _vector_kernel(
     squares = tl.zeros([block_quads], tl.float32)
     for chunk in tl.static_range(chunks):
         inputs, total, squares = _inputs(
-            x, norm_weight, quad + chunk * block_quads, quads, squares, bits, has_norm, even_in
+            x, norm_weight, quad + chunk * block_quads, quads, squares, quads_a_block, bits, has_norm, even_in
         )
         so_far = sums
         sums = ()
@@ -213,10 +215,14 @@ def _words(
     at = words + (quad[:, None] * 4 + tl.arange(0, 4)[None, :])
     # Read only once: leave the cache to data that is read again.
     if even_out and even_in:
-        loaded = tl.load(at, eviction_policy="evict_first")
-    else:
-        loaded = tl.load(at, mask=inside & (quad < quads)[:, None], other=0, eviction_policy="evict_first")
-    even, odd = tl.split(loaded.reshape(quad.shape[0], 2, 2))
+        return _columns(tl.load(at, eviction_policy="evict_first"))
+    return _columns(tl.load(at, mask=inside & (quad < quads)[:, None], other=0, eviction_policy="evict_first"))
+
+
+@triton.jit
+def _columns(loaded: tl.tensor) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
+    """Of [quads, 4]."""
+    even, odd = tl.split(loaded.reshape(loaded.shape[0], 2, 2))
     a, c = tl.split(even)
     b, d = tl.split(odd)
     return a, b, c, d
@@ -244,6 +250,7 @@ def _inputs(
     quad: tl.tensor,
     quads: tl.tensor,
     squares: tl.tensor,
+    quads_a_block: tl.constexpr,
     bits: tl.constexpr,
     has_norm: tl.constexpr,
     even_in: tl.constexpr,
@@ -254,23 +261,22 @@ def _inputs(
     numbers: tl.constexpr = 16 // bits
     found = ()  # type: tuple[tl.tuple, ...]
     total = tl.zeros_like(squares)
+    first = quad // quads_a_block * (quads_a_block * numbers) + quad % quads_a_block
     for number in tl.static_range(numbers):
-        at = quad * (2 * numbers) + 2 * number
         lower, upper = 2.0 ** (100 - lifted(number, 0, bits)), 2.0 ** (100 - lifted(number, 1, bits))
-        a, b, c, d = _four(x, at, quad < quads, even_in)
-        e, f, g, h = _four(x, at + 1, quad < quads, even_in)
+        at = first + number * quads_a_block
+        a, b, c, d, e, f, g, h = _eight(x, at, quad < quads, even_in)
         if has_norm:
             squares += (a * a + b * b + c * c + d * d) + (e * e + f * f + g * g + h * h)
-            i, j, k, m = _four(norm_weight, at, quad < quads, even_in)
-            a *= i
-            b *= j
-            c *= k
-            d *= m
-            i, j, k, m = _four(norm_weight, at + 1, quad < quads, even_in)
-            e *= i
-            f *= j
-            g *= k
-            h *= m
+            by = _eight(norm_weight, at, quad < quads, even_in)
+            a *= by[0]
+            b *= by[1]
+            c *= by[2]
+            d *= by[3]
+            e *= by[4]
+            f *= by[5]
+            g *= by[6]
+            h *= by[7]
         total += ((a + b) + (c + d)) + ((e + f) + (g + h))
         found += ((a * lower, c * lower, e * lower, g * lower), (b * upper, d * upper, f * upper, h * upper))
     # Codes are denormal numbers, 2 ** -149 times what they mean, and inputs are raised by 2 ** 100.
@@ -278,21 +284,19 @@ def _inputs(
 
 
 @triton.jit
-def _four(
-    at: tl.tensor, k: tl.tensor, inside: tl.tensor, even_in: tl.constexpr
-) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
-    """Elements 4 k to 4 k + 3, in float32. bfloat16 values, four per word, are the upper halves of float32."""
-    if at.dtype.element_ty == tl.int64:
-        word = tl.load(at + k) if even_in else tl.load(at + k, mask=inside, other=0)
-        low, high = word.to(tl.int32), (word >> 32).to(tl.int32)
-        a, b = (low << 16).to(tl.float32, bitcast=True), (low & -65536).to(tl.float32, bitcast=True)
-        c, d = (high << 16).to(tl.float32, bitcast=True), (high & -65536).to(tl.float32, bitcast=True)
+def _eight(at: tl.tensor, k: tl.tensor, inside: tl.tensor, even_in: tl.constexpr) -> tl.tuple:
+    """Elements 8 k to 8 k + 7, in float32. bfloat16 values, two per word, are the upper halves of float32."""
+    found = ()  # type: tuple[tl.tensor, ...]
+    if at.dtype.element_ty == tl.int32:
+        own = at + (k[:, None] * 4 + tl.arange(0, 4)[None, :])
+        words = _columns(tl.load(own) if even_in else tl.load(own, mask=inside[:, None], other=0))
+        for word in tl.static_range(4):
+            lower, upper = words[word] << 16, words[word] & -65536
+            found += (lower.to(tl.float32, bitcast=True), upper.to(tl.float32, bitcast=True))
     else:
-        a = tl.load(at + 4 * k, mask=inside, other=0.0).to(tl.float32)
-        b = tl.load(at + 4 * k + 1, mask=inside, other=0.0).to(tl.float32)
-        c = tl.load(at + 4 * k + 2, mask=inside, other=0.0).to(tl.float32)
-        d = tl.load(at + 4 * k + 3, mask=inside, other=0.0).to(tl.float32)
-    return a, b, c, d
+        for number in tl.static_range(8):
+            found += (tl.load(at + 8 * k + number, mask=inside, other=0.0).to(tl.float32),)
+    return found
 
 
 @triton.jit

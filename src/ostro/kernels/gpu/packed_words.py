@@ -2,12 +2,14 @@
 
     weight [out, in] = (code - zero) · scale, or code · scale + minimum        one pair of numbers per group of inputs
 
-    words   int32 [out, in · bits / 32]     four words, a quad, hold 32 inputs in 4 bits, 16 in 8 bits: input
-                                            8 j + 2 c + h is code number j in the lower (h = 0) or upper half of word c
+    words   int32 [out, in · bits / 32]     four words, a quad, hold 32 inputs in 4 bits, 16 in 8 bits. Of a block of q
+                                            quads, input 8 (j q + i) + 2 c + h is code number j in the lower (h = 0) or
+                                            upper half of word c of quad i
     pairs   int32 [out, groups]             two float16: the scale, and above it the zero point or minimum
 
 The order is that of the registers from which the tensor cores take an operand: a thread needs inputs 2 c and 2 c + 1,
 and the same plus 8, as pairs of 16-bit numbers. So a mask makes a pair of codes of a word, for two weights at a time.
+And where neighbouring threads have neighbouring quads, the inputs that they need at a time, eight each, are neighbours.
 
 Where single codes are needed, a mask leaves one in the mantissa of a float32, a denormal number, with no conversion:
 the inputs that it is multiplied with are raised by as many powers of two.
@@ -52,30 +54,30 @@ class Packed(NamedTuple):
 
 
 def _shifts(bits: int, device: torch.device) -> Tensor:
-    """[j, c, h]: where a quad's codes are in their words, in the inputs' order."""
+    """[j, quads, c, h]: where a block's codes are in their words, in the inputs' order."""
     codes = 16 // bits
     places = torch.arange(codes)[:, None] + codes * torch.arange(2)[None, :]
-    return (places * bits)[:, None, :].expand(codes, 4, 2).to(device)
+    return (places * bits)[:, None, None, :].to(device)
 
 
-def pack_codes(codes: Tensor, bits: int) -> Tensor:
+def pack_codes(codes: Tensor, bits: int, group: int) -> Tensor:
     """uint8 [rows, in] -> int32 [rows, words]."""
     rows, columns = codes.shape
     words = torch.empty(rows, columns * bits // 32, dtype=torch.int32, device=codes.device)
-    shifts = _shifts(bits, codes.device)
+    shifts, quads = _shifts(bits, codes.device), block_inputs(group) // quad_inputs(bits)
     for part, own in zip(codes.split(_ROWS_AT_A_TIME), words.split(_ROWS_AT_A_TIME), strict=True):
-        wide = part.view(len(part), -1, *shifts.shape).long() << shifts
-        word = wide.sum((2, 4))
+        wide = part.view(len(part), -1, len(shifts), quads, 4, 2).long() << shifts
+        word = wide.sum((2, 5))
         # As a signed number.
         own.copy_((word - ((word >> 31) << 32)).view(len(part), -1))
     return words
 
 
-def unpacked_codes(words: Tensor, bits: int) -> Tensor:
+def unpacked_codes(words: Tensor, bits: int, group: int) -> Tensor:
     """The reverse: int32 [rows, in]."""
-    shifts = _shifts(bits, words.device)
-    quads = words.view(len(words), -1, 1, 4, 1)
-    return ((quads >> shifts) & ((1 << bits) - 1)).view(len(words), -1).int()
+    shifts, quads = _shifts(bits, words.device), block_inputs(group) // quad_inputs(bits)
+    blocks = words.view(len(words), -1, 1, quads, 4, 1)
+    return ((blocks >> shifts) & ((1 << bits) - 1)).view(len(words), -1).int()
 
 
 def pack_pairs(scales: Tensor, seconds: Tensor) -> Tensor:
@@ -86,7 +88,7 @@ def pack_pairs(scales: Tensor, seconds: Tensor) -> Tensor:
 def widened(packed: Packed) -> Tensor:
     """The weight in float32: the plain twin of what kernels make of the words."""
     assert packed.group % quad_inputs(packed.bits) == 0
-    codes = unpacked_codes(packed.words, packed.bits).float()
+    codes = unpacked_codes(packed.words, packed.bits, packed.group).float()
     halves = packed.pairs.contiguous().view(torch.float16).view(*packed.pairs.shape, 2).float()
     scale, second = (halves[..., half].repeat_interleave(packed.group, 1) for half in range(2))
     return codes * scale + second if packed.has_minimum else (codes - second) * scale
@@ -116,7 +118,7 @@ def lifted(number: int, half: int, bits: int) -> int:
 
 @triton.jit
 def integers(words: tl.tensor, zero: tl.tensor, bits: tl.constexpr, dtype: tl.constexpr) -> tl.tensor:
-    """[outs, words of whole quads] -> [outs, inputs], in order: codes less a zero point, [outs], exactly."""
+    """[outs, words of a block] -> [outs, inputs], in order: codes less a zero point, [outs], exactly."""
     outs: tl.constexpr = words.shape[0]
     quads: tl.constexpr = words.shape[1] // 4
     if bits == 4:
@@ -129,7 +131,7 @@ def integers(words: tl.tensor, zero: tl.tensor, bits: tl.constexpr, dtype: tl.co
             result = joined.permute(0, 3, 4, 1, 2).reshape(outs, 32)
         else:
             joined = joined.reshape(outs, quads, 4, 2, 2, 2)
-            result = joined.permute(0, 1, 4, 5, 2, 3).reshape(outs, quads * 32)
+            result = joined.permute(0, 4, 5, 1, 2, 3).reshape(outs, quads * 32)
     else:
         first = tl.join(_byte(words, zero, 0, 0, dtype), _byte(words, zero, 0, 1, dtype))
         second = tl.join(_byte(words, zero, 1, 0, dtype), _byte(words, zero, 1, 1, dtype))
@@ -138,7 +140,7 @@ def integers(words: tl.tensor, zero: tl.tensor, bits: tl.constexpr, dtype: tl.co
             result = joined.permute(0, 3, 1, 2).reshape(outs, 16)
         else:
             joined = joined.reshape(outs, quads, 4, 2, 2)
-            result = joined.permute(0, 1, 4, 2, 3).reshape(outs, quads * 16)
+            result = joined.permute(0, 4, 1, 2, 3).reshape(outs, quads * 16)
     return result
 
 

@@ -148,7 +148,7 @@ class _Loader:
                 found = _common(read, part, form, has_minimum=has_minimum)
                 if not fits_halves(found):
                     return None
-                own_words[rows] = pack_codes(torch.from_numpy(found.codes).to(self._device), form.bits)
+                own_words[rows] = pack_codes(torch.from_numpy(found.codes).to(self._device), form.bits, form.group)
                 halves = (torch.from_numpy(each.astype(np.float16)) for each in (found.scales, found.seconds))
                 own_pairs[rows] = pack_pairs(*halves).to(self._device)
             for index in (part.order, order):
