@@ -15,6 +15,8 @@ ONE = VectorTiling(outs=4, ins=256, warps=4)
 LONG = VectorTiling(outs=1, ins=4096, warps=4)
 # Several chunks of a row, the last one cut.
 CHUNKS = VectorTiling(outs=2, ins=256, warps=1)
+# More tiles than programs, and not as many for each.
+TURNS = VectorTiling(outs=1, ins=512, warps=1, turns=3)
 CLOSE = {torch.float32: 2e-4, torch.float16: 4e-3, torch.bfloat16: 2e-2}
 FORMS = pytest.mark.parametrize(
     ("bits", "group", "has_minimum"),
@@ -106,12 +108,28 @@ def test_16_bit_gates_equal_the_plain_twins(
     )
 
 
-@pytest.mark.parametrize("tiling", [CHUNKS, LONG, dot(splits=3)], ids=["chunks", "beyond the end", "split"])
+@pytest.mark.parametrize(
+    "tiling", [CHUNKS, LONG, TURNS, dot(splits=3)], ids=["chunks", "beyond the end", "turns", "split"]
+)
 def test_rows_of_other_lengths_than_tiles_have(device: torch.device, tiling: Tiling) -> None:
     torch.manual_seed(0)
     rows = 1 if isinstance(tiling, VectorTiling) else 2
     x, weight = drawn(device, rows, 896), weights(device, 5, 896, 4, 128, False)
     check(packed.packed_small_linear(x, weight, tiling=tiling), packed.packed_small_linear_plain(x, weight))
+
+
+@pytest.mark.parametrize("ins", [256, 512])
+def test_epilogues_of_all_tiles_of_a_program(device: torch.device, ins: int) -> None:
+    torch.manual_seed(0)
+    tiling = VectorTiling(outs=2, ins=ins, warps=1, turns=3)
+    x, weight = drawn(device, 1, 512), weights(device, 22, 512, 4, 128, False)
+    bias, norm, stream = drawn(device, 22), (drawn(device, 512), 1e-5), drawn(device, 1, 22)
+    check(
+        packed.packed_small_linear(x, weight, bias, norm=norm, activation="silu", gated=True, tiling=tiling),
+        packed.packed_small_linear_plain(x, weight, bias, norm=norm, activation="silu", gated=True),
+    )
+    plain = packed.packed_small_linear_plain(x, weight, bias, norm=norm, residual=stream.clone())
+    check(packed.packed_small_linear(x, weight, bias, norm=norm, residual=stream, tiling=tiling), plain)
 
 
 @pytest.mark.parametrize("bits", [4, 8])

@@ -4,7 +4,11 @@ Each thread has four words of a row, 16 bytes, at a time, and multiplies what th
 
     Σ x · weight  =  scale · (Σ x · code  -  zero · Σ x)              the last sum is the same for all outputs
 
-A weight costs one mask, one multiply-add and an eighth of a shift: see `packed_words`.
+A weight costs one mask, one multiply-add and an eighth of a shift: see `packed_words`. That takes as long as reading
+it, so a program goes through several tiles of outputs, and has the words of the next on the way while it multiplies:
+
+    load    │ a │ b │   │ c │   │ d │            a and b before the wait for the previous kernel
+    compute │       │ a │   │ b │   │ c │ …
 
 Knows shapes; knows no layers.
 """
@@ -20,27 +24,29 @@ from ostro.kernels.gpu.packed_layout import quad_inputs
 from ostro.kernels.gpu.packed_words import Packed, coded, halves, lifted
 from ostro.kernels.gpu.tilings import VectorTiling, power_of_two
 
-_WORDS_A_THREAD = 4
-# Words per thread that are loaded before the wait for the previous kernel: all, so that there is no loop.
-_HELD_WORDS = 64
+# Rows of a step: with the words of one or two steps, the inputs and the sums, a thread has no room for more.
+_MOST_ROWS, _MOST_ROWS_IN_TURNS = 8, 4
 _MOST_WARPS = 4
-# Programs of four warps that a multiprocessor has room for, if a thread has no more registers than these.
-_PLACES, _REGISTERS = 4, 128
+# Programs of four warps that a multiprocessor has room for, if a thread has no more registers than these; of smaller
+# ones, so many are enough.
+_PLACES, _REGISTERS, _ENOUGH = 4, 128, 8
 
 
 def default_tiling(
     out_features: int, in_features: int, *, bits: int, gated: bool, multiprocessors: int = 132
 ) -> VectorTiling:
     """`out_features` counts the weight's rows, both gate and up."""
-    a_warp = 32 * quad_inputs(bits)
-    warps = max(1, min(_MOST_WARPS, power_of_two(in_features) // a_warp))
-    chunks, copies = -(-in_features // (warps * a_warp)), 2 if gated else 1
-    outs = max(1, _HELD_WORDS // _WORDS_A_THREAD // chunks // copies)
-    outs = 1 << (outs.bit_length() - 1)
-    # All programs at once, in the places that there are: larger ones would leave some empty.
-    while outs > 1 and 2 * out_features // copies // outs <= _PLACES * multiprocessors:
+    a_warp, copies = 32 * quad_inputs(bits), 2 if gated else 1
+    # As many as leave none idle in the last of a row's chunks, or few.
+    warps = min((4, 2, 1), key=lambda number: triton.cdiv(in_features, number * a_warp) * number)
+    ins, total = min(warps * a_warp, power_of_two(in_features)), out_features // copies
+    places = _PLACES * _MOST_WARPS // warps * multiprocessors
+    outs = _MOST_ROWS // copies
+    if in_features > ins or triton.cdiv(total, outs) > places:
+        outs = _MOST_ROWS_IN_TURNS // copies
+    while outs > 1 and 2 * triton.cdiv(total, outs) <= min(places, _ENOUGH * multiprocessors):
         outs //= 2
-    return VectorTiling(outs=outs, ins=min(warps * a_warp, power_of_two(in_features)), warps=warps)
+    return VectorTiling(outs, ins, warps, turns=triton.cdiv(triton.cdiv(total, outs), places))
 
 
 def packed_vector(
@@ -64,7 +70,7 @@ def packed_vector(
     quads = in_features // a_quad
     block_quads = max(1, tiling.ins // a_quad)
     norm_weight, eps = (x, 0.0) if norm is None else norm
-    _vector_kernel[(triton.cdiv(outs, tiling.outs),)](
+    _vector_kernel[(triton.cdiv(triton.cdiv(outs, tiling.outs), tiling.turns),)](
         _pairs_of(x),
         weight.words,
         weight.pairs,
@@ -84,6 +90,7 @@ def packed_vector(
         chunks=triton.cdiv(quads, block_quads),
         even_out=outs % tiling.outs == 0,
         even_in=quads % block_quads == 0,
+        loops=tiling.turns > 1 or quads > block_quads,
         has_norm=norm is not None,
         has_bias=bias is not None,
         adds=adds,
@@ -124,6 +131,7 @@ def _vector_kernel(
     chunks: tl.constexpr,
     even_out: tl.constexpr,
     even_in: tl.constexpr,
+    loops: tl.constexpr,
     has_norm: tl.constexpr,
     has_bias: tl.constexpr,
     adds: tl.constexpr,
@@ -134,65 +142,106 @@ def _vector_kernel(
 ) -> None:
     if pdl:
         gdc_launch_dependents()
-    num_rows: tl.constexpr = block_out * (2 if gated else 1)
-    first = tl.program_id(0) * block_out
-    quad = tl.arange(0, block_quads)
-
-    # Words stay packed until they are multiplied: unpacking would have to wait for the loads, and would come before the
-    # wait for the previous kernel.
-    words_held = ()  # type: tuple[tl.tuple, ...]
-    pairs_held = ()  # type: tuple[tl.tuple, ...]
-    main_words = words + first.to(tl.int64) * quads * 4
-    main_pairs = pairs + first.to(tl.int64) * groups
-    for chunk in tl.static_range(chunks):
-        own_quad = quad + chunk * block_quads
-        for row in tl.static_range(num_rows):
-            # With gate and up, rows of the weight come first from the one, then from the other.
-            own_words, own_pairs = main_words, main_pairs
-            if row >= block_out:
-                own_words += outs.to(tl.int64) * quads * 4
-                own_pairs += outs.to(tl.int64) * groups
-            own_words += row % block_out * quads * 4
-            own_pairs += row % block_out * groups
-            inside = first + row % block_out < outs
-            words_held += (_words(own_words, own_quad, inside, quads, even_out, even_in),)
-            pairs_held += (_pairs(own_pairs, own_quad, inside, quads, quads_a_group, even_out, even_in),)
+    # Of gate and up, rows of the weight come first from the one, then from the other.
+    rows: tl.constexpr = block_out * (2 if gated else 1)
+    quad, n = tl.arange(0, block_quads), tl.arange(0, block_out)
+    # A step is a chunk of a tile. The tiles of a program are as far apart as there are programs.
+    steps = (tl.cdiv(outs, block_out) - tl.program_id(0) + tl.num_programs(0) - 1) // tl.num_programs(0) * chunks
+    words_held, pairs_held = _weights(
+        words, pairs, quad, 0, steps, outs, quads, groups, quads_a_group, rows, block_out, chunks, even_out, even_in
+    )
+    if loops:
+        words_next, pairs_next = _weights(
+            words, pairs, quad, 1, steps, outs, quads, groups, quads_a_group, rows, block_out, chunks, even_out, even_in
+        )
     if pdl:
         gdc_wait()
 
-    n = first + tl.arange(0, block_out)
-    before = previous(out + n, n < outs, adds)
-    sums = ()  # type: tuple[tl.tensor, ...]
-    for _row_number in tl.static_range(num_rows):
-        sums += (tl.zeros([block_quads], tl.float32),)
     squares = tl.zeros([block_quads], tl.float32)
-    for chunk in tl.static_range(chunks):
-        inputs, total, squares = _inputs(
-            x, norm_weight, quad + chunk * block_quads, quads, squares, quads_a_block, bits, has_norm, even_in
-        )
-        so_far = sums
-        sums = ()
-        for row in tl.static_range(num_rows):
-            own, by = words_held[chunk * num_rows + row], pairs_held[chunk * num_rows + row]
-            sums += (_add_products(so_far[row], own, by, inputs, total, bits, has_minimum),)
-    y = _added_up(sums, 0, block_out) * 2.0**49
-    y_up = y
-    if gated:
-        y_up = _added_up(sums, block_out, block_out) * 2.0**49
-    if has_norm:
-        # The norm's factor is the same for the whole row, so it can be applied last.
-        factor = tl.rsqrt(tl.sum(squares, 0) / (quads * (128 // bits)) + eps)
-        y *= factor
-        y_up *= factor
-    finish(y, y_up, before, bias, bias, out, n, n < outs, outs, False, has_bias, adds, activation, gated, multiplier)
+    sums = _zeros(squares, rows)
+    if chunks == 1:
+        inputs, total, squares = _inputs(x, norm_weight, quad, quads, squares, quads_a_block, bits, has_norm, even_in)
+    for step in tl.range(0, steps, loop_unroll_factor=2):
+        if chunks > 1:
+            inputs, total, squares = _inputs(
+                x,
+                norm_weight,
+                quad + step % chunks * block_quads,
+                quads,
+                squares,
+                quads_a_block,
+                bits,
+                has_norm,
+                even_in,
+            )
+        sums = _add_products(sums, words_held, pairs_held, inputs, total, bits, has_minimum)
+        if loops:
+            words_held, pairs_held = words_next, pairs_next
+            words_next, pairs_next = _weights(
+                words,
+                pairs,
+                quad,
+                step + 2,
+                steps,
+                outs,
+                quads,
+                groups,
+                quads_a_group,
+                rows,
+                block_out,
+                chunks,
+                even_out,
+                even_in,
+            )
+        if step % chunks == chunks - 1:
+            here = _tile(step, chunks) * block_out + n
+            before = previous(out + here, here < outs, adds)
+            y = _added_up(sums) * 2.0**49
+            if has_norm:
+                # The norm's factor is the same for the whole row, so it can be applied last.
+                y *= tl.rsqrt(tl.sum(squares, 0) / (quads * (128 // bits)) + eps)
+            y_up = y
+            if gated:
+                y, y_up = tl.split(y.reshape(2, block_out).trans(1, 0))
+            finish(
+                y,
+                y_up,
+                before,
+                bias,
+                bias,
+                out,
+                here,
+                here < outs,
+                outs,
+                False,
+                has_bias,
+                adds,
+                activation,
+                gated,
+                multiplier,
+            )
+            sums = _zeros(squares, rows)
+            if chunks > 1:
+                squares = tl.zeros_like(squares)
 
 
 @triton.jit
-def _added_up(sums: tl.tuple, start: tl.constexpr, number: tl.constexpr) -> tl.tensor:
-    """[number], each the total of one of the sums: together, so that threads meet only once."""
-    stack = ()  # type: tuple[tl.tensor, ...]
-    for each in tl.static_range(number):
-        stack += (sums[start + each],)
+def _tile(step: tl.tensor, chunks: tl.constexpr) -> tl.tensor:
+    return tl.program_id(0) + step // chunks * tl.num_programs(0)
+
+
+@triton.jit
+def _zeros(like: tl.tensor, number: tl.constexpr) -> tl.tuple:
+    found = ()  # type: tuple[tl.tensor, ...]
+    for _ in tl.static_range(number):
+        found += (tl.zeros_like(like),)
+    return found
+
+
+@triton.jit
+def _added_up(sums: tl.tuple) -> tl.tensor:
+    """Each the total of one of the sums: together, so that threads meet only once."""
+    stack = sums
     # Halves are joined first: the last dimension is the lowest bit of the number, which is at most 16.
     for _level in tl.static_range(4):
         if len(stack) > 1:
@@ -200,23 +249,45 @@ def _added_up(sums: tl.tuple, start: tl.constexpr, number: tl.constexpr) -> tl.t
             for each in tl.static_range(len(stack) // 2):
                 joined += (tl.join(stack[each], stack[each + len(stack) // 2]),)
             stack = joined
-    return tl.sum(stack[0].reshape(sums[0].shape[0], number), 0)
+    return tl.sum(stack[0].reshape(sums[0].shape[0], len(sums)), 0)
 
 
 @triton.jit
-def _words(
+def _weights(
     words: tl.tensor,
+    pairs: tl.tensor,
     quad: tl.tensor,
-    inside: tl.tensor,
+    step: tl.tensor,
+    steps: tl.tensor,
+    outs: tl.tensor,
     quads: tl.tensor,
+    groups: tl.tensor,
+    quads_a_group: tl.constexpr,
+    rows: tl.constexpr,
+    block_out: tl.constexpr,
+    chunks: tl.constexpr,
     even_out: tl.constexpr,
     even_in: tl.constexpr,
-) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
-    at = words + (quad[:, None] * 4 + tl.arange(0, 4)[None, :])
-    # Read only once: leave the cache to data that is read again.
-    if even_out and even_in:
-        return _columns(tl.load(at, eviction_policy="evict_first"))
-    return _columns(tl.load(at, mask=inside & (quad < quads)[:, None], other=0, eviction_policy="evict_first"))
+) -> tuple[tl.tuple, tl.tuple]:
+    """Of each row four words [quads, 4], which stay packed until they are multiplied, or the loads would be waited for;
+    and the pairs [quads] of their groups. Zeros where there are no weights.
+    """
+    first = _tile(step, chunks) * block_out
+    at = quad + step % chunks * quad.shape[0]
+    words_at = words + first.to(tl.int64) * (quads * 4) + (at[:, None] * 4 + tl.arange(0, 4)[None, :])
+    pairs_at = pairs + first.to(tl.int64) * groups + at // quads_a_group
+    found = ()  # type: tuple[tl.tensor, ...]
+    theirs = ()  # type: tuple[tl.tensor, ...]
+    for row in tl.static_range(rows):
+        there = (at < quads) & (step < steps) if not even_in else tl.broadcast_to(step < steps, at.shape)
+        if not even_out:
+            there &= first + row % block_out < outs
+        # With gate and up, rows of the weight come first from the one, then from the other.
+        own = (row % block_out + row // block_out * outs).to(tl.int64)
+        # Read only once: leave the cache to data that is read again.
+        found += (tl.load(words_at + own * (quads * 4), mask=there[:, None], other=0, eviction_policy="evict_first"),)
+        theirs += (tl.load(pairs_at + own * groups, mask=there, other=0),)
+    return found, theirs
 
 
 @triton.jit
@@ -226,21 +297,6 @@ def _columns(loaded: tl.tensor) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.ten
     a, c = tl.split(even)
     b, d = tl.split(odd)
     return a, b, c, d
-
-
-@triton.jit
-def _pairs(
-    pairs: tl.tensor,
-    quad: tl.tensor,
-    inside: tl.tensor,
-    quads: tl.tensor,
-    quads_a_group: tl.constexpr,
-    even_out: tl.constexpr,
-    even_in: tl.constexpr,
-) -> tl.tensor:
-    """Of each quad's group; zeros beyond the end."""
-    at = pairs + quad // quads_a_group
-    return tl.load(at) if even_out and even_in else tl.load(at, mask=inside & (quad < quads), other=0)
 
 
 @triton.jit
@@ -301,28 +357,31 @@ def _eight(at: tl.tensor, k: tl.tensor, inside: tl.tensor, even_in: tl.constexpr
 
 @triton.jit
 def _add_products(
-    so_far: tl.tensor,
-    words: tl.tuple,
-    pairs: tl.tensor,
+    so_far: tl.tuple,
+    four: tl.tuple,
+    pairs: tl.tuple,
     inputs: tl.tuple,
     total: tl.tensor,
     bits: tl.constexpr,
     has_minimum: tl.constexpr,
-) -> tl.tensor:
-    """Adds the products of the weights in four words with their inputs, 2 ** -49 times."""
-    # Two sums, so that not every addition waits for the one before.
-    lower = tl.zeros_like(total)
-    upper = tl.zeros_like(total)
-    for number in tl.static_range(16 // bits):
-        for word in tl.static_range(4):
-            lower += coded(words[word], number, 0, bits) * inputs[2 * number][word]
-            upper += coded(words[word], number, 1, bits) * inputs[2 * number + 1][word]
-    scale, second = halves(pairs)
-    result = lower + upper
-    if has_minimum:
-        so_far += scale * result
-        so_far += second * total
-    else:
-        result -= second * total
-        so_far += scale * result
-    return so_far
+) -> tl.tuple:
+    """Adds to each row's sum the products of the weights in four words with their inputs, 2 ** -49 times."""
+    sums = ()  # type: tuple[tl.tensor, ...]
+    for row in tl.static_range(len(so_far)):
+        words = _columns(four[row])
+        # Two sums, so that not every addition waits for the one before.
+        lower = tl.zeros_like(total)
+        upper = tl.zeros_like(total)
+        for number in tl.static_range(16 // bits):
+            for word in tl.static_range(4):
+                lower += coded(words[word], number, 0, bits) * inputs[2 * number][word]
+                upper += coded(words[word], number, 1, bits) * inputs[2 * number + 1][word]
+        scale, second = halves(pairs[row])
+        own = so_far[row]
+        if has_minimum:
+            own += scale * (lower + upper)
+            own += second * total
+        else:
+            own += scale * (lower + upper - second * total)
+        sums += (own,)
+    return sums
