@@ -84,6 +84,33 @@ def levanter_arrays(
     return arrays
 
 
+def gpt2_arrays(weights: Mapping[str, torch.Tensor], config: Mapping[str, Any], *, padding: int = 0) -> Arrays:
+    """The same for GPT-2, which has names of its own, and no blocks that are not stacked."""
+    embed, heads = config["n_embd"], config["n_head"]
+    axes = {
+        "attn.c_attn.weight": (embed, 3, heads, embed // heads),
+        "attn.c_attn.bias": (3, heads, embed // heads),
+        "attn.c_proj.weight": (heads, embed // heads, embed),
+    }
+    vocabulary = _numpy(weights["transformer.wte.weight"])
+    arrays: Arrays = {
+        "model/embeddings/token_embeddings/weight": np.concatenate(
+            (vocabulary, np.full((padding, embed), 7, vocabulary.dtype))
+        ),
+        "model/embeddings/position_embeddings/weight": _numpy(weights["transformer.wpe.weight"]),
+        "model/transformer/ln_f/weight": _numpy(weights["transformer.ln_f.weight"]),
+        "model/transformer/ln_f/bias": _numpy(weights["transformer.ln_f.bias"]),
+        # Of a dropout, which no one reads.
+        "model/transformer/blocks/stacked/resid_dropout/pdrop": np.zeros(config["n_layer"], np.float32),
+    }
+    parts = [name.removeprefix("transformer.h.0.") for name in weights if name.startswith("transformer.h.0.")]
+    for part in parts:
+        own = [_numpy(weights[f"transformer.h.{layer}.{part}"]) for layer in range(config["n_layer"])]
+        spread = [each.reshape(axes.get(part, each.shape)) for each in own]
+        arrays[f"model/transformer/blocks/stacked/{part.replace('.', '/')}"] = np.stack(spread)
+    return arrays
+
+
 def _with_stacked_experts(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Matrices of experts are one tensor, each the other way round."""
     found: dict[str, torch.Tensor] = {}

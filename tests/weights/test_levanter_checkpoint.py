@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pytest
 import torch
 from dense_context import dense_logits
-from levanter_directory import Arrays, Generation, levanter_arrays, write_checkpoint, write_yaml
+from levanter_directory import Arrays, Generation, gpt2_arrays, levanter_arrays, write_checkpoint, write_yaml
 from safetensors.torch import save_file
 
 from ostro.errors import BadCheckpoint, BadRequest, ModelNotFound, OstroError, UnsupportedModel
@@ -55,6 +55,19 @@ GEMMA = {
     "query_pre_attn_scalar": 8,
     "layer_types": ["full_attention"] * 3,
     "head_dim": 8,
+}
+
+
+GPT2_SETTINGS = {name: SETTINGS[name] for name in ("max_seq_len", "hidden_dim", "num_layers", "num_heads")}
+GPT2 = {
+    "architectures": ["GPT2LMHeadModel"],
+    "model_type": "gpt2",
+    "vocab_size": 40,
+    "n_positions": 64,
+    "n_embd": 32,
+    "n_layer": 3,
+    "n_head": 4,
+    "tie_word_embeddings": True,
 }
 
 
@@ -107,6 +120,16 @@ CASES = {
     ),
     "qwen": Case({**SETTINGS, "type": "qwen"}, {**LLAMA, "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"}),
     "qwen3": Case({**SETTINGS, "type": "qwen3", "layer_norm_epsilon": 1e-6}, {**QWEN3, "rms_norm_eps": 1e-6}),
+    "gemma": Case(
+        {**SETTINGS, "type": "gemma", "query_pre_attn_scalar": 3.0},
+        {
+            **HF,
+            "architectures": ["GemmaForCausalLM"],
+            "model_type": "gemma",
+            "hidden_act": "gelu_pytorch_tanh",
+            "tie_word_embeddings": True,
+        },
+    ),
     "gemma2": Case(
         {**SETTINGS, "type": "gemma2", "attn_logit_softcapping": 5.0, "tie_word_embeddings": False},
         {
@@ -125,6 +148,19 @@ CASES = {
             "tie_word_embeddings": True,
             "rope_theta": 5000.0,
         },
+    ),
+    "gpt2": Case({**GPT2_SETTINGS, "type": "gpt2"}, GPT2),
+    "gpt2-scaled-by-layer": Case(
+        {
+            **GPT2_SETTINGS,
+            "type": "gpt2",
+            "use_bias": True,
+            "attn_pdrop": 0.1,
+            "mlp_scale": 2,
+            "scale_attn_by_inverse_layer_idx": True,
+            "activation_function": "relu",
+        },
+        {**GPT2, "n_inner": 64, "activation_function": "relu", "scale_attn_by_inverse_layer_idx": True},
     ),
     "olmo2": Case({**SETTINGS, "type": "olmo2"}, {**OLMO2, "rms_norm_eps": 1e-6}),
     "olmo2-biased": Case(
@@ -145,6 +181,8 @@ def random_weights(config: Mapping[str, Any], dtype: torch.dtype = torch.float32
 
 
 def arrays_of(case: Case, weights: Mapping[str, torch.Tensor], *, stacked: bool = True, padding: int = 0) -> Arrays:
+    if case.settings["type"] == "gpt2":
+        return gpt2_arrays(weights, case.config, padding=padding)
     layers = "_layers" if case.settings["type"] == "olmo3" else "layers"
     return levanter_arrays(weights, case.config, stacked=stacked, layers=layers, padding=padding)
 
@@ -229,8 +267,9 @@ def test_stacked_layers_are_read_a_chunk_at_a_time(tmp_path: Path, settings: Pat
     assert sizes == [2.0, 2.0, 1.0]
 
 
-def test_a_padded_vocabulary_is_cut_where_the_settings_tell_its_size(tmp_path: Path) -> None:
-    case = CASES["llama"]
+@pytest.mark.parametrize(("name", "matrix"), [("llama", "lm_head.weight"), ("gpt2", "transformer.wte.weight")])
+def test_a_padded_vocabulary_is_cut_where_the_settings_tell_its_size(tmp_path: Path, name: str, matrix: str) -> None:
+    case = CASES[name]
     weights = random_weights(case.config)
     written = write_checkpoint(tmp_path / "step-1", arrays_of(case, weights, padding=24))
     told = open_levanter(written, write_yaml(tmp_path / "told.yaml", {**case.settings, "vocab_size": 40}))
@@ -238,7 +277,21 @@ def test_a_padded_vocabulary_is_cut_where_the_settings_tell_its_size(tmp_path: P
     assert told.config["vocab_size"] == 40
     untold = open_levanter(written, write_yaml(tmp_path / "untold.yaml", case.settings))
     assert untold.config["vocab_size"] == 64
-    assert dict(untold.tensors())["lm_head.weight"].shape == (64, 32)
+    assert dict(untold.tensors())[matrix].shape == (64, 32)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_rows_and_columns_are_read_of_arrays_with_an_axis_for_heads(tmp_path: Path, name: str) -> None:
+    case = CASES[name]
+    weights = random_weights(case.config)
+    written = write_checkpoint(tmp_path / "step-1", arrays_of(case, weights))
+    read = set()
+    for tensor, own in open_levanter(written, write_yaml(tmp_path / "model.yaml", case.settings)).slices():
+        for first in (0, 3):
+            index = tuple(slice(first, size - first) for size in own.shape)
+            assert np.array_equal(own.read(index), weights[tensor][index].numpy()), tensor
+        read.add(tensor)
+    assert read == weights.keys()
 
 
 def test_zeros_that_the_database_leaves_out_are_zeros(tmp_path: Path) -> None:

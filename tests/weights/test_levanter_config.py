@@ -49,6 +49,7 @@ def test_a_bare_section_has_levanters_defaults(tmp_path: Path) -> None:
         ("mistral", "mistral", 1e-6, False, 8192),
         ("qwen", "qwen2", 1e-5, False, 2048),
         ("qwen3", "qwen3", 1e-5, False, 2048),
+        ("gemma", "gemma", 1e-5, True, 8192),
         ("gemma2", "gemma2", 1e-5, True, 8192),
         ("gemma3", "gemma3_text", 1e-5, True, 8192),
         ("olmo2", "olmo2", 1e-6, False, 4096),
@@ -146,9 +147,11 @@ def test_yarn_turns_as_in_levanter(tmp_path: Path) -> None:
 # --- errors -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "gemma", "whisper", "7", "[llama]"])
+@pytest.mark.parametrize("kind", ["mamba", "whisper", "7", "[llama]"])
 def test_an_unknown_type_is_named_with_those_that_are_known(tmp_path: Path, kind: str) -> None:
-    with pytest.raises(UnsupportedModel, match=r"is not supported; supported: gemma2, .*llama, .*qwen3"):
+    with pytest.raises(
+        UnsupportedModel, match=r"is not supported; supported: gemma, gemma2, gemma3, gpt2, llama, .*qwen3"
+    ):
         config_of(tmp_path, f"type: {kind}")
 
 
@@ -161,6 +164,9 @@ def test_an_unknown_type_is_named_with_those_that_are_known(tmp_path: Path, kind
         ("{type: llama, attention_bias: true}", "attention_bias"),
         ("{type: llama, lora: {r: 8}}", "lora"),
         ("{type: gemma2, use_qk_norm: true}", "use_qk_norm"),
+        ("{type: gemma, use_bias: true}", "use_bias"),
+        ("{type: gpt2, num_kv_heads: 2}", "num_kv_heads"),
+        ("{type: gpt2, rope: {theta: 10000}}", "rope"),
         ("{type: llama, use_layer_norm_weight: false}", "norms without weights"),
         ("{type: llama, rope: null}", "attention without rotary positions"),
         ("{type: llama, rope: {type: longrope}}", "rope of the type 'longrope'"),
@@ -168,6 +174,22 @@ def test_an_unknown_type_is_named_with_those_that_are_known(tmp_path: Path, kind
 )
 def test_what_no_family_computes_is_refused(tmp_path: Path, text: str, what: str) -> None:
     with pytest.raises(UnsupportedModel, match=f"asks for {what}"):
+        config_of(tmp_path, text)
+
+
+def test_gpt2_has_settings_of_its_own(tmp_path: Path) -> None:
+    config = config_of(tmp_path, "{type: gpt2, num_layers: 2, mlp_scale: 3}")
+    sizes = ("n_embd", "n_inner", "n_layer", "n_head", "n_positions", "activation_function", "tie_word_embeddings")
+    assert [config[name] for name in sizes] == [768, 2304, 2, 12, 1024, "gelu_new", True]
+    assert config["layer_norm_epsilon"] == 1e-5
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [("{type: gpt2, use_bias: false}", "without biases"), ("{type: gemma, activation_function: gelu}", "exact GELU")],
+)
+def test_what_levanter_computes_and_ostro_does_not_is_refused(tmp_path: Path, text: str, what: str) -> None:
+    with pytest.raises(UnsupportedModel, match=what):
         config_of(tmp_path, text)
 
 

@@ -142,9 +142,10 @@ def open_levanter(path: Path, model_config: Path | None, *, name: str | None = N
     layers = find_layers(arrays.paths)
     if layers is None:
         raise BadCheckpoint(f"{directory} has no layers of a language model under {MODEL}/transformer/layers.")
-    embedding, keys = arrays.open(EMBEDDING), arrays.open(layers.first("self_attn.k_proj.weight"))
+    embedding = arrays.open(EMBEDDING)
+    keys = arrays.open(layers.first("self_attn.k_proj.weight")).shape if model.names.like_llama else ()
     # All shapes are checked below.
-    vocab, head_dim = (*embedding.shape, 0)[0], (0, 0, *keys.shape)[-2]
+    vocab, head_dim = (*embedding.shape, 0)[0], (0, 0, *keys)[-2]
     config = model.config(stored_vocab=vocab, stored_head_dim=head_dim, dtype=embedding.dtype)
     described = describe(config)
     assert isinstance(described, Architecture), "what Levanter trains is a decoder"

@@ -22,13 +22,17 @@ from ostro.weights.levanter_yaml import Settings, read_model_section
 
 _TYPES = {names.type: (family, names) for family in FAMILIES for names in family.levanter}
 
-# Settings common to all types that are used or checked. Any setting that is neither here, nor type-specific, nor below
-# is refused: the family does not implement it.
+# Settings common to all types that are used or checked, and those of all that are like Llama. Any setting that is
+# neither here, nor type-specific, nor below is refused: the family does not implement it.
 _USED = frozenset(
     (
-        *("type", "max_seq_len", "seq_len", "hidden_dim", "intermediate_dim", "num_layers", "num_heads"),
-        *("num_kv_heads", "vocab_size", "activation_function", "layer_norm_epsilon", "use_layer_norm_weight"),
-        *("tie_word_embeddings", "rope", "rope_theta", "rope_scaling"),
+        *("type", "max_seq_len", "seq_len", "hidden_dim", "num_layers", "num_heads", "vocab_size"),
+        *("activation_function", "layer_norm_epsilon", "tie_word_embeddings"),
+    )
+)
+_USED_LIKE_LLAMA = _USED.union(
+    (
+        *("intermediate_dim", "num_kv_heads", "use_layer_norm_weight", "rope", "rope_theta", "rope_scaling"),
         # Levanter, too, ignores these for types that lack them.
         *("head_dim", "sliding_window", "layer_types", "attn_logit_softcapping"),
     )
@@ -53,15 +57,23 @@ class LevanterModel:
 
     def config(self, *, stored_vocab: int, stored_head_dim: int, dtype: str) -> dict[str, object]:
         """The equivalent config.json; some values are only known from the arrays."""
-        settings = self.settings
-        heads, kv_heads = settings.integer("num_heads"), settings.integer("num_kv_heads")
-        if heads % kv_heads:
-            raise BadCheckpoint(f"{settings.path}: {heads} num_heads cannot share {kv_heads} num_kv_heads evenly.")
-        head_dim = self._head_dim(stored_head_dim)
+        settings, head_dim = self.settings, self._head_dim(stored_head_dim)
         config = {
             "architectures": [self.family.architecture],
             "model_type": self.family.model_type,
             "vocab_size": stored_vocab if settings.get("vocab_size") is None else settings.integer("vocab_size"),
+            "tie_word_embeddings": settings.flag("tie_word_embeddings"),
+            "torch_dtype": dtype,
+        }
+        sizes = self._llama_sizes(head_dim) if self.names.like_llama else {}
+        return config | sizes | self.names.config(settings, head_dim)
+
+    def _llama_sizes(self, head_dim: int) -> dict[str, object]:
+        settings = self.settings
+        heads, kv_heads = settings.integer("num_heads"), settings.integer("num_kv_heads")
+        if heads % kv_heads:
+            raise BadCheckpoint(f"{settings.path}: {heads} num_heads cannot share {kv_heads} num_kv_heads evenly.")
+        return {
             "hidden_size": settings.integer("hidden_dim"),
             "intermediate_size": settings.integer("intermediate_dim"),
             "num_hidden_layers": settings.integer("num_layers"),
@@ -70,11 +82,8 @@ class LevanterModel:
             "head_dim": head_dim,
             "max_position_embeddings": context(settings),
             "rms_norm_eps": settings.number("layer_norm_epsilon"),
-            "tie_word_embeddings": settings.flag("tie_word_embeddings"),
-            "torch_dtype": dtype,
             **_rope(settings),
         }
-        return config | self.names.config(settings, head_dim)
 
     def check(self) -> None:
         """Raises UnsupportedModel for settings that the family does not implement."""
@@ -83,8 +92,9 @@ class LevanterModel:
             raise _unsupported(settings, "norms without weights")
         if "rope" in settings.given and settings.get("rope") is None:
             raise _unsupported(settings, "attention without rotary positions (rope: null)")
+        used = _USED_LIKE_LLAMA if self.names.like_llama else _USED
         for name, value in settings.given.items():
-            if value and name not in _WITHOUT_EFFECT | _USED | self.names.own_settings:
+            if value and name not in _WITHOUT_EFFECT | used | self.names.own_settings:
                 raise _unsupported(settings, name)
 
     def _head_dim(self, stored: int) -> int:

@@ -7,7 +7,11 @@ model/transformer/layers/stacked/self_attn/q_proj/weight    [L, KV, G, D, E]    
 model/transformer/layers/blocks/7/self_attn/q_proj/weight   [KV, G, D, E]        or one per layer (scan_layers: false)
 model/transformer/layers/stacked/…/experts/w1/weight        [L, X, E, M]         all experts, transposed
 
-A projection's axes are the Hub's, with separate axes for heads; within a layer, names are the Hub's too.
+model/transformer/blocks/stacked/attn/c_attn/weight         [L, E, 3, H, D]      GPT-2
+model/embeddings/position_embeddings/weight                 [P, E]
+
+A projection's axes are the Hub's, with separate axes for heads; within a layer, names are the Hub's too, and so is the
+last norm's.
 """
 
 import re
@@ -15,13 +19,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 
-from ostro.models.architecture import Architecture, ExpertMatrices, Experts, Layer, ModelShape
+from ostro.models.architecture import Architecture, Attention, ExpertMatrices, Experts, Layer, ModelShape
 
 Shape = tuple[int, ...]
 
 EMBEDDING = "model/embeddings/token_embeddings/weight"
-# Only OLMo 3 has the underscore.
-_LAYERS = re.compile(r"(?P<root>model/transformer/_?layers)/(?:(?P<stacked>stacked)|blocks/\d+)/")
+_POSITIONS = "model/embeddings/position_embeddings/weight"
+# Only OLMo 3 has the underscore, and GPT-2 has blocks.
+_LAYERS = re.compile(r"(?P<root>model/transformer/(?:_?layers|blocks))/(?:(?P<stacked>stacked)|blocks/\d+)/")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,15 +66,20 @@ def stored_weights(described: Architecture, layers: LayerArrays, stored_vocab: i
     """All arrays that a checkpoint of this model must have."""
     hidden, vocab = described.shape.hidden_size, described.shape.vocab_size
     ends: dict[str, tuple[str, Shape, Shape]] = {
-        EMBEDDING: (described.embedding.name, (stored_vocab, hidden), (vocab, hidden)),
-        "model/transformer/norm/weight": (described.norm.name, (hidden,), (hidden,)),
+        EMBEDDING: (f"{described.embedding.name}.weight", (stored_vocab, hidden), (vocab, hidden)),
     }
+    if (positions := described.embedding.positions) is not None:
+        ends[_POSITIONS] = (f"{positions.name}.weight", (positions.rows, hidden), (positions.rows, hidden))
+    for tensor in described.norm.tensors():
+        part = tensor.name.removeprefix(f"{described.backbone}.").replace(".", "/")
+        ends[f"model/transformer/{part}"] = (tensor.name, tensor.shape, tensor.shape)
     if described.head is not None and described.head.name is not None:
-        ends["model/lm_head/weight"] = (described.head.name, (stored_vocab, hidden), (vocab, hidden))
+        ends["model/lm_head/weight"] = (f"{described.head.name}.weight", (stored_vocab, hidden), (vocab, hidden))
     for path, (name, shape, hub_shape) in ends.items():
-        yield StoredWeight(path, shape, (f"{name}.weight",), hub_shape, stacked=False)
+        yield StoredWeight(path, shape, (name,), hub_shape, stacked=False)
     # Levanter's layers all have the same tensors, whatever the settings.
-    num_layers, prefix = described.shape.num_layers, f"{described.backbone}.layers"
+    num_layers = described.shape.num_layers
+    prefix = described.layers[0].attention.output.parts[0].name.partition(".0.")[0]
     spread = _spread_heads(described.layers[0], described.shape)
     mlp = described.layers[0].mlp
     matrices = (mlp.up, mlp.down) if isinstance(mlp, Experts) else ()
@@ -113,6 +123,8 @@ def _expert_weights(
 def _spread_heads(layer: Layer, shape: ModelShape) -> dict[str, Shape]:
     """Stored shapes of those tensors of a layer that have separate axes for heads, by name."""
     attention, kv_heads = layer.attention, shape.num_kv_heads
+    if attention.qkv.transposed:
+        return _spread_transposed(attention, shape)
     queries, keys = (kv_heads, shape.num_heads // kv_heads, shape.head_dim), (kv_heads, shape.head_dim)
     spread: dict[str, Shape] = {}
     for part, heads in zip(attention.qkv.parts, (queries, keys, keys), strict=True):
@@ -123,3 +135,13 @@ def _spread_heads(layer: Layer, shape: ModelShape) -> dict[str, Shape]:
         spread[f"{attention.qk_norm.query.name}.weight"] = queries
         spread[f"{attention.qk_norm.key.name}.weight"] = keys
     return spread
+
+
+def _spread_transposed(attention: Attention, shape: ModelShape) -> dict[str, Shape]:
+    """Of queries, keys and values in one matrix, [in, out]."""
+    [qkv], [output], heads = attention.qkv.parts, attention.output.parts, (shape.num_heads, shape.head_dim)
+    return {
+        f"{qkv.name}.weight": (shape.hidden_size, 3, *heads),
+        f"{qkv.name}.bias": (3, *heads),
+        f"{output.name}.weight": (*heads, shape.hidden_size),
+    }

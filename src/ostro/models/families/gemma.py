@@ -5,6 +5,7 @@ from ostro.models.architecture import Architecture, AttentionSpec
 from ostro.models.config import ConfigReader
 from ostro.models.families import gemma2
 from ostro.models.families import gguf_names as gguf
+from ostro.models.families import levanter_names as levanter
 from ostro.models.families.common import activation, decoder, decoder_shape, hub_layers
 from ostro.models.family import Family
 
@@ -29,6 +30,13 @@ def _gguf_config(facts: gguf.GgufFacts) -> gguf.Config:
     return gguf.decoder_config(facts) | {"hidden_act": "gelu_pytorch_tanh"}
 
 
+def _levanter_config(settings: levanter.LevanterSettings, head_dim: int) -> levanter.Config:
+    if settings.text("activation_function") == "gelu":
+        # In a config.json that word means the approximation.
+        raise UnsupportedModel("Levanter's type 'gemma' with the exact GELU is not supported; gelu_new is.")
+    return {"hidden_act": settings.text("activation_function")}
+
+
 FAMILY = Family(
     "Gemma 1",
     "gemma",
@@ -37,4 +45,9 @@ FAMILY = Family(
     describe,
     tied=True,
     gguf=gguf.GgufNames("gemma", gguf.ATTENTION | gguf.MLP | gguf.PRE_NORMS, _gguf_config, subtract_one="norm.weight"),
+    levanter=(
+        levanter.LevanterNames(
+            type="gemma", defaults=gemma2.LEVANTER_DEFAULTS, head_dim="stored", config=_levanter_config
+        ),
+    ),
 )

@@ -16,6 +16,7 @@ from ostro.models.architecture import (
 )
 from ostro.models.config import ConfigReader
 from ostro.models.families import gguf_names as gguf
+from ostro.models.families import levanter_names as levanter
 from ostro.models.families.common import activation, served_context
 from ostro.models.family import Family
 from ostro.models.limits import EPS, MOST_HEADS, MOST_HIDDEN, MOST_INNER, MOST_LAYERS, MOST_VOCAB
@@ -99,6 +100,42 @@ def _gguf_config(facts: gguf.GgufFacts) -> gguf.Config:
     }
 
 
+def _levanter_config(settings: levanter.LevanterSettings, head_dim: int) -> levanter.Config:
+    if not settings.flag("use_bias"):
+        raise UnsupportedModel("Levanter's type 'gpt2' without biases (use_bias) is not supported; with them it is.")
+    hidden = settings.integer("hidden_dim")
+    return {
+        "n_embd": hidden,
+        "n_inner": hidden * settings.integer("mlp_scale"),
+        "n_layer": settings.integer("num_layers"),
+        "n_head": settings.integer("num_heads"),
+        "n_positions": levanter.context(settings),
+        "layer_norm_epsilon": settings.number("layer_norm_epsilon"),
+        "activation_function": settings.text("activation_function"),
+        "scale_attn_by_inverse_layer_idx": settings.flag("scale_attn_by_inverse_layer_idx"),
+    }
+
+
+_LEVANTER = levanter.LevanterNames(
+    type="gpt2",
+    defaults={
+        "max_seq_len": 1024,
+        "hidden_dim": 768,
+        "num_layers": 12,
+        "num_heads": 12,
+        "mlp_scale": 4,
+        "layer_norm_epsilon": 1e-5,
+        "activation_function": "gelu_new",
+        "use_bias": True,
+        "tie_word_embeddings": True,
+    },
+    own_settings=frozenset(
+        ("mlp_scale", "use_bias", "scale_attn_by_inverse_layer_idx", "embed_pdrop", "resid_pdrop", "attn_pdrop")
+    ),
+    like_llama=False,
+    config=_levanter_config,
+)
+
 FAMILY = Family(
     "GPT-2",
     "gpt2",
@@ -127,4 +164,5 @@ FAMILY = Family(
         },
         transpose=frozenset({"attn_qkv", "attn_output", "ffn_up", "ffn_down"}),
     ),
+    levanter=(_LEVANTER,),
 )

@@ -51,6 +51,8 @@ class LevanterNames:
     defaults: Mapping[str, object]
     own_settings: frozenset[str] = frozenset()
     """Settings specific to this type."""
+    like_llama: bool = True
+    """Whether it also has the settings, and under the same names the arrays, that most types share with Llama."""
     head_dim: Literal["set", "derived", "stored"] = "derived"
     """Where it comes from: the settings if present, division, or only the arrays' shapes."""
     config: Callable[[LevanterSettings, int], Config] = llama_config
