@@ -58,6 +58,14 @@ def test_a_context_beyond_the_models_own_is_refused_with_the_limit(config: Mappi
     assert refusal.value.param == "max_seq_len"
 
 
+@pytest.mark.parametrize(
+    "name", ["Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForCausalLM", "Qwen3NextForCausalLM"]
+)
+def test_layers_with_a_recurrent_state_are_refused_by_name(name: str) -> None:
+    with pytest.raises(UnsupportedModel, match=f"{name} is not supported: its layers keep a recurrent state"):
+        build({**LLAMA, "architectures": [name]})
+
+
 def test_a_shorter_context_may_be_asked_for() -> None:
     assert build(LLAMA, max_seq_len=10).shape.max_seq_len == 10
 

@@ -4,6 +4,7 @@ A family is one file in `models.families` and one line here. HRM-Text has its ow
 one, which embed and classify texts; the HRM ACT-v1 models are not listed (see `torch_models.hrm`).
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from importlib import import_module
@@ -46,6 +47,7 @@ _FILES = (
     "starcoder2",
 )
 _ENCODER_FILES = ("bert", "modernbert", "roberta", "xlm_roberta")
+_RECURRENT = re.compile(r"Qwen3(_5|Next|_5Moe)(ForCausalLM|ForConditionalGeneration|TextModel|Model)")
 
 
 def _families(files: tuple[str, ...]) -> tuple[Family, ...]:
@@ -69,6 +71,11 @@ def describe(config: Mapping[str, object], *, max_seq_len: int | None = None) ->
     names, family = reader.texts("architectures"), family_of(config)
     if family is None:
         found = ", ".join(names) or reader.text("model_type", "(none named)")
+        if any(map(_RECURRENT.fullmatch, names)):
+            raise UnsupportedModel(
+                f"Architecture {found} is not supported: its layers keep a recurrent state, and Ostro's cache has pages of "
+                "keys and values alone. Qwen 3 and Qwen 3 MoE are supported."
+            )
         known = ", ".join([*(each.architecture for each in FAMILIES), *(each.bare for each in ENCODERS)])
         raise UnsupportedModel(f"Architecture {found} is not supported; supported: {known}.")
     if reader.get("tie_word_embeddings") is None:
