@@ -156,7 +156,7 @@ def on_gpu(stored: Stored, config: ResolvedConfig, described: Description, total
         spare=1 if pages else 0,
         other=_GPU_CONTEXT + step,
         peak=0,
-        host=config.tensor_parallel * _GPU_PROCESS,
+        host=config.tensor_parallel * _GPU_PROCESS + (config.kv_host_memory or 0),
     )
 
 

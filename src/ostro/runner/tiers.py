@@ -15,7 +15,8 @@ from ostro.config import EngineConfig
 from ostro.engine.radix import Salt
 from ostro.engine.runner import ModelRunner
 from ostro.engine.tiers import Tiers
-from ostro.errors import Unsupported
+from ostro.errors import BadRequest, Unsupported
+from ostro.machine import free_memory
 from ostro.runner.disk_store import DiskStore
 from ostro.runner.native.identity import model_facts
 from ostro.runner.native.runner import NativeRunner
@@ -43,10 +44,29 @@ def open_tiers(checkpoint: Checkpoint, config: EngineConfig, runner: ModelRunner
             return None
         store = DiskStore(runner.program, disk, outlives=config.kv_persist)
         return Tiers(store, root=_roots(identity, config))
+    if runner.spec.device == "cuda" and runner.spec.devices == 1 and config.kv_host_memory is not None:
+        # Needs triton, which machines without a GPU may lack.
+        from ostro.runner.gpu.runner import GpuRunner
+
+        if isinstance(runner, GpuRunner):
+            return Tiers(runner.host_store(_slots_bytes(config.kv_host_memory)))
     setting = config.tier_settings[0]
     raise Unsupported(
-        f"{setting} does not work on {runner.spec.backend}: it is for the native CPU core. Leave it out.", param=setting
+        f"{setting} does not work on {runner.spec.backend}: kv_disk and kv_persist are for the native CPU core, and "
+        "kv_host_memory for models on one NVIDIA GPU. Leave it out.",
+        param=setting,
     )
+
+
+def _slots_bytes(asked: int) -> int:
+    """Raises BadRequest if there is not so much memory: it is taken at once, and pinned."""
+    if asked > (free := free_memory()):
+        raise BadRequest(
+            f"kv_host_memory is {asked / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB of this machine's memory are free. "
+            "Lower it.",
+            param="kv_host_memory",
+        )
+    return asked
 
 
 def _identity(checkpoint: Checkpoint, config: EngineConfig, runner: ModelRunner, page_bytes: int) -> bytes:

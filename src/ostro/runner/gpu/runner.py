@@ -36,6 +36,7 @@ from ostro.kernels.gpu.step_inputs import FIELDS, LENGTH, POSITION, SAMPLER, SLO
 from ostro.runner.devices import format_name, weight_formats
 from ostro.runner.gpu.decode_rows import DecodeRows, asked_logprobs, edits, masks_unknown
 from ostro.runner.gpu.graphs import StepGraphs
+from ostro.runner.gpu.host_store import HostStore
 from ostro.runner.gpu.layer_plan import can_capture, why_unfused
 from ostro.runner.gpu.masks import TokenMasks, masked
 from ostro.runner.gpu.mixed_graphs import paying_tokens
@@ -207,6 +208,17 @@ class GpuRunner:
     @property
     def spec(self) -> RunnerSpec:
         return self._spec
+
+    def host_store(self, num_bytes: int) -> HostStore:
+        """Host memory for evicted pages. Raises BadRequest if there is no room for one."""
+        memory = self.part.attention.pages.memory
+        page_bytes = memory[:, :, 0].nbytes
+        if num_bytes < page_bytes:
+            raise BadRequest(
+                f"kv_host_memory has no room for a page, which takes {page_bytes} bytes. Raise it.",
+                param="kv_host_memory",
+            )
+        return HostStore(memory, num_bytes // page_bytes)
 
     def profiler(self) -> Profiler:
         return TorchProfiler(self.device)
