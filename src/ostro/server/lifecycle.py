@@ -49,6 +49,8 @@ from ostro.version import __version__
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _BACKLOG = 2048
+# Far longer than a request takes from its arrival to the gate.
+_ADMITTING_SECONDS = 0.25
 # Longer than common clients keep idle connections, so that they are the ones to close them.
 _KEEP_ALIVE_SECONDS = 75
 # Programs that start a server wait for its first log lines.
@@ -244,6 +246,14 @@ class HttpServer(uvicorn.Server):
         self.servers = [Acceptor(sock, self._protocol, self._connections) for sock in sockets]  # type: ignore[misc]
         self.started = True
 
+    def end_keep_alive(self) -> bool:
+        """Closes idle connections, and the others after their response: a client's next request opens a new one, which
+        a load balancer sends to a server that accepts it. Returns whether there are others.
+        """
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
+        return bool(self.server_state.tasks)
+
     def _protocol(self) -> BoundedHttp:
         protocol = BoundedHttp(self.config, self.server_state, self.lifespan.state)
         protocol.peers = self._connections
@@ -293,7 +303,7 @@ class Server:
             say=self._say,
         )
         try:
-            return await self._until_over(models, gate, opening, serving)
+            return await self._until_over(models, gate, opening, http, serving)
         finally:
             await models.stop()
             http.should_exit = True
@@ -317,7 +327,9 @@ class Server:
             self._connections,
         )
 
-    async def _until_over(self, models: Models, gate: Gate, opening: Opening, serving: asyncio.Task[None]) -> int:
+    async def _until_over(
+        self, models: Models, gate: Gate, opening: Opening, http: HttpServer, serving: asyncio.Task[None]
+    ) -> int:
         news = News(models)
         while not self._signalled.is_set():
             with contextlib.suppress(TimeoutError):
@@ -331,9 +343,12 @@ class Server:
                 raise ModelError(only.failure)
             if serving.done():
                 return 1
-        return await self._drained(gate)
+        return await self._drained(gate, http)
 
-    async def _drained(self, gate: Gate) -> int:
+    async def _drained(self, gate: Gate, http: HttpServer) -> int:
+        if http.end_keep_alive():
+            # Some requests may have arrived without being admitted yet.
+            await asyncio.sleep(_ADMITTING_SECONDS)
         gate.drain()
         self._log.info("draining", requests=gate.num_inside, seconds=self._settings.drain_timeout)
         try:
