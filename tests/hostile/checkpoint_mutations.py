@@ -135,6 +135,17 @@ CONFIGS: Mapping[str, Mapping[str, object]] = {
         "norm_topk_prob": True,
     },
     # Only torch runs these.
+    "gemma4-experts": {
+        **_SIZES,
+        "architectures": ["Gemma4ForCausalLM"],
+        "sliding_window": 8,
+        "global_head_dim": 32,
+        "hidden_size_per_layer_input": 0,
+        "enable_moe_block": True,
+        "num_experts": 4,
+        "top_k_experts": 2,
+        "moe_intermediate_size": 16,
+    },
     "gemma4": {
         **_SIZES,
         "architectures": ["Gemma4ForCausalLM"],

@@ -119,6 +119,7 @@ def test_layers_without_rope_that_do_not_fit_the_model_are_refused_by_name(wrong
 
 
 GEMMA4 = CONFIGS["gemma4_text"]
+GEMMA4_EXPERTS: Config = {"num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 8}
 
 
 @pytest.mark.parametrize(
@@ -129,6 +130,9 @@ GEMMA4 = CONFIGS["gemma4_text"]
         ({"num_kv_shared_layers": 1000}, "num_kv_shared_layers"),
         ({"vocab_size_per_layer_input": 31}, "vocab_size_per_layer_input"),
         ({"attention_k_eq_v": True, "num_global_key_value_heads": 3}, "num_global_key_value_heads"),
+        ({"enable_moe_block": True, **GEMMA4_EXPERTS, "top_k_experts": 5}, "top_k_experts"),
+        ({"enable_moe_block": True, **GEMMA4_EXPERTS, "num_experts": 0}, "num_experts"),
+        ({"enable_moe_block": True, **GEMMA4_EXPERTS, "moe_intermediate_size": None}, "moe_intermediate_size"),
         ({"per_layer_config": []}, "per_layer_config"),
         ({"per_layer_config": {"1": 8}}, "1"),
         ({"per_layer_config": {"1": {"head_dim": 2**31}}}, "head_dim"),
@@ -147,7 +151,6 @@ def test_layers_of_gemma_4_that_do_not_agree_are_refused_by_name(changes: Config
 @pytest.mark.parametrize(
     ("changes", "name"),
     [
-        ({"enable_moe_block": True}, "enable_moe_block"),
         ({"use_bidirectional_attention": "all"}, "bidirectional"),
         ({"per_layer_config": {"0": {"sliding_window": 4}}}, "sliding_window"),
     ],

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from native_models import ModelCheckpoint, savable_model
-from tiny_configs import MIXTURES
+from tiny_configs import BY_MODEL_TYPE, MIXTURES
 from tiny_models import random_model
 
 from ostro.config import EngineConfig
@@ -17,6 +17,7 @@ from ostro.models import architecture as arch
 from ostro.models.adapter_places import described_terms
 from ostro.models.registry import describe
 from ostro.planning import plan
+from ostro.planning.outcome import idle_values
 from ostro.runner.load import load_runner
 from ostro.torch_models.decoder import Decoder
 from ostro.torch_models.experts import ExpertMatrices, Experts, route
@@ -143,6 +144,13 @@ def test_layers_without_experts_must_be_numbers(layers: object) -> None:
 def test_clipped_queries_are_refused_by_name() -> None:
     with pytest.raises(UnsupportedModel, match="'clip_qkv'"):
         describe({**MIXTURES["olmoe"], "clip_qkv": 8.0})
+
+
+def test_experts_beside_an_mlp_are_idle_but_for_those_of_a_token() -> None:
+    sizes = {"num_experts": 5, "top_k_experts": 2, "moe_intermediate_size": 8}
+    config = {**BY_MODEL_TYPE["gemma4_text"], "enable_moe_block": True, **sizes}
+    assert idle_values(describe(config)) == 4 * (5 - 2) * 3 * 8 * 16
+    assert idle_values(describe({**config, "enable_moe_block": False})) == 0
 
 
 @pytest.mark.parametrize("family", MIXTURES)

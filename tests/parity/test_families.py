@@ -222,6 +222,18 @@ CASES: Mapping[str, Config] = {
         "layer_types": ["sliding_attention", "full_attention"] * 3,
         "final_logit_softcapping": 30.0,
     },
+    "gemma4-experts": {
+        **GEMMA,
+        "model_type": "gemma4_text",
+        "hidden_size_per_layer_input": 0,
+        "global_head_dim": 32,
+        "num_global_key_value_heads": 1,
+        "attention_k_eq_v": True,
+        "enable_moe_block": True,
+        "num_experts": 6,
+        "top_k_experts": 3,
+        "moe_intermediate_size": 40,
+    },
     "gemma4-own-values": {
         **GEMMA,
         "model_type": "gemma4_text",

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Protocol, Self, TypeVar
 
 from ostro.errors import BadCheckpoint, UnsupportedModel
-from ostro.models.architecture import Architecture, Experts
+from ostro.models.architecture import Architecture
 from ostro.models.row_order import RowOrder
 
 
@@ -45,7 +45,7 @@ def described_terms(
 
 def expert_names(described: Architecture) -> frozenset[str]:
     """The matrices of experts and routers, which adapters cannot change."""
-    mixtures = [layer.mlp for layer in described.layers if isinstance(layer.mlp, Experts)]
+    mixtures = [layer.experts for layer in described.layers if layer.experts is not None]
     changeable = {tensor.name for each in mixtures for own in each.projections for tensor in own.tensors()}
     names = {tensor.name for each in mixtures for tensor in each.tensors()} - changeable
     return frozenset(name.removesuffix(".weight") for name in names)

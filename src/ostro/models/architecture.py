@@ -292,6 +292,8 @@ class Experts:
     """Whether a token's weights are the sigmoids of its chosen experts' logits, and multiply what the experts read
     instead of what they compute.
     """
+    weight_scales: str | None = None
+    """The name of a stored number per expert, which multiplies its weights."""
     shared: MLP | None = None
     """An MLP that every token goes through as well."""
     shared_gate: Projection | None = None
@@ -324,10 +326,36 @@ class Experts:
         yield from self.router.tensors()
         yield from self.up.tensors()
         yield from self.down.tensors()
+        if self.weight_scales is not None:
+            yield StoredTensor(self.weight_scales, (self.count,))
         if self.shared is not None:
             yield from self.shared.tensors()
         if self.shared_gate is not None:
             yield from self.shared_gate.tensors()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SideExperts:
+    """Experts beside a layer's MLP. Where there are some, what `mlp_post_norm` reads is
+
+        mlp_norm(mlp(…)) + post_norm(experts(norm(x)))
+
+    and the router reads x, scaled to unit root mean square, then by a weight and by `router_scale`.
+    """
+
+    experts: Experts
+    mlp_norm: Norm
+    norm: Norm
+    post_norm: Norm
+    router_weight: str
+    """The weight's name."""
+    router_scale: float
+
+    def tensors(self) -> Iterator[StoredTensor]:
+        yield from self.experts.tensors()
+        for norm in (self.mlp_norm, self.norm, self.post_norm):
+            yield from norm.tensors()
+        yield StoredTensor(self.router_weight, (self.norm.size,))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -382,6 +410,7 @@ class Layer:
     """Multiplies the outputs of attention and MLP before they are added to the residual stream."""
     parallel: bool = False
     """Whether the MLP reads the same input as attention, without attention's output added."""
+    side: SideExperts | None = None
     input: LayerInput | None = None
     stream_scale: str | None = None
     """The name of a stored number that multiplies the stream after the layer."""
@@ -391,6 +420,13 @@ class Layer:
         """Each once: the norm before attention may be the one before the MLP too."""
         norms = (self.attention_norm, self.attention_post_norm, self.mlp_norm, self.mlp_post_norm)
         return tuple(dict.fromkeys(norm for norm in norms if norm is not None))
+
+    @property
+    def experts(self) -> Experts | None:
+        """Those in place of the MLP, or beside it."""
+        if isinstance(self.mlp, Experts):
+            return self.mlp
+        return None if self.side is None else self.side.experts
 
     @property
     def dense(self) -> MLP:
@@ -415,6 +451,8 @@ class Layer:
             yield from self.attention.sinks.tensors()
         if self.attention.query_norm is not None:
             yield from self.attention.query_norm.tensors()
+        if self.side is not None:
+            yield from self.side.tensors()
         if self.input is not None:
             yield from self.input.tensors()
         if self.stream_scale is not None:
@@ -472,12 +510,12 @@ class Architecture:
     @property
     def expert_width(self) -> int:
         """Numbers per token in the chosen experts' rows: what they compute between their matrices, and after."""
-        mixtures = [layer.mlp for layer in self.layers if isinstance(layer.mlp, Experts)]
+        mixtures = [layer.experts for layer in self.layers if layer.experts is not None]
         return max((each.chosen * (each.down.columns + each.down.rows) for each in mixtures), default=0)
 
     @property
     def has_experts(self) -> bool:
-        return any(isinstance(layer.mlp, Experts) for layer in self.layers)
+        return any(layer.experts is not None for layer in self.layers)
 
     def tensors(self) -> Iterator[StoredTensor]:
         """All tensors that a checkpoint must contain."""

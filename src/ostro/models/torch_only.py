@@ -16,6 +16,8 @@ def _torch_only(layer: Layer) -> str | None:
     attention, mlp = layer.attention, layer.mlp
     if isinstance(mlp, Experts) and mlp.scales_inputs:
         return "its router scales what experts read"
+    if layer.side is not None:
+        return "it has experts beside its MLPs"
     if attention.spec.chunk is not None:
         return "its layers attend within chunks"
     if attention.query_scaling is not None:

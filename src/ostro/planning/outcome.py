@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ostro.config import ResolvedConfig
-from ostro.models.architecture import Architecture, Experts
+from ostro.models.architecture import Architecture
 from ostro.models.description import Description
 
 _LENGTHS = (512, 2048, 8192, 32768, 131072)
@@ -96,7 +96,7 @@ def idle_values(described: Description) -> int:
     """Numbers in the matrices of experts that a token does not go through."""
     if not isinstance(described, Architecture):
         return 0
-    mixtures = [layer.mlp for layer in described.layers if isinstance(layer.mlp, Experts)]
+    mixtures = [layer.experts for layer in described.layers if layer.experts is not None]
     matrices = [(each.count - each.chosen, own) for each in mixtures for own in (each.up, each.down)]
     return sum(idle * own.rows * own.columns for idle, own in matrices)
 

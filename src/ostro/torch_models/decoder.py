@@ -19,12 +19,13 @@ from ostro.torch_models.layers import (
     PlainMLP,
     Projection,
     RMSNorm,
-    Scalar,
+    Vector,
     norm_module,
 )
 from ostro.torch_models.reading_attention import ReadingAttention
 from ostro.torch_models.rope import Rotary, Rotation
 from ostro.torch_models.shard import Shard
+from ostro.torch_models.side_experts import SideExperts
 
 
 class DecoderLayer(Module):
@@ -41,8 +42,9 @@ class DecoderLayer(Module):
         self.mlp = _mlp(described.mlp, shard)
         self.mlp_post_norm = _norm(described.mlp_post_norm)
         self.residual_scale, self.parallel = described.residual_scale, described.parallel
+        self.side = None if described.side is None else SideExperts(described.side)
         self.input = None if described.input is None else LayerInput(described.input)
-        self.stream_scale = None if described.stream_scale is None else Scalar(described.stream_scale)
+        self.stream_scale = None if described.stream_scale is None else Vector(described.stream_scale, 1)
 
     def forward(
         self,
@@ -58,6 +60,8 @@ class DecoderLayer(Module):
         added = self.self_attn(normed, rotation, ctx, query_scales)
         x += self._scaled(added if self.attention_post_norm is None else self.attention_post_norm(added))
         added = self.mlp(before if self.mlp_norm is None else self.mlp_norm(before))
+        if self.side is not None:
+            added = self.side(before, added)
         x += self._scaled(added if self.mlp_post_norm is None else self.mlp_post_norm(added))
         if self.input is not None:
             x += self.input(x, own)

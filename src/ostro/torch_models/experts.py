@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ostro.models import architecture as arch
 from ostro.torch_models.base import Module
-from ostro.torch_models.layers import GatedMLP, Projection, gating, parameter
+from ostro.torch_models.layers import GatedMLP, Projection, Vector, gating, parameter
 from ostro.torch_models.loading import Picked, Place, Weighted
 
 _ALIGNMENT = 8
@@ -96,6 +96,8 @@ class Experts(Module):
         super().__init__()
         self.router = Projection(described.whole_router)
         self.up, self.down = ExpertMatrices(described.up), ExpertMatrices(described.down)
+        scales = described.weight_scales
+        self.scales = None if scales is None else Vector(scales, described.count)
         self.shared = None if described.shared is None else GatedMLP(described.shared)
         self.gate = gating(described.activation)
         self.count, self.chosen, self.normalized = described.count, described.chosen, described.normalized
@@ -106,8 +108,9 @@ class Experts(Module):
         """Numbers in the experts that a token goes through."""
         return (self.up.weight.numel() + self.down.weight.numel()) * self.chosen // self.count
 
-    def forward(self, x: Tensor) -> Tensor:
-        logits, most = self.router(x), max(1, MOST_SLOTS // self.chosen)
+    def forward(self, x: Tensor, routed: Tensor | None = None) -> Tensor:
+        """`routed` is what the router reads, if it is not x."""
+        logits, most = self.router(x if routed is None else routed), max(1, MOST_SLOTS // self.chosen)
         parts = zip(x.split(most), logits[:, : self.count].split(most), strict=True)
         total = torch.cat([self._mixed(*part) for part in parts])
         if self.shared is None:
@@ -117,6 +120,8 @@ class Experts(Module):
 
     def _mixed(self, x: Tensor, logits: Tensor) -> Tensor:
         experts, weights = route(logits, self.chosen, normalized=self.normalized, scales_inputs=self.scales_inputs)
+        if self.scales is not None:
+            weights = weights * self.scales.weight[experts]
         in_order, order = experts.flatten().sort(stable=True)
         numbers = torch.arange(self.count, device=x.device)
         ends = torch.searchsorted(in_order, numbers, right=True, out_int32=True)

@@ -334,12 +334,12 @@ class Sinks(Weighted):
         return {self.described.name: Place(self.weight.data)}
 
 
-class Scalar(Weighted):
-    """A single number."""
+class Vector(Weighted):
+    """Numbers that multiply others."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, size: int) -> None:
         super().__init__()
-        self.weight = parameter(1)
+        self.weight = parameter(size)
         self.name = name
 
     def places(self, path: str) -> dict[str, Place]:

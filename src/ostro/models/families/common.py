@@ -162,14 +162,20 @@ class Mixture(NamedTuple):
     inner_size: int
 
 
-def mixture(config: ConfigReader, shape: ModelShape, *, inner_size: str = "intermediate_size") -> Mixture:
-    """`inner_size` is the family's key for the width of an expert."""
+def mixture(
+    config: ConfigReader,
+    shape: ModelShape,
+    *,
+    inner_size: str = "intermediate_size",
+    chosen_key: str = "num_experts_per_tok",
+) -> Mixture:
+    """`inner_size` and `chosen_key` are the family's keys for the width of an expert, and for those of a token."""
     # Whichever the family's own key is, newer versions of transformers may write the first.
     experts = "num_experts" if config.get("num_local_experts") is None else "num_local_experts"
     count = config.integer(experts, most=min(MOST_EXPERTS, MOST_EXPERTS_OF_ALL_LAYERS // shape.num_layers))
-    chosen = config.integer("num_experts_per_tok", most=MOST_EXPERTS)
+    chosen = config.integer(chosen_key, most=MOST_EXPERTS)
     if chosen > count:
-        raise config.bad("num_experts_per_tok", chosen, f"at most {experts!r} ({count})")
+        raise config.bad(chosen_key, chosen, f"at most {experts!r} ({count})")
     return Mixture(count, chosen, config.integer(inner_size, most=MOST_INNER))
 
 

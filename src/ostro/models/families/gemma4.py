@@ -1,6 +1,7 @@
 """Gemma 4 (text): norms around attention and MLP, and of each head's queries, keys and values. Layers with a sliding
 window and those without differ in their heads and ropes, and the latter may use keys as values. The last layers of the
-E models read the keys and values of earlier ones, and each layer has an input of its own.
+E models read the keys and values of earlier ones, and each layer has an input of its own. Mixtures have experts beside
+the MLPs.
 
 Unlike in earlier Gemmas, norm weights are stored as they are, and scores are not scaled.
 """
@@ -22,14 +23,18 @@ from ostro.models.architecture import (
     Norm,
     Part,
     Projection,
+    SideExperts,
 )
 from ostro.models.config import ConfigReader
 from ostro.models.families.common import (
+    ExpertNames,
     HubLayer,
+    Mixture,
     activation,
     decoder,
     decoder_shape,
     hub_layers,
+    mixture,
     sliding_layers,
 )
 from ostro.models.family import Family
@@ -44,18 +49,24 @@ _ROPES: Mapping[str, Mapping[str, object]] = {
 _PERIOD = 6
 _INPUT = 256
 _SOFTCAP = (1e-3, 1e6)
+_EXPERTS = ExpertNames(router="router.proj", up=("experts.gate_up_proj",), down="experts.down_proj")
 
 
 def describe(config: ConfigReader, max_seq_len: int | None) -> Architecture:
     _check_variant(config)
     shape = decoder_shape(config, max_seq_len)
     slides = sliding_layers(config, shape.num_layers, otherwise=lambda layer: (layer + 1) % _PERIOD != 0)
+    # The last layer never does, whatever the file says.
+    slides = (*slides[:-1], False)
     heads, sources = _layer_heads(config, shape, slides), _kv_layers(config, slides)
     shape = replace(shape, layer_heads=tuple(map(_heads_kept, heads, sources)))
     inputs = _layer_inputs(config, shape)
     window, act = config.integer("sliding_window", 512), activation(config, "hidden_activation", "gelu_pytorch_tanh")
     bias, shares = config.flag("attention_bias", False), config.flag("attention_k_eq_v", False)
     widens = config.flag("use_double_wide_mlp", False)
+    sizes = None
+    if config.flag("enable_moe_block", False):
+        sizes = mixture(config, shape, inner_size="moe_intermediate_size", chosen_key="top_k_experts")
     layers = []
     for layer, sliding, source in zip(hub_layers(config, shape), slides, sources, strict=True):
         spec = AttentionSpec(scale=1.0, window=window if sliding else None)
@@ -67,7 +78,8 @@ def describe(config: ConfigReader, max_seq_len: int | None) -> Architecture:
         wide = replace(layer, inner_size=2 * layer.inner_size) if widens and source is not None else layer
         built = layer.sandwich_norm(attention, wide.gated_mlp(act))
         own = None if inputs is None else _layer_input(layer, inputs.width, act)
-        layers.append(replace(built, input=own, stream_scale=layer.named("layer_scalar")))
+        side = None if sizes is None else _side_experts(layer, sizes, act)
+        layers.append(replace(built, side=side, input=own, stream_scale=layer.named("layer_scalar")))
     tables = ConfigReader(config.table("rope_parameters") or _ROPES, config.source)
     described = decoder(
         config,
@@ -136,6 +148,19 @@ def _layer_inputs(config: ConfigReader, shape: ModelShape) -> LayerInputs | None
     )
 
 
+def _side_experts(layer: HubLayer, sizes: Mixture, act: Activation) -> SideExperts:
+    experts = layer.experts(sizes, act, normalized=True, names=_EXPERTS)
+    up, down = (replace(each, weight="") for each in (experts.up, experts.down))
+    return SideExperts(
+        experts=replace(experts, up=up, down=down, weight_scales=layer.named("router.per_expert_scale")),
+        mlp_norm=layer.norm("post_feedforward_layernorm_1"),
+        norm=layer.norm("pre_feedforward_layernorm_2"),
+        post_norm=layer.norm("post_feedforward_layernorm_2"),
+        router_weight=layer.named("router.scale"),
+        router_scale=layer.shape.hidden_size**-0.5,
+    )
+
+
 def _layer_input(layer: HubLayer, width: int, act: Activation) -> LayerInput:
     hidden = layer.shape.hidden_size
     return LayerInput(
@@ -185,10 +210,6 @@ def _count(config: ConfigReader, key: str, default: int, *, most: int) -> int:
 def _check_variant(config: ConfigReader) -> None:
     if config.get("use_bidirectional_attention") == "all":
         raise UnsupportedModel("Gemma with bidirectional attention is not supported; only its causal models are.")
-    if config.flag("enable_moe_block", False):
-        raise UnsupportedModel(
-            "Gemma 4 with experts beside each layer's MLP ('enable_moe_block') is not supported; its other models are."
-        )
 
 
 FAMILY = Family(
