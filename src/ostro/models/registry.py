@@ -73,8 +73,8 @@ def describe(config: Mapping[str, object], *, max_seq_len: int | None = None) ->
         found = ", ".join(names) or reader.text("model_type", "(none named)")
         if any(map(_RECURRENT.fullmatch, names)):
             raise UnsupportedModel(
-                f"Architecture {found} is not supported: its layers keep a recurrent state, and the cache holds keys and "
-                "values alone. Qwen 3 and Qwen 3 MoE are supported."
+                f"Architecture {found} is not supported: its layers keep a recurrent state, and the cache holds keys "
+                "and values alone. Qwen 3 and Qwen 3 MoE are supported."
             )
         known = ", ".join([*(each.architecture for each in FAMILIES), *(each.bare for each in ENCODERS)])
         raise UnsupportedModel(f"Architecture {found} is not supported; supported: {known}.")
