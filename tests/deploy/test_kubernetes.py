@@ -220,15 +220,18 @@ def test_a_node_with_the_only_pod_can_be_drained(manifests: list[Manifest]) -> N
     assert "replicas" not in _only(manifests, "Deployment")["spec"]
 
 
-def test_the_autoscaler_asks_for_a_metric_that_the_server_exports(manifests: list[Manifest]) -> None:
-    [metric] = _only(manifests, "HorizontalPodAutoscaler")["spec"]["metrics"]
+def test_the_autoscaler_asks_for_metrics_that_the_server_exports(manifests: list[Manifest]) -> None:
+    metrics = _only(manifests, "HorizontalPodAutoscaler")["spec"]["metrics"]
     values = yaml.safe_load((DIRECTORY / "components/monitoring/prometheus-adapter.yaml").read_text(encoding="utf-8"))
-    [rule] = values["rules"]["custom"]
-    assert metric["pods"]["metric"]["name"] == rule["name"]["as"]
-    series = re.search(r'__name__="([^"]+)"', rule["seriesQuery"])
-    assert series is not None
-    assert series[1] == rule["name"]["matches"]
-    assert series[1] in exported_metrics()
+    rules = values["rules"]["custom"]
+    assert [each["pods"]["metric"]["name"] for each in metrics] == [rule["name"]["as"] for rule in rules]
+    assert {rule["name"]["matches"] for rule in rules} == {"vllm:num_requests_waiting", "vllm:kv_cache_usage_perc"}
+    for rule in rules:
+        series = re.search(r'__name__="([^"]+)"', rule["seriesQuery"])
+        assert series is not None
+        assert series[1] == rule["name"]["matches"]
+        assert series[1] in exported_metrics()
+        assert rule["name"]["as"] == series[1].replace(":", "_")
 
 
 def test_the_example_secret_has_the_keys_that_are_read() -> None:

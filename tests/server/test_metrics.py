@@ -82,7 +82,13 @@ def read(metrics: Metrics) -> dict[str, float]:
     for line in metrics.render().decode().splitlines():
         if not line.startswith("#"):
             name, _, value = line.rpartition(" ")
-            name = name.replace('model_name="tiny"', "").replace("{}", "").replace(",}", "}").replace("{,", "{")
+            name = (
+                name.replace('model_name="tiny"', "")
+                .replace("{}", "")
+                .replace(",}", "}")
+                .replace("{,", "{")
+                .replace(",,", ",")
+            )
             samples[name] = float(value)
     return samples
 
@@ -246,3 +252,32 @@ def test_models_are_told_apart_and_counters_survive_an_eviction() -> None:
     samples = read(metrics)
     assert running not in samples
     assert samples[preempted] == 4
+
+
+def test_sizes_and_adapters_are_labels_that_endpoint_pickers_read() -> None:
+    info = ModelInfo(
+        name="tiny",
+        max_len=64,
+        vocab_size=9,
+        generates=True,
+        page_size=16,
+        num_pages=500,
+        load_seconds=1.0,
+        warm_up_seconds=1.0,
+        resident_bytes=1,
+        adapters=("french", "sql"),
+    )
+    samples = read(metrics_of(Service(info=info)))
+    assert samples['vllm:cache_config_info{block_size="16",num_gpu_blocks="500"}'] == 1
+    [time_of_report] = [
+        value
+        for name, value in samples.items()
+        if name == 'vllm:lora_requests_info{max_lora="2",running_lora_adapters="french,sql",waiting_lora_adapters=""}'
+    ]
+    assert time_of_report > 1.7e9
+
+
+def test_without_a_cache_or_adapters_there_is_nothing_to_pick_by() -> None:
+    info = ModelInfo("tiny", 64, 9, True, 16, 500, 1.0, 1.0, 1, keeps_kv=False)
+    samples = read(metrics_of(Service(info=info)))
+    assert not [name for name in samples if "cache_config" in name or "lora" in name]

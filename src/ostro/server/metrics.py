@@ -5,6 +5,7 @@ Gauges and the engines' counters are read from the models on each scrape; histog
 requests end. No counter ever decreases, and an unloaded model keeps its own.
 """
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
@@ -212,6 +213,7 @@ class _Live(Collector):
         for name, text, of in _LOADED:
             values = {model: of(info) for model, info in infos.items() if info is not None}
             yield _family(GaugeMetricFamily, name, text, values)
+        yield from _described(infos)
         yield GaugeMetricFamily("ostro_requests_under_way", "HTTP requests inside the gate.", self._line.num_inside)
         yield GaugeMetricFamily("ostro_models_loaded", "Models that have an engine.", len(loaded))
         yield CounterMetricFamily("ostro_model_loads", "Models loaded.", self._models.num_loads)
@@ -227,6 +229,25 @@ def _family(
     for model, value in values.items():
         family.add_metric([model], value)
     return family
+
+
+def _described(infos: Mapping[str, ModelInfo | None]) -> Iterator[Metric]:
+    """Facts as labels, as endpoint pickers of Kubernetes' inference gateways read them."""
+    sizes = GaugeMetricFamily(
+        "vllm:cache_config_info", "Sizes of the KV cache.", labels=["model_name", "block_size", "num_gpu_blocks"]
+    )
+    labels = ["model_name", "max_lora", "running_lora_adapters", "waiting_lora_adapters"]
+    adapters = GaugeMetricFamily("vllm:lora_requests_info", "Adapters, and the time of this report.", labels=labels)
+    for model, info in infos.items():
+        if info is None:
+            continue
+        if info.keeps_kv:
+            sizes.add_metric([model, str(info.page_size), str(info.num_pages)], 1)
+        if info.adapters:
+            # All of them are loaded, and any number may share a step: none ever waits for another's place.
+            adapters.add_metric([model, str(len(info.adapters)), ",".join(info.adapters), ""], time.time())
+    yield sizes
+    yield adapters
 
 
 class MetricsEndpoint:
