@@ -152,7 +152,7 @@ def main() -> None:
     page_bytes = memory[:, :, 0].nbytes
     # Everything that does not fit, and what is in both.
     began = time.perf_counter()
-    store = runner.host_store(int(1.1 * many * (last // spec.page_size + 1)) * page_bytes)  # type: ignore[attr-defined]
+    store = runner.host_store(int(1.1 * many * (last // spec.page_size + 1)))  # type: ignore[attr-defined]
     print(
         f"{spec.num_pages} pages of {spec.page_size} tokens ({room} tokens); {many} conversations of up to {last} "
         f"tokens are {many * last / room:.1f} times as much, {few} fit; {store.num_slots * page_bytes / GIB:.1f} GiB "

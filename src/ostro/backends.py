@@ -124,9 +124,6 @@ class _Cuda(Backend):
             )
         if config.kv_dtype not in ("auto", "fp8"):
             raise BadRequest(f"kv_dtype {config.kv_dtype} runs on CPUs only; on a GPU use fp8.", param="kv_dtype")
-        if config.kv_disk is not None or config.kv_persist:
-            name = "kv_disk" if config.kv_disk is not None else "kv_persist"
-            raise Unsupported(f"{name} runs on CPUs only for now; on a GPU use kv_host_memory.", param=name)
         if config.deterministic and config.names_kernels:
             raise BadRequest(
                 "With deterministic, the same matmul computes any number of rows: leave out kernel_choices.",

@@ -199,7 +199,7 @@ class EngineConfig:
         default=None,
         metadata=_means(
             "directory for cached prefixes that memory has no room for, in a file of up to kv_disk_size per model; on "
-            "the native CPU core (default: none; with kv_persist, in the model cache)"
+            "an NVIDIA GPU or the native CPU core (default: none; with kv_persist, in the model cache)"
         ),
     )
     kv_disk_size: int | None = field(

@@ -14,7 +14,6 @@ from ostro.engine.core import EngineCore
 from ostro.engine.page_store import Fetch, Move, Store
 from ostro.engine.request import Request
 from ostro.engine.tiers import Tiers
-from ostro.errors import BadRequest
 from ostro.runner.gpu.host_store import HostStore
 from ostro.runner.gpu.runner import GpuRunner
 from ostro.sampling_params import SamplingParams
@@ -82,8 +81,7 @@ def engine(num_pages: int, *, slots: int) -> EngineCore:
     runner = GpuRunner(model, page_size=16, num_pages=num_pages, max_batch_tokens=64, max_batch_seqs=4)
     if not slots:
         return EngineCore(runner)
-    page_bytes = runner.part.attention.pages.memory[:, :, 0].nbytes
-    return EngineCore(runner, tiers=Tiers(runner.host_store(slots * page_bytes), costs=FixedCosts(1.0)))
+    return EngineCore(runner, tiers=Tiers(runner.host_store(slots), costs=FixedCosts(1.0)))
 
 
 def test_a_prompt_that_is_fetched_gets_the_same_token() -> None:
@@ -102,10 +100,3 @@ def test_a_prompt_that_is_fetched_gets_the_same_token() -> None:
     assert core.scheduler.counters.fetched_pages == 2
     assert core.scheduler.counters.cache_hits == 2 * 16
     core.close()
-
-
-def test_memory_for_less_than_a_page_is_refused() -> None:
-    core = engine(7, slots=0)
-    assert isinstance(core.runner, GpuRunner)
-    with pytest.raises(BadRequest, match="kv_host_memory has no room for a page"):
-        core.runner.host_store(100)

@@ -31,6 +31,7 @@ class _Write(NamedTuple):
     digest: bytes
     order: int
     page: Bytes
+    done: Callable[[], None]
 
 
 class _Read(NamedTuple):
@@ -79,10 +80,14 @@ class PageDisk:
     def holds(self, digest: bytes) -> bool:
         return digest in self._index
 
-    def write(self, digest: bytes, page: Callable[[], Bytes]) -> None:
-        """Has what `page` returns written, unless too many wait for that already: then the page is not kept."""
+    def write(self, digest: bytes, page: Callable[[], Bytes], done: Callable[[], None] = lambda: None) -> None:
+        """Has what `page` returns written, unless too many wait for that already: then the page is not kept. Calls
+        `done`, perhaps in another thread, when the bytes are not needed any more.
+        """
         if self.num_records and not self._is_failing and self._room.acquire(blocking=False):
-            self._begin(digest, page(), self._order)
+            self._begin(digest, page(), self._order, done)
+        else:
+            done()
 
     def write_all(self, pages: Sequence[tuple[bytes, Callable[[], Bytes]]]) -> None:
         """Has pages written, the most recently used first, and waits where `write` would give up."""
@@ -93,12 +98,12 @@ class PageDisk:
             self._room.acquire()
             self._begin(digest, page(), newest - at)
 
-    def _begin(self, digest: bytes, page: Bytes, order: int) -> None:
+    def _begin(self, digest: bytes, page: Bytes, order: int, done: Callable[[], None] = lambda: None) -> None:
         if (record := self._index.pop(digest, None)) is None:
             record = self._free.pop() if self._free else self._index.popitem(last=False)[1]
         self._index[digest] = record
         self._order = max(self._order, order + 1)
-        self._jobs.put(_Write(record, digest, order, page))
+        self._jobs.put(_Write(record, digest, order, page, done))
 
     def read(self, ticket: int, digests: Sequence[bytes], into: Sequence[Bytes]) -> None:
         """Begins to read pages; `ended` tells when they are there."""
@@ -136,6 +141,7 @@ class PageDisk:
                 self._ended.put(self._read(job))
             else:
                 self._write(job)
+                job.done()
                 self._room.release()
 
     def _read(self, job: _Read) -> Ended:

@@ -10,6 +10,7 @@ import logging
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ostro.config import EngineConfig
 from ostro.engine.radix import Salt
@@ -26,7 +27,13 @@ from ostro.sources.cache import cache_root
 from ostro.version import __version__
 from ostro.weights import Checkpoint
 
+if TYPE_CHECKING:
+    from ostro.runner.gpu.runner import GpuRunner
+
 _DISK_SIZE = 20 << 30
+# Below a GPU, host memory for pages on their way to disk, and as much for those on their way back.
+_PASSING_BYTES = 256 << 20
+_FEWEST_PASSING = 4
 
 _log = logging.getLogger(__name__)
 
@@ -44,18 +51,45 @@ def open_tiers(checkpoint: Checkpoint, config: EngineConfig, runner: ModelRunner
             return None
         store = DiskStore(runner.program, disk, outlives=config.kv_persist)
         return Tiers(store, root=_roots(identity, config))
-    if runner.spec.device == "cuda" and runner.spec.devices == 1 and config.kv_host_memory is not None:
+    if runner.spec.device == "cuda" and runner.spec.devices == 1:
         # Needs triton, which machines without a GPU may lack.
         from ostro.runner.gpu.runner import GpuRunner
 
         if isinstance(runner, GpuRunner):
-            return Tiers(runner.host_store(_slots_bytes(config.kv_host_memory)))
+            return _below_gpu(checkpoint, config, runner)
     setting = config.tier_settings[0]
     raise Unsupported(
-        f"{setting} does not work on {runner.spec.backend}: kv_disk and kv_persist are for the native CPU core, and "
-        "kv_host_memory for models on one NVIDIA GPU. Leave it out.",
+        f"{setting} does not work on {runner.spec.backend}: it is for the native CPU core and for one NVIDIA GPU. "
+        "Leave it out.",
         param=setting,
     )
+
+
+def _below_gpu(checkpoint: Checkpoint, config: EngineConfig, runner: "GpuRunner") -> Tiers | None:
+    """Pages on disk come and go through host memory, which takes some more for that."""
+    from ostro.runner.gpu.host_disk_store import HostDiskStore
+
+    page_bytes = runner.page_bytes
+    num_slots = _slots_bytes(config.kv_host_memory or 0) // page_bytes
+    if config.kv_host_memory is not None and not num_slots:
+        raise BadRequest(
+            f"kv_host_memory has no room for a page, which takes {page_bytes} bytes. Raise it.", param="kv_host_memory"
+        )
+    if config.kv_disk is None and not config.kv_persist:
+        return Tiers(runner.host_store(num_slots))
+    identity = _identity(checkpoint, config, runner, page_bytes)
+    disk = _open_disk(checkpoint, config, identity, page_bytes)
+    if disk is None:
+        return Tiers(runner.host_store(num_slots)) if num_slots else None
+    passing = max(_FEWEST_PASSING, _PASSING_BYTES // page_bytes)
+    store = HostDiskStore(
+        runner.host_store(num_slots + 2 * passing),
+        disk,
+        num_slots=num_slots,
+        num_incoming=passing,
+        outlives=config.kv_persist,
+    )
+    return Tiers(store, root=_roots(identity, config))
 
 
 def _slots_bytes(asked: int) -> int:
@@ -69,10 +103,12 @@ def _slots_bytes(asked: int) -> int:
     return asked
 
 
-def _identity(checkpoint: Checkpoint, config: EngineConfig, runner: ModelRunner, page_bytes: int) -> bytes:
+def _identity(
+    checkpoint: Checkpoint, config: EngineConfig, runner: "NativeRunner | GpuRunner", page_bytes: int
+) -> bytes:
     spec = runner.spec
     how = [__version__, spec.backend, spec.precision, spec.page_size, page_bytes, config.quantize, config.max_seq_len]
-    facts = [how, dict(checkpoint.config), model_facts(checkpoint)]
+    facts = [how, runner.computes_with, dict(checkpoint.config), model_facts(checkpoint)]
     return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).digest()
 
 

@@ -10,13 +10,14 @@ step finds them.
 """
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from ostro.engine.page_store import Arrival, Fetch, Move, Spill, Store
+from ostro.runner.page_disk import Bytes
 
 # Device memory for pages on their way: so many blocks out, and one in. A copy across the bus is of a page at a time.
 _BLOCKS = 4
@@ -97,6 +98,22 @@ class HostStore:
         if self._device.type == "cuda":
             self._out.synchronize()
             self._in.synchronize()
+
+    def stored(self) -> Callable[[], bool]:
+        """A question: whether the stores up to now are done."""
+        if self._device.type != "cuda":
+            return lambda: True
+        return self._out.record_event().query
+
+    def slot(self, number: int) -> Bytes:
+        """A view of a slot's memory. What is stored there arrives once it is `stored`."""
+        return self._slot(number).view(torch.uint8).view(-1).numpy()
+
+    def page(self, number: int) -> Bytes:
+        """A copy of a page, after all steps and copies so far."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        return self._pages[:, number].contiguous().cpu().view(torch.uint8).view(-1).numpy()
 
     def _slot(self, number: int) -> Tensor:
         return self._segments[number // self._slots_each][number % self._slots_each]

@@ -209,16 +209,19 @@ class GpuRunner:
     def spec(self) -> RunnerSpec:
         return self._spec
 
-    def host_store(self, num_bytes: int) -> HostStore:
-        """Host memory for evicted pages. Raises BadRequest if there is no room for one."""
-        memory = self.part.attention.pages.memory
-        page_bytes = memory[:, :, 0].nbytes
-        if num_bytes < page_bytes:
-            raise BadRequest(
-                f"kv_host_memory has no room for a page, which takes {page_bytes} bytes. Raise it.",
-                param="kv_host_memory",
-            )
-        return HostStore(memory, num_bytes // page_bytes)
+    @property
+    def page_bytes(self) -> int:
+        return self.part.attention.pages.memory[:, :, 0].nbytes
+
+    def host_store(self, num_slots: int) -> HostStore:
+        """Host memory for so many evicted pages."""
+        return HostStore(self.part.attention.pages.memory, num_slots)
+
+    @property
+    def computes_with(self) -> list[str]:
+        """What its results depend on beside the model."""
+        device = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else self.device.type
+        return [str(torch.__version__), device]
 
     def profiler(self) -> Profiler:
         return TorchProfiler(self.device)

@@ -150,6 +150,11 @@ class NativeRunner:
     def spec(self) -> RunnerSpec:
         return self._spec
 
+    @property
+    def computes_with(self) -> list[str]:
+        """What its results depend on beside the model."""
+        return [self.isa]
+
     def profiler(self) -> Profiler:
         return NativeProfiler(self.program)
 

@@ -1,0 +1,167 @@
+"""Disk below a GPU's pages, through host memory. Knows no CUDA: `HostStore` copies, and a thread of `PageDisk` writes.
+
+The engine's slots are places that move. A slot that is spilled hands its memory to the disk, and takes a spare one:
+
+    slots     0 1 2 3 4 │ spare: on their way to disk, or none's │ incoming: on their way from disk
+    memory    4 1 7 0 2 │ 3 5 6                                  │ 8 9
+
+If no memory is spare, the disk is slower than the device, and the page is not kept. Pages from disk come through the
+incoming memory, one fetch at a time, as many as fit there at once.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from ostro.engine.page_store import Arrival, Fetch, Move, Spill, Store
+from ostro.runner.gpu.host_store import HostStore
+from ostro.runner.page_disk import Bytes, PageDisk
+
+
+@dataclass
+class _Job:
+    """A fetch, part by part."""
+
+    fetch: Fetch
+    num_good: int = 0
+    num_read: int = 0
+    """Pages that are being read from disk."""
+    seconds: float = 0.0
+
+
+class HostDiskStore:
+    def __init__(self, host: HostStore, disk: PageDisk, *, num_slots: int, num_incoming: int, outlives: bool) -> None:
+        """Of the host's slots the engine gets `num_slots`; the others are spare, or for pages from disk."""
+        assert 0 < num_incoming < host.num_slots - num_slots
+        self.num_slots = num_slots
+        self._host, self._disk, self._outlives = host, disk, outlives
+        self._memory = list(range(num_slots))
+        """By slot."""
+        first_incoming = host.num_slots - num_incoming
+        self._incoming = range(first_incoming, host.num_slots)
+        # Filled by the disk's thread as well.
+        self._spare: deque[int] = deque(range(num_slots, first_incoming))
+        # Pages that are still on their way to host memory, and then go to disk: when, what, and where they are.
+        self._leaving: deque[tuple[Callable[[], bool], bytes, int]] = deque()
+        self._on_host: dict[int, _Job] = {}
+        """By ticket: whose part the host fetches."""
+        self._waiting: deque[_Job] = deque()
+        """Jobs whose next part is on disk. The first is under way."""
+        self._arrived: list[Arrival] = []
+
+    @property
+    def on_disk(self) -> int:
+        return len(self._disk)
+
+    def holds(self, digest: bytes) -> bool:
+        return self._disk.holds(digest)
+
+    def carry_out(self, moves: Sequence[Move]) -> None:
+        on_host: list[Move] = []
+        leaving: list[tuple[bytes, int]] = []
+        for move in moves:
+            match move:
+                case Store(page, slot):
+                    on_host.append(Store(page, self._memory[slot]))
+                case Spill(digest, page, slot) if self._spare:
+                    memory = self._spare.popleft()
+                    if slot is not None:
+                        memory, self._memory[slot] = self._memory[slot], memory
+                    elif page is not None:
+                        on_host.append(Store(page, memory))
+                    leaving.append((digest, memory))
+                case Fetch():
+                    on_host += self._begin(_Job(move))
+        self._host.carry_out(on_host)
+        if leaving:
+            stored = self._host.stored()
+            self._leaving += [(stored, digest, memory) for digest, memory in leaving]
+        self._write_stored()
+
+    def arrivals(self, timeout: float = 0.0) -> list[Arrival]:
+        self._write_stored()
+        reading = bool(self._waiting) and not self._on_host
+        for ended in self._disk.ended(timeout if reading else 0.0):
+            self._take_read(ended.num_good, ended.seconds)
+        for arrival in self._host.arrivals(0.0 if reading else timeout):
+            self._take_part(self._on_host.pop(arrival.ticket), arrival)
+        arrived, self._arrived = self._arrived, []
+        return arrived
+
+    def close(self, hot: Sequence[Spill] = ()) -> None:
+        self._host.close()
+        self._write_stored()
+        if self._outlives:
+            self._disk.write_all([(move.digest, partial(self._bytes_of, move)) for move in hot])
+        self._disk.close()
+
+    # ---- down
+
+    def _write_stored(self) -> None:
+        """Has written what has arrived in host memory."""
+        while self._leaving and self._leaving[0][0]():
+            _, digest, memory = self._leaving.popleft()
+            self._disk.write(digest, partial(self._host.slot, memory), partial(self._spare.append, memory))
+
+    def _bytes_of(self, move: Spill) -> Bytes:
+        if move.slot is not None:
+            return self._host.slot(self._memory[move.slot])
+        assert move.page is not None
+        return self._host.page(move.page)
+
+    # ---- up
+
+    def _begin(self, job: _Job) -> list[Fetch]:
+        """What the host has to do first; what is on disk follows."""
+        slots = [self._memory[source] for source in job.fetch.sources if isinstance(source, int)]
+        if slots:
+            return [self._part(job, slots)]
+        self._queue(job)
+        return []
+
+    def _part(self, job: _Job, memory: Sequence[int]) -> Fetch:
+        self._on_host[job.fetch.ticket] = job
+        pages = job.fetch.pages[job.num_good : job.num_good + len(memory)]
+        return Fetch(job.fetch.ticket, tuple(memory), pages)
+
+    def _queue(self, job: _Job) -> None:
+        self._waiting.append(job)
+        if len(self._waiting) == 1:
+            self._read(job)
+
+    def _read(self, job: _Job) -> None:
+        wanted = job.fetch.sources[job.num_good :][: len(self._incoming)]
+        digests = [source for source in wanted if isinstance(source, bytes)]
+        job.num_read = len(digests)
+        memory = [self._host.slot(number) for number in self._incoming[: len(digests)]]
+        self._disk.read(job.fetch.ticket, digests, memory)
+
+    def _take_read(self, num_good: int, seconds: float) -> None:
+        job = self._waiting[0]
+        job.seconds += seconds
+        if num_good < job.num_read:
+            # What follows is of no use without it.
+            job.fetch = job.fetch._replace(sources=job.fetch.sources[: job.num_good + num_good])
+        if num_good:
+            self._host.carry_out([self._part(job, self._incoming[:num_good])])
+        else:
+            self._end(job)
+
+    def _take_part(self, job: _Job, arrival: Arrival) -> None:
+        job.num_good += arrival.num_good
+        job.seconds += arrival.seconds
+        was_read = bool(self._waiting) and self._waiting[0] is job
+        if job.num_good == len(job.fetch.sources):
+            self._end(job)
+        elif was_read:
+            self._read(job)
+        else:
+            self._queue(job)
+
+    def _end(self, job: _Job) -> None:
+        self._arrived.append(Arrival(job.fetch.ticket, job.num_good, job.seconds))
+        if self._waiting and self._waiting[0] is job:
+            self._waiting.popleft()
+            if self._waiting:
+                self._read(self._waiting[0])

@@ -1,0 +1,171 @@
+"""Disk below host memory below pages: what comes back is what went, whichever way it took."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from random import Random
+
+import pytest
+import torch
+from engine_driver import Driver, make_request, public_root
+from fake_tiers import FixedCosts
+from torch import Tensor
+
+from ostro.engine.core import EngineCore
+from ostro.engine.page_store import Fetch, Spill, Store
+from ostro.engine.request import Request
+from ostro.engine.tiers import Tiers
+from ostro.runner.gpu.host_disk_store import HostDiskStore
+from ostro.runner.gpu.host_store import HostStore
+from ostro.runner.page_disk import PageDisk
+from ostro.runner.page_file import open_page_file
+
+SIZE, PAGES, VOCABULARY = 4, 14, 13
+IDENTITY = b"a model".ljust(32, b"\0")
+_MASK = (1 << 64) - 1
+
+
+class Slots:
+    """The fake runner's memory as a tensor, so that a store for tensors can copy its pages."""
+
+    def __init__(self, num_pages: int) -> None:
+        self.memory = torch.zeros(1, 1, num_pages + 1, 1, SIZE, 1, dtype=torch.int64)
+        self._flat = self.memory.view(-1)
+
+    def __getitem__(self, at: slice | int) -> list[int] | int:
+        found = self._flat[at].tolist()
+        return [each & _MASK for each in found] if isinstance(found, list) else int(found) & _MASK
+
+    def __setitem__(self, at: slice | int, values: list[int] | int) -> None:
+        given = values if isinstance(values, list) else [values]
+        self._flat[at] = torch.tensor([(each & _MASK) - (1 << 64) * (each >> 63 & 1) for each in given])
+
+
+@contextmanager
+def store_of(
+    memory: Tensor, directory: Path, *, num_slots: int, spare: int = 64, incoming: int = 3, outlives: bool = False
+) -> Iterator[HostDiskStore]:
+    host = HostStore(memory, num_slots + spare + incoming)
+    name = "model.pages" if outlives else None
+    file = open_page_file(directory, name, identity=IDENTITY, page_bytes=host.page_bytes, limit=1 << 20)
+    disk = PageDisk(file)
+    yield HostDiskStore(host, disk, num_slots=num_slots, num_incoming=incoming, outlives=outlives)
+    if not disk._thread.is_alive():
+        return
+    disk.close()
+
+
+def digest(number: int) -> bytes:
+    return bytes([number]) * 32
+
+
+def fetched(store: HostDiskStore, fetch: Fetch) -> int:
+    """How many pages have arrived."""
+    store.carry_out([fetch])
+    while not (arrived := store.arrivals(timeout=0.05)):
+        pass
+    [arrival] = arrived
+    assert arrival.ticket == fetch.ticket
+    return arrival.num_good
+
+
+def test_pages_come_back_from_host_and_disk_in_one_fetch(tmp_path: Path) -> None:
+    memory = torch.randn(2, 2, 21, 2, 4, 8)
+    before = memory.clone()
+    with store_of(memory, tmp_path, num_slots=4) as store:
+        store.carry_out([*(Store(page, page) for page in range(4)), *(Spill(digest(at), slot=at) for at in range(4))])
+        store.carry_out([*(Store(4 + at, at) for at in range(4)), Spill(digest(9), page=8)])
+        memory.zero_()
+        sources = (0, 1, 2, 3, digest(0), digest(1), digest(2), digest(3), digest(9))
+        assert fetched(store, Fetch(1, sources, tuple(range(10, 19)))) == 9
+        assert torch.equal(memory[:, :, 10:19], before[:, :, [4, 5, 6, 7, 0, 1, 2, 3, 8]])
+
+
+def test_what_the_disk_lost_ends_a_fetch_there(tmp_path: Path) -> None:
+    memory = torch.randn(2, 2, 21, 2, 4, 8)
+    with store_of(memory, tmp_path, num_slots=2) as store:
+        store.carry_out([Store(0, 0), Store(1, 1), *(Spill(digest(page), page=page) for page in range(2, 7))])
+        sources = (0, 1, digest(2), digest(3), digest(99), digest(5))
+        assert fetched(store, Fetch(1, sources, tuple(range(10, 16)))) == 4
+        assert fetched(store, Fetch(2, (digest(98), digest(2)), (10, 11))) == 0
+
+
+def test_fetches_wait_for_one_another_at_the_disk(tmp_path: Path) -> None:
+    memory = torch.randn(2, 2, 41, 2, 4, 8)
+    before = memory.clone()
+    with store_of(memory, tmp_path, num_slots=2) as store:
+        store.carry_out([Store(0, 0), *(Spill(digest(page), page=page) for page in range(1, 9))])
+        memory.zero_()
+        sources = tuple(digest(page) for page in range(1, 9))
+        store.carry_out([Fetch(at, sources, tuple(range(9 * at, 9 * at + 8))) for at in (1, 2)])
+        store.carry_out([Fetch(3, (0, digest(1)), (30, 31))])
+        good: dict[int, int] = {}
+        while len(good) < 3:
+            good |= {each.ticket: each.num_good for each in store.arrivals(timeout=0.05)}
+        assert good == {1: 8, 2: 8, 3: 2}
+        assert torch.equal(memory[:, :, 9:17], before[:, :, 1:9])
+        assert torch.equal(memory[:, :, 18:26], before[:, :, 1:9])
+        assert torch.equal(memory[:, :, 30:32], before[:, :, :2])
+
+
+def test_without_spare_memory_a_page_is_not_kept(tmp_path: Path) -> None:
+    memory = torch.randn(2, 2, 21, 2, 4, 8)
+    with store_of(memory, tmp_path, num_slots=1, spare=1) as store:
+        store._spare.clear()
+        store.carry_out([Store(0, 0), Spill(digest(1), slot=0), Store(1, 0)])
+        assert not store.holds(digest(1))
+        assert fetched(store, Fetch(1, (0,), (2,))) == 1
+        assert torch.equal(memory[:, :, 2], memory[:, :, 1])
+
+
+def a_driver(store: HostDiskStore, slots: Slots) -> Driver:
+    made = Driver(page_size=SIZE, num_pages=PAGES, vocab_size=VOCABULARY, steps_ahead=1)
+    made.runner.fake._slots = slots  # type: ignore[assignment]
+    made.engine = EngineCore(
+        made.runner, made.engine.scheduler.limits, tiers=Tiers(store, costs=FixedCosts(1.0), root=public_root)
+    )
+    return made
+
+
+def requests(seed: int) -> list[Request]:
+    draw = Random(seed)
+    made = []
+    for id in range(14):
+        prompt = [(at * at + 5 * (id % 4)) % 11 for at in range(draw.randrange(5, 34))]
+        made.append(make_request(id, prompt, max_tokens=draw.randrange(1, 6), cache_salt=draw.choice(["", "", "salt"])))
+    return made
+
+
+@pytest.mark.parametrize("num_slots", [0, 6])
+def test_an_engine_over_all_tiers_gives_what_is_computed_without_pages(tmp_path: Path, num_slots: int) -> None:
+    found = 0
+    for seed in range(6):
+        slots = Slots(PAGES)
+        with store_of(slots.memory, tmp_path, num_slots=num_slots) as store:
+            made, asked = a_driver(store, slots), requests(seed)
+            for at in range(0, len(asked), 3):
+                made.run(*asked[at : at + 3])
+            made.check_outcomes(*asked)
+            counters = made.engine.scheduler.counters
+            found += counters.fetched_disk_pages
+            assert not counters.lost_pages
+    assert found > 0
+
+
+def test_the_next_engine_finds_what_was_on_the_device_and_in_host_memory(tmp_path: Path) -> None:
+    prompts = [make_request(id, [(id + at * at) % VOCABULARY for at in range(33)], max_tokens=1) for id in range(2)]
+    slots = Slots(PAGES)
+    with store_of(slots.memory, tmp_path, num_slots=16, outlives=True) as store:
+        made = a_driver(store, slots)
+        for request in prompts:
+            made.run(request)
+        assert made.engine.scheduler.counters.stored_pages > 0
+        made.engine.close()
+    slots = Slots(PAGES)
+    with store_of(slots.memory, tmp_path, num_slots=16, outlives=True) as store:
+        made = a_driver(store, slots)
+        for request in prompts:
+            made.run(request)
+            made.check_outcomes(request)
+        assert made.engine.scheduler.counters.cache_hits == 64
+        made.engine.close()
