@@ -3,9 +3,11 @@ refused.
 """
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 import torch
+from model_files import write_checkpoint
 from test_gpu_runner import GREEDY, ON_GPU, on_cpu, requests, run, tokens
 from tiny_configs import BY_MODEL_TYPE
 from tiny_models import LLAMA, random_model
@@ -13,10 +15,12 @@ from tiny_models import LLAMA, random_model
 from ostro.backends import BACKENDS
 from ostro.config import EngineConfig
 from ostro.engine.core import EngineCore
-from ostro.errors import BadRequest
+from ostro.errors import BadRequest, Unsupported
 from ostro.models.architecture import Architecture
 from ostro.models.registry import describe
+from ostro.planning import plan
 from ostro.runner.gpu.fusible import check_plain_attention, why_plain_attention
+from ostro.runner.gpu.quantize import quantize_fp8
 from ostro.runner.torch_load import make_runner
 from ostro.runner.torch_runner import TorchRunner
 
@@ -61,6 +65,14 @@ def test_settings_that_need_kernels_are_refused_by_name(settings: Config, name: 
     config = BACKENDS["cuda"].resolve(EngineConfig(device="cuda", **settings))  # type: ignore[arg-type]
     with pytest.raises(BadRequest, match=f"{name} needs attention kernels, .*: its layers differ"):
         check_plain_attention(config, why_plain_attention(described(GEMMA4)) or "")
+
+
+def test_fp8_weights_are_refused_by_plan_and_loading(tmp_path: Path) -> None:
+    directory = write_checkpoint(tmp_path, GEMMA4, random_model(GEMMA4))
+    with pytest.raises(Unsupported, match=r"quantize fp8 cannot be done: .* its layers differ in their heads"):
+        plan(directory, EngineConfig(device="cuda", quantize="fp8"), memory=1 << 32)
+    with pytest.raises(Unsupported, match=r"quantize fp8 cannot be done: .* its layers differ in their heads"):
+        quantize_fp8(random_model(GEMMA4))
 
 
 @pytest.mark.skipif(not ON_GPU, reason="needs a CUDA device")

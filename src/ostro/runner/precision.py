@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from ostro.errors import Unsupported
 from ostro.models.architecture import Architecture
 from ostro.models.description import Description
+from ostro.models.torch_only import torch_only
 
 
 def in_words(weights: Iterable[str], cells: str | None) -> str:
@@ -21,3 +22,13 @@ def check_torch_format(described: Description, quantize: str) -> None:
             "out.",
             param="quantize",
         )
+    if quantize == "fp8" and isinstance(described, Architecture) and (reason := torch_only(described)) is not None:
+        raise without_fused_kernels(reason)
+
+
+def without_fused_kernels(reason: str) -> Unsupported:
+    """The error for quantize fp8 of a model that has none."""
+    return Unsupported(
+        f"quantize fp8 cannot be done: it needs the fused kernels, and the model has none: {reason}. Leave it out.",
+        param="quantize",
+    )

@@ -9,6 +9,7 @@ from ostro.errors import Unsupported
 from ostro.kernels.gpu.fp8 import MULTIPLE
 from ostro.runner.gpu.layer_plan import why_unfused
 from ostro.runner.gpu.projections import Fp8Linear
+from ostro.runner.precision import without_fused_kernels
 from ostro.torch_models.base import Model
 from ostro.torch_models.decoder import Decoder, DecoderLayer
 from ostro.torch_models.layers import Linear
@@ -43,10 +44,7 @@ def has_fp8(device: torch.device) -> bool:
 def _check(model: Model, layers: list[DecoderLayer]) -> None:
     refusal = "quantize fp8 cannot be done: "
     if (unfused := why_unfused(model)) is not None:
-        raise Unsupported(
-            f"{refusal}it needs the fused kernels, and the model has none: {unfused}. Leave it out.",
-            param="quantize",
-        )
+        raise without_fused_kernels(unfused)
     if isinstance(model, Decoder) and model.described.has_experts:
         raise Unsupported(f"{refusal}there are no kernels for experts in 8 bits. Leave it out.", param="quantize")
     weights = [module.weight for layer in layers for module in layer.modules() if isinstance(module, Linear)]
