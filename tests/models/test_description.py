@@ -9,9 +9,9 @@ import tiny_models
 import torch
 from tiny_configs import BY_MODEL_TYPE, EXPERT_SIZES, GPT2, LLAMA
 
-from ostro.errors import BadRequest
-from ostro.models.architecture import Architecture
+from ostro.models.architecture import Architecture, QueryScaling
 from ostro.models.registry import FAMILIES, describe
+from ostro.models.torch_only import torch_only
 from ostro.torch_models.build import build_model
 from ostro.torch_models.loading import places_of
 
@@ -67,12 +67,15 @@ def test_a_model_is_described_without_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"
 
 
-def test_ministral_is_served_up_to_where_it_scales_queries_by_position() -> None:
+def test_ministral_scales_queries_by_position_where_more_than_its_original_context_is_asked_for() -> None:
     config = BY_MODEL_TYPE["ministral3"]
     assert architecture_of(config).shape.max_seq_len == 60
+    assert torch_only(architecture_of(config)) is None
     assert describe(config, max_seq_len=50).shape.max_seq_len == 50
-    with pytest.raises(BadRequest, match="scales queries by their position from 60 on"):
-        describe(config, max_seq_len=61)
+    longer = describe(config, max_seq_len=61)
+    assert isinstance(longer, Architecture)
+    assert {layer.attention.query_scaling for layer in longer.layers} == {QueryScaling(60, 0.1)}
+    assert torch_only(longer) == "its queries are scaled by position"
     unscaled = {**config, "rope_parameters": {"rope_type": "yarn", "factor": 2.0}}
     assert describe(unscaled, max_seq_len=61).shape.max_seq_len == 61
 

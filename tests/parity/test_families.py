@@ -463,6 +463,16 @@ def test_longrope_takes_its_long_factors_when_a_longer_context_is_asked_for() ->
     torch.testing.assert_close(dense_logits(model, ids), reference_logits(reference, ids), atol=TOLERANCE, rtol=0)
 
 
+def test_ministral_3_scales_queries_when_a_longer_context_is_asked_for() -> None:
+    reference = reference_model(CASES["ministral3"])
+    ids = random_ids(LONG)
+    expected = reference_logits(reference, ids)
+    model = our_model(CASES["ministral3"], reference, max_seq_len=128)
+    torch.testing.assert_close(dense_logits(model, ids), expected, atol=TOLERANCE, rtol=0)
+    unscaled = dense_logits(our_model(CASES["ministral3"], reference), ids)
+    assert (unscaled[:64] - expected[:64]).abs().max() < TOLERANCE < (unscaled[64:] - expected[64:]).abs().max()
+
+
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # torch's notice of a CPU without bfloat16 instructions
 @pytest.mark.parametrize("name", ["llama", "qwen3", "gemma2", "gemma3", "olmo2", "gpt2", "hrm_text"])
 def test_bfloat16_strays_from_float32_no_further_than_transformers_does(name: str) -> None:

@@ -170,10 +170,11 @@ class Sinks:
 
 @dataclass(frozen=True, slots=True)
 class QueryScaling:
-    """Multiplies the queries at position p by 1 + strength * log(1 + floor((p + 1) / span))."""
+    """Multiplies the queries at position p by 1 + strength * log(1 + floor((p + shift) / span))."""
 
     span: int
     strength: float
+    shift: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

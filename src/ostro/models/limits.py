@@ -14,3 +14,4 @@ MOST_POSITIONS = (1 << 31) - 1
 EPS = (1e-20, 1.0)
 THETA = (1.0 + 1e-6, 1e15)
 FACTOR = (1e-3, 1e6)
+STRENGTH = (1e-6, 1e3)

@@ -131,7 +131,7 @@ class Backbone(Module):
 def _query_scales(scaling: arch.QueryScaling | None, positions: Tensor, dtype: torch.dtype) -> Tensor | None:
     if scaling is None:
         return None
-    spans = torch.floor((positions.float() + 1.0) / scaling.span)
+    spans = torch.floor((positions.float() + scaling.shift) / scaling.span)
     return (torch.log1p(spans) * scaling.strength + 1.0).to(dtype)[:, None, None]
 
 

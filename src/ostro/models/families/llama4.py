@@ -21,13 +21,12 @@ from ostro.models.families.common import (
     rotating_layers,
 )
 from ostro.models.family import Family
-from ostro.models.limits import EPS, MOST_INNER, MOST_LAYERS
+from ostro.models.limits import EPS, MOST_INNER, MOST_LAYERS, STRENGTH
 from ostro.models.rope_settings import RopeSettings, rope_settings
 from ostro.models.row_order import Pairs
 
 _THETA = 500000.0
 _CHUNK = 8192
-_STRENGTH = (1e-6, 1e3)
 _NAMES = ExpertNames(
     router="feed_forward.router", up=("feed_forward.experts.gate_up_proj",), down="feed_forward.experts.down_proj"
 )
@@ -84,7 +83,7 @@ def _query_scaling(config: ConfigReader) -> QueryScaling | None:
     # The first configs have a 4 here.
     if config.get("attn_temperature_tuning") != 4 and not config.flag("attn_temperature_tuning", True):
         return None
-    return QueryScaling(config.integer("floor_scale", 8192), config.within("attn_scale", _STRENGTH, 0.1))
+    return QueryScaling(config.integer("floor_scale", 8192), config.within("attn_scale", STRENGTH, 0.1), shift=1)
 
 
 def _mixed_layers(config: ConfigReader, num_layers: int) -> frozenset[int]:

@@ -1,12 +1,14 @@
-"""Ministral 3: Llama with yarn. Beyond its original context, queries are also scaled by their positions, so that only
-that much is served.
+"""Ministral 3: Llama with yarn. Beyond its original context, queries are also scaled by their positions, which torch
+alone computes, so that without max_seq_len only that much is served.
 """
 
-from ostro.errors import BadRequest
-from ostro.models.architecture import Architecture
+from dataclasses import replace
+
+from ostro.models.architecture import Architecture, QueryScaling
 from ostro.models.config import ConfigReader
 from ostro.models.families import mistral
 from ostro.models.family import Family
+from ostro.models.limits import STRENGTH
 from ostro.models.rope_settings import rope_settings
 
 _ROPE = {
@@ -26,16 +28,16 @@ def describe(config: ConfigReader, max_seq_len: int | None) -> Architecture:
     if config.get("rope_parameters") is None:
         config = ConfigReader({**config.values, "rope_parameters": _ROPE}, config.source)
     rope = rope_settings(config)
-    if not rope.table.optional_number("llama_4_scaling_beta"):
+    strength = rope.table.optional_number("llama_4_scaling_beta", STRENGTH)
+    if strength is None:
         return mistral.describe(config, max_seq_len)
-    most = min(rope.original_positions, rope.longest_context())
-    if max_seq_len is not None and max_seq_len > most:
-        raise BadRequest(
-            f"max_seq_len is {max_seq_len}, but this model scales queries by their position from {most} on, which is "
-            f"not supported; lower it to {most} or less.",
-            param="max_seq_len",
-        )
-    return mistral.describe(config, max_seq_len or most)
+    original = min(rope.original_positions, rope.longest_context())
+    described = mistral.describe(config, max_seq_len or original)
+    if described.shape.max_seq_len <= original:
+        return described
+    scaling = QueryScaling(rope.original_positions, strength)
+    layers = (replace(each, attention=replace(each.attention, query_scaling=scaling)) for each in described.layers)
+    return replace(described, layers=tuple(layers))
 
 
 FAMILY = Family(
