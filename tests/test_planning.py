@@ -635,6 +635,8 @@ def test_gpu_that_is_not_here(tiny: Path) -> None:
     assert eight.weights_bytes < found.weights_bytes
     assert not plan(tiny, config, memory=GIB).fits
     assert plan(tiny, replace(config, kv_memory=64 * MIB), memory=80 * GIB).kv_bytes <= 64 * MIB
+    tiers = plan(tiny, replace(config, kv_host_memory=32 * GIB), memory=141 * GIB)
+    assert tiers.host_bytes - found.host_bytes == 32 * GIB
 
 
 @pytest.mark.parametrize(

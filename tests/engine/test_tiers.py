@@ -114,6 +114,21 @@ def test_requests_that_share_a_stored_prefix_fetch_it_once() -> None:
     assert made.engine.scheduler.counters.fetched_pages - before <= 8
 
 
+def test_pages_are_fetched_while_their_request_waits_for_its_turn() -> None:
+    made = driver(num_pages=16, num_slots=32, max_batch_tokens=4)
+    run(made, *(prompt(stem, stem, 33) for stem in range(3)))
+    made.add(make_request(10, (12,) * 24, max_tokens=1))
+    made.add(prompt(0, 11, 17))
+    for _ in range(5):
+        made.step()
+    assert [seq.request.id for seq in made.engine.scheduler.running] == [10]
+    assert made.engine.scheduler.counters.fetched_pages == 4
+    made.finish()
+    made.check_outcomes(prompt(0, 11, 17))
+    assert made.outcomes[11, 0].finish_reason is not None
+    assert hits(made) == 16
+
+
 def test_the_host_gives_up_its_oldest_leaves_first() -> None:
     made = driver(num_slots=4)
     run(made, prompt(0, 0), prompt(1, 1), prompt(2, 2))

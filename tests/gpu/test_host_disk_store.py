@@ -10,6 +10,7 @@ import torch
 from engine_driver import Driver, make_request, public_root
 from fake_tiers import FixedCosts
 from torch import Tensor
+from triton_device import DEVICE
 
 from ostro.engine.core import EngineCore
 from ostro.engine.page_store import Fetch, Spill, Store
@@ -70,7 +71,7 @@ def fetched(store: HostDiskStore, fetch: Fetch) -> int:
 
 
 def test_pages_come_back_from_host_and_disk_in_one_fetch(tmp_path: Path) -> None:
-    memory = torch.randn(2, 2, 21, 2, 4, 8)
+    memory = torch.randn(2, 2, 21, 2, 4, 8, device=DEVICE)
     before = memory.clone()
     with store_of(memory, tmp_path, num_slots=4) as store:
         store.carry_out([*(Store(page, page) for page in range(4)), *(Spill(digest(at), slot=at) for at in range(4))])
@@ -82,7 +83,7 @@ def test_pages_come_back_from_host_and_disk_in_one_fetch(tmp_path: Path) -> None
 
 
 def test_what_the_disk_lost_ends_a_fetch_there(tmp_path: Path) -> None:
-    memory = torch.randn(2, 2, 21, 2, 4, 8)
+    memory = torch.randn(2, 2, 21, 2, 4, 8, device=DEVICE)
     with store_of(memory, tmp_path, num_slots=2) as store:
         store.carry_out([Store(0, 0), Store(1, 1), *(Spill(digest(page), page=page) for page in range(2, 7))])
         sources = (0, 1, digest(2), digest(3), digest(99), digest(5))
@@ -91,7 +92,7 @@ def test_what_the_disk_lost_ends_a_fetch_there(tmp_path: Path) -> None:
 
 
 def test_fetches_wait_for_one_another_at_the_disk(tmp_path: Path) -> None:
-    memory = torch.randn(2, 2, 41, 2, 4, 8)
+    memory = torch.randn(2, 2, 41, 2, 4, 8, device=DEVICE)
     before = memory.clone()
     with store_of(memory, tmp_path, num_slots=2) as store:
         store.carry_out([Store(0, 0), *(Spill(digest(page), page=page) for page in range(1, 9))])
@@ -109,7 +110,7 @@ def test_fetches_wait_for_one_another_at_the_disk(tmp_path: Path) -> None:
 
 
 def test_without_spare_memory_a_page_is_not_kept(tmp_path: Path) -> None:
-    memory = torch.randn(2, 2, 21, 2, 4, 8)
+    memory = torch.randn(2, 2, 21, 2, 4, 8, device=DEVICE)
     with store_of(memory, tmp_path, num_slots=1, spare=1) as store:
         store._spare.clear()
         store.carry_out([Store(0, 0), Spill(digest(1), slot=0), Store(1, 0)])

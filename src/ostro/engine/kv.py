@@ -96,18 +96,27 @@ class KVCache:
         coming = self._next_page(seq, node, hit_limit)
         if coming is not None and coming in filling:
             return Admission.SOON_CACHED
-        needed = self.pages_for(seq.num_tokens) - node.depth
-        newly_locked = sum(not each.locks for each in node.path())
-        if needed + spare > self.available - newly_locked:
+        if not self._has_room(seq, node, spare):
             return Admission.NO_ROOM
         if self._tiers is not None and self._fetches(self._tiers, seq, node, hit_limit):
             return Admission.FETCHING
         self._tree.lock(node)
         self._nodes[seq.id] = node
         seq.pages = [each.page for each in node.path()][::-1]
-        self._grow(seq, needed, after=None)
+        self._grow(seq, self.pages_for(seq.num_tokens) - node.depth, after=None)
         seq.num_computed = node.depth * self.page_size
         return Admission.GRANTED
+
+    def fetch_ahead(self, seq: Sequence, *, hit_limit: int, spare: int) -> bool:
+        """Begins to fetch what a waiting sequence will find in lower tiers. False, and no change, if there is no room
+        for the sequence and `spare` pages.
+        """
+        node = self._tree.match(seq.token_ids, limit=hit_limit, salt=self._salt(seq))
+        if not self._has_room(seq, node, spare):
+            return False
+        if self._tiers is not None:
+            self._fetches(self._tiers, seq, node, hit_limit)
+        return True
 
     @property
     def is_fetching(self) -> bool:
@@ -242,6 +251,11 @@ class KVCache:
             self._allocator.release([own])
         self._tree.relock(node, child)
         return child
+
+    def _has_room(self, seq: Sequence, node: Node, spare: int) -> bool:
+        """Whether there are pages for the sequence after `node`, and `spare` others."""
+        newly_locked = sum(not each.locks for each in node.path())
+        return self.pages_for(seq.num_tokens) - node.depth + spare <= self.available - newly_locked
 
     def _fetches(self, tiers: Tiers, seq: Sequence, node: Node, limit: int) -> bool:
         """Whether the sequence has to wait for pages after `node`: some are arriving, or are worth fetching now."""

@@ -592,8 +592,9 @@ class Scheduler:
         line = waiting[:seats]
         if self._is_shared:
             line = next_in_line(waiting, Holdings(self.running).seats, seats)
-        for seq in line:
+        for at, seq in enumerate(line):
             if not any(budget > 0 for budget in budgets.values()):
+                self._fetch_ahead(line[at:])
                 break
             kind = self._kind(seq)
             if seq.num_pending or budgets[kind] <= 0:
@@ -610,13 +611,19 @@ class Scheduler:
                 budgets[kind] -= self._add_chunk(chunks, seq, budgets[kind])
                 filling.add(self.kv.next_page(seq, chunks[-1].end))
 
+    def _fetch_ahead(self, seqs: Iterable[Sequence]) -> None:
+        """Fetches what sequences will find in lower tiers when it is their turn, as far as all of them fit."""
+        if self._tiers is None:
+            return
+        spare = len(self.running)
+        for seq in seqs:
+            if not self.kv.fetch_ahead(seq, hit_limit=_hit_limit(seq), spare=spare):
+                break
+            spare += self.kv.pages_for(seq.num_tokens)
+
     def _seat(self, seq: Sequence, filling: set[PageName | None]) -> Admission:
-        # Keep the last token out of the hit: logits need one computed position.
-        hit_limit = min(seq.num_tokens - 1, seq.next_scored)
-        if seq.request.task is Task.EMBED:
-            hit_limit = 0
         # Spare a page for each running sequence, so that the new one does not cause a preemption right away.
-        admission = self.kv.admit(seq, hit_limit=hit_limit, spare=len(self.running), filling=filling)
+        admission = self.kv.admit(seq, hit_limit=_hit_limit(seq), spare=len(self.running), filling=filling)
         if admission is not Admission.GRANTED:
             return admission
         self.waiting.remove(seq)
@@ -700,6 +707,11 @@ def _is_broken(chunk: Chunk, output: StepOutput) -> bool:
     if chunk.scored and any(map(math.isnan, (each.logprob for each in output.scored[chunk.seq.id]))):
         return True
     return not math.isfinite(sum(output.pooled.get(chunk.seq.id, ())))
+
+
+def _hit_limit(seq: Sequence) -> int:
+    """How many tokens may come from the prefix cache. Not the last: logits need one computed position."""
+    return 0 if seq.request.task is Task.EMBED else min(seq.num_tokens - 1, seq.next_scored)
 
 
 def _reach(seq: Sequence, budget: int) -> int:
