@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ostro.engine.page_store import Arrival, Fetch, Move, Spill, Store
+from ostro.errors import ModelError
 from ostro.runner.page_disk import Bytes
 
 # Device memory for pages on their way: so many blocks out, and one in. A copy across the bus is of a page at a time.
@@ -55,10 +56,14 @@ class HostStore:
         self.page_bytes = rows * numbers * self._pages.itemsize
         each = max(1, min(num_slots, _SEGMENT_BYTES // self.page_bytes))
         is_cuda = self._device.type == "cuda"
-        self._segments = [
-            torch.empty(min(each, num_slots - at), rows, numbers, dtype=self._pages.dtype, pin_memory=is_cuda)
-            for at in range(0, num_slots, each)
-        ]
+        try:
+            self._segments = [
+                torch.empty(min(each, num_slots - at), rows, numbers, dtype=self._pages.dtype, pin_memory=is_cuda)
+                for at in range(0, num_slots, each)
+            ]
+        except RuntimeError as error:
+            size = f"{num_slots * self.page_bytes / 2**30:.1f} GiB"
+            raise ModelError(f"{size} of host memory cannot be pinned ({error}). Lower kv_host_memory.") from error
         self._slots_each = each
         self._arrived: list[Arrival] = []
         if is_cuda:
