@@ -71,6 +71,7 @@ class PagedAttention:
         self._single = [piece for piece in pieces if piece.length == 1]
         self._several = [piece for piece in pieces if piece.length > 1]
         self._single_rows = torch.tensor([piece.offset for piece in self._single], device=device)
+        self._found: dict[tuple[int, int], Tensor] = {}
         # By stack, window and chunk, because these may differ between layers.
         self._plans: dict[tuple[int, int | None, int | None], DecodePlan] = {}
 
@@ -98,6 +99,14 @@ class PagedAttention:
         for piece in self._several:
             out[piece.offset : piece.offset + piece.length] = self._prefill(layer, q, k, v, piece, spec, sinks)
         return out.flatten(1)
+
+    def slots_from(self, piece: Piece, first: int) -> Tensor:
+        """Those of a sequence's positions from `first` on: found once for all layers."""
+        key = piece.offset, first
+        if key not in self._found:
+            found = runs(piece.pages, self.page_size, first, piece.end)
+            self._found[key] = torch.tensor([slot for own in found for slot in range(*own)], device=self.slots.device)
+        return self._found[key]
 
     def store(self, layer: int, k: Tensor, v: Tensor) -> None:
         keys, values = self.cache.layer(layer)
@@ -151,8 +160,7 @@ def reference_attention(
     q and the result are [tokens, kv_heads, group, head_dim].
     """
     first = spec.first(piece.start)
-    where = [slot for low, high in runs(piece.pages, ctx.page_size, first, piece.end) for slot in range(low, high)]
-    keys, values = ctx.cache.layer(layer)[:, :, None, torch.tensor(where, device=q.device)].unbind(0)
+    keys, values = ctx.cache.layer(layer)[:, :, None, ctx.slots_from(piece, first)].unbind(0)
     queries = q[piece.offset : piece.offset + piece.length].permute(1, 2, 0, 3)
     scores = (queries @ keys.transpose(-1, -2)).float() * spec.scale
     if spec.softcap is not None:
