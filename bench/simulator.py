@@ -75,8 +75,9 @@ def run_round(work: Path, model: list[str]) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     with serving("--host", "127.0.0.1", *model) as server:
         url = f"http://{server.host}:{server.port}"
-        for name, speed in speeds.items():
-            replay = ["--trace", str(work / f"{name}.jsonl"), "--speed", f"{speed:.6g}"]
+        for seed, (name, speed) in enumerate(speeds.items(), 1):
+            # Words of its own, so that no trace finds another's prompts in the server's cache.
+            replay = ["--trace", str(work / f"{name}.jsonl"), "--speed", f"{speed:.6g}", "--seed", str(seed)]
             found[name] = {
                 "speed": speed,
                 "measured": _figures(work, "bench", "--url", url, "--no-self-test", *replay),

@@ -122,6 +122,14 @@ def test_times_are_those_of_the_table() -> None:
     assert outcome.gaps == pytest.approx([0.003, 0.003])
 
 
+def test_requests_of_a_burst_reach_the_engine_one_after_the_other() -> None:
+    table = cost_table(request=0.010, max_batch_tokens=64)
+    workload = load(inputs=Span(8, 8), outputs=Span(1, 1), vocab_size=1000)
+    found = simulated(by_clients(3, 3), table, workload).bench.levels[0].outcomes
+    # The first runs alone, for 18 ms from 10 ms on; those that come at 20 and 30 ms run in the steps after it.
+    assert [each.ttft for each in found] == pytest.approx([0.028, 0.028 + 0.018, 0.046 + 0.018])
+
+
 def test_a_step_that_is_launched_ahead_waits_for_the_device() -> None:
     """The second step is launched at once and ends after the first: the host costs nothing in between."""
     workload = load(inputs=Span(8, 8), outputs=Span(3, 3))

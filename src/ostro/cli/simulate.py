@@ -6,6 +6,7 @@ import secrets
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -16,6 +17,7 @@ from ostro.cli.load_options import add_load_options, add_report_options, check_a
 from ostro.cli.own_server import own_server
 from ostro.cli.parser import describe
 from ostro.cli.progress import tell_progress
+from ostro.config import EngineConfig
 from ostro.errors import BadRequest
 from ostro.measure.bench.figures import Slo
 from ostro.measure.bench.page import page
@@ -150,7 +152,8 @@ def _measure(args: argparse.Namespace) -> int:
             longest = client.models().data[0].max_model_len or 2048
             probes = probe_server(client.url, {"Authorization": f"Bearer {key}"}, max_seq_len=longest)
         # After the server has ended: on a GPU, its memory is needed.
-        llm = LLM(args.model)
+        config = EngineConfig(serving=True)
+        llm = LLM(config=config if args.model is None else replace(config, model=args.model))
         runner = llm.core.runner
         params = llm.sampling_defaults.fill(SamplingParams(max_tokens=None))
         steps = measure_steps(runner, params, watch=lambda what: _say(f"Timing steps: {what}"))

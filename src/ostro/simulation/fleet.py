@@ -105,14 +105,16 @@ class Fleet:
         self._calls[request_id] = Call(index, self.now, number, len(prompt.token_ids), max_tokens, whole)
         params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
         request = Request(id=request_id, prompt_ids=prompt.token_ids, params=params, seed=request_id)
-        overhead = self._costs.request + self._costs.prompt_token * len(prompt.token_ids)
-        self.at(self.now + overhead, lambda: self._arrive(number, request))
-
-    def _arrive(self, number: int, request: Request) -> None:
         replica = self._replicas[number]
         if replica is None:
             replica = Replica(self._spec, self._seconds, prefix_caching=self._prefix_caching)
             self._replicas[number] = replica
+        # The API process takes one request after the other: of a burst, the engine begins with the first.
+        overhead = self._costs.request + self._costs.prompt_token * len(prompt.token_ids)
+        replica.api_free_at = max(self.now, replica.api_free_at) + overhead
+        self.at(replica.api_free_at, lambda: self._arrive(replica, request))
+
+    def _arrive(self, replica: Replica, request: Request) -> None:
         replica.submit(request)
         if not replica.is_stepping:
             replica.is_stepping = True

@@ -17,6 +17,8 @@ class Replica:
         self.runner = ClockRunner(spec, seconds)
         self.core = EngineCore(self.runner, prefix_caching=prefix_caching)
         self._inbox: deque[Request] = deque()
+        self.api_free_at = 0.0
+        """When its API process has passed on all requests so far."""
         self.is_stepping = False
         """Whether an event for its next step is on its way."""
         self.most_pages = 0
