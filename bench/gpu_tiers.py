@@ -132,6 +132,8 @@ def main() -> None:
     parser.add_argument("--further", type=int, default=500, help="tokens that each further turn adds")
     parser.add_argument("--output", type=int, default=32)
     parser.add_argument("--active", type=int, default=6, help="requests at a time")
+    parser.add_argument("--only", choices=("more", "fits"), help="conversations that need more memory, or that fit")
+    parser.add_argument("--runs", type=int, default=3, help="of those that fit, with and without tiers in turn")
     parser.add_argument("--save", action="store_true")
     options = parser.parse_args()
     from ostro.engine.core import EngineCore
@@ -151,8 +153,9 @@ def main() -> None:
     many, few = round(options.times * room / last), max(1, int(0.9 * room / last))
     page_bytes = memory[:, :, 0].nbytes
     # Everything that does not fit, and what is in both.
+    num_slots = 512 if options.only == "fits" else int(1.1 * many * (last // spec.page_size + 1))
     began = time.perf_counter()
-    store = runner.host_store(int(1.1 * many * (last // spec.page_size + 1)))  # type: ignore[attr-defined]
+    store = runner.host_store(num_slots)  # type: ignore[attr-defined]
     print(
         f"{spec.num_pages} pages of {spec.page_size} tokens ({room} tokens); {many} conversations of up to {last} "
         f"tokens are {many * last / room:.1f} times as much, {few} fit; {store.num_slots * page_bytes / GIB:.1f} GiB "
@@ -164,25 +167,29 @@ def main() -> None:
     def engine(*, tiers: bool) -> EngineCore:
         return EngineCore(runner, tiers=Tiers(store) if tiers else None)
 
-    serve(engine(tiers=False), few, options)
     found: dict[str, list[Served]] = {}
-    for name, count, tiers in (
-        ("4 times, without", many, False),
-        ("4 times, with", many, True),
-        ("fits, without", few, False),
-        ("fits, with", few, True),
-        ("fits, without", few, False),
-        ("fits, with", few, True),
-    ):
-        found.setdefault(name, []).append(served := serve(engine(tiers=tiers), count, options))
-        print(f"{name:18} {served.told}", flush=True)
-    [without], [with_] = found["4 times, without"], found["4 times, with"]
-    fits = [min(each.seconds for each in found[name]) for name in ("fits, without", "fits, with")]
-    print(
-        f"throughput {without.seconds / with_.seconds:.2f} times, p50 TTFT "
-        f"{median(with_.first_tokens) / median(without.first_tokens):.0%} of without; where it fits "
-        f"{fits[1] / fits[0] - 1:+.1%} time"
-    )
+
+    def measure(name: str, count: int) -> None:
+        for tiers in ("without", "with"):
+            served = serve(engine(tiers=tiers == "with"), count, options)
+            found.setdefault(f"{name}, {tiers}", []).append(served)
+            print(f"{name + ', ' + tiers:18} {served.told}", flush=True)
+
+    # Kernels are compiled and graphs captured.
+    serve(engine(tiers=False), few, options)
+    if options.only != "fits":
+        measure("more", many)
+        [without], [with_] = found["more, without"], found["more, with"]
+        print(
+            f"throughput {without.seconds / with_.seconds:.2f} times, p50 TTFT "
+            f"{median(with_.first_tokens) / median(without.first_tokens):.0%} of without",
+            flush=True,
+        )
+    if options.only != "more":
+        for _ in range(options.runs):
+            measure("fits", few)
+        least, without_least = (min(each.seconds for each in found[f"fits, {name}"]) for name in ("with", "without"))
+        print(f"where they fit {least / without_least - 1:+.1%} time, least of {options.runs}")
     if options.save:
         rows = {name: [asdict(each) for each in runs] for name, runs in found.items()}
         (RESULTS / "gpu_tiers.json").write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")

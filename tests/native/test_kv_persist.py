@@ -1,5 +1,6 @@
 """The disk below the native core's pages: another start finds what the last one computed, and gives the same tokens."""
 
+import asyncio
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from peft_directory import random_adapter
 from ostro.config import EngineConfig
 from ostro.engine.core import EngineCore
 from ostro.engine.request import Request
+from ostro.engine_process.handle import EngineHandle
 from ostro.errors import BadRequest, Unsupported
 from ostro.runner.load import load_runner
 from ostro.runner.tiers import open_tiers
@@ -155,6 +157,23 @@ def test_a_second_engine_runs_without_the_file_that_the_first_uses(
     assert "in use by another process" in caplog.text
     assert run(second) == cold
     core.close()
+
+
+def test_an_engine_process_writes_prefixes_when_it_is_stopped(model: Path) -> None:
+    """As a server's end or a model's eviction stops it."""
+    params = SamplingParams(max_tokens=2, temperature=0)
+    request = Request(id=1, prompt_ids=PROMPT, params=params, seed=0)
+
+    async def cached() -> int:
+        handle = EngineHandle(EngineConfig(model=str(model), device="cpu", kv_memory=4 << 20, kv_persist=True))
+        handle.start()
+        try:
+            await handle.settled()
+            return max([progress.num_cached async for batch in handle.submit(request) for progress in batch])
+        finally:
+            await handle.stop()
+
+    assert [asyncio.run(cached()) for _ in range(2)] == [0, 64]
 
 
 def test_what_cannot_be_is_refused_by_name(model: Path) -> None:
