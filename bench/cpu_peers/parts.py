@@ -100,7 +100,8 @@ class Setup:
 
     def ostro(self, task: str, model: Path, job: Mapping[str, object] | None = None) -> dict[str, Any]:
         """What Ostro's engine says, in a process of its own."""
-        settings: dict[str, object] = {"device": "cpu", "threads": self.threads}
+        # The peers guess no tokens, and random weights repeat themselves.
+        settings: dict[str, object] = {"device": "cpu", "threads": self.threads, "speculative": "off"}
         if self.backend != "auto":
             settings["backend"] = self.backend
         return _worker("ostro_worker.py", {"task": task, "model": str(model), "settings": settings, **(job or {})})
