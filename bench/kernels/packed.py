@@ -9,6 +9,7 @@ python bench/kernels/packed.py [--models 0.6B,8B] [--bits 4] [--group 128] [--se
 
 import argparse
 import time
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -16,10 +17,12 @@ from fp8 import BF16, CACHE, GPU, SHAPES, drawn, error_of, microseconds
 from torch import Tensor
 from triton.errors import TritonError
 
-from ostro.kernels.gpu import packed, packed_dot
+from ostro.kernels.gpu import packed
+from ostro.kernels.gpu.packed import PackedTiling
+from ostro.kernels.gpu.packed_vector import PackedVectorTiling
 from ostro.kernels.gpu.packed_words import Packed, pack_pairs
 from ostro.kernels.gpu.small_batch import small_linear
-from ostro.kernels.gpu.tilings import DotTiling, Tiling, VectorTiling
+from ostro.kernels.gpu.tilings import DotTiling
 
 ROWS = (1, 8, 16, 64, 128, 256)
 MANY = (512, 2048)
@@ -34,11 +37,11 @@ def weights(outs: int, ins: int, bits: int, group: int) -> Packed:
     return Packed(words, pack_pairs(scales.half(), zeros.half()), bits, group, False)
 
 
-def others(rows: int, weight: Packed, chosen: Tiling) -> list[Tiling]:
-    if isinstance(chosen, VectorTiling):
-        outs, width, warps = chosen.outs, chosen.ins, chosen.warps
-        vectors = [VectorTiling(2 * outs, width, warps), VectorTiling(max(1, outs // 2), width, warps)]
-        return [packed_dot.default_tiling(rows, weight, gated=False), *vectors]
+def others(rows: int, weight: Packed, chosen: PackedTiling) -> list[PackedTiling]:
+    if isinstance(chosen, PackedVectorTiling):
+        outs, turns = chosen.outs, chosen.turns
+        shorter = replace(chosen, outs=max(1, outs // 2), turns=2 * turns)
+        return [shorter, replace(chosen, outs=2 * outs, turns=max(1, turns // 2)), replace(chosen, turns=1)]
     found = [
         DotTiling(64, width, chosen.warps, stages=stages, splits=splits)
         for splits in (chosen.splits, max(1, chosen.splits // 2))
@@ -66,7 +69,7 @@ class Product:
         chosen = packed.default_tiling(rows, self.small[0], gated=self.gated and rows == 1)
         self.tried(x, chosen, f"bf16 {before:7.1f} us, packed")
 
-    def tried(self, x: Tensor, tiling: Tiling, what: str) -> float:
+    def tried(self, x: Tensor, tiling: PackedTiling, what: str) -> float:
         rows = len(x)
         try:
             error = error_of(self.ours(x, 0, tiling), self.twin(x))
@@ -91,7 +94,7 @@ class Product:
             found |= {"activation": "silu", "gated": True}
         return found
 
-    def ours(self, x: Tensor, copy: int, tiling: Tiling) -> Tensor:
+    def ours(self, x: Tensor, copy: int, tiling: PackedTiling) -> Tensor:
         return packed.packed_small_linear(x, self.small[copy], tiling=tiling, pdl=True, **self._epilogue(x))  # type: ignore[arg-type]
 
     def twin(self, x: Tensor) -> Tensor:

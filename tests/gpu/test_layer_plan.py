@@ -95,7 +95,9 @@ def between(model: Decoder) -> Choices:
 
 
 def own_products(model: Decoder, chosen: Callable[[str], bool]) -> Choices:
-    """Equal matrices with the same epilogue are one product: it is ours if any of them is chosen."""
+    """Equal matrices with the same epilogue are one product: it is ours if any of them is chosen, and if in 16 bits its
+    rows consist of whole 16 bytes, as the copy engine has it.
+    """
     named = [
         (name, product_of(linear, epilogue))
         for plan in layer_plans(model)
@@ -103,7 +105,8 @@ def own_products(model: Decoder, chosen: Callable[[str], bool]) -> Choices:
     ]
     if model.lm_head is not None:
         named.append(("head", product_of(model.lm_head)))
-    return Choices({product: {16: _default(product)} for name, product in named if chosen(name)})
+    ours = [product for name, product in named if chosen(name) and product.in_features % 8 == 0]
+    return Choices({product: {16: _default(product)} for product in ours})
 
 
 def names(plan: LayerPlan) -> tuple[str, ...]:

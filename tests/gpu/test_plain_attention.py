@@ -80,6 +80,7 @@ def test_fp8_weights_are_refused_by_plan_and_loading(tmp_path: Path) -> None:
 def test_they_give_the_cpus_tokens(config: Config, device: torch.device) -> None:
     asked = requests([GREEDY] * 4)
     expected = on_cpu(random_model(config, max_seq_len=512), asked)
-    runner = make_runner(random_model(config, max_seq_len=512).to(device), EngineConfig(device="cuda", dtype="float32"))
+    settings = EngineConfig(device="cuda", dtype="float32", kv_memory=1 << 22)
+    runner = make_runner(random_model(config, max_seq_len=512).to(device), settings)
     assert isinstance(runner, TorchRunner)
     assert tokens(run(EngineCore(runner), asked)) == tokens(expected)

@@ -6,17 +6,19 @@ from torch import Tensor
 from triton_device import DEVICE
 
 from ostro.kernels.gpu import packed
+from ostro.kernels.gpu.packed import PackedTiling
 from ostro.kernels.gpu.packed_layout import fits
+from ostro.kernels.gpu.packed_vector import PackedVectorTiling
 from ostro.kernels.gpu.packed_words import Packed, pack_codes, pack_pairs, unpacked_codes, widened
-from ostro.kernels.gpu.tilings import DotTiling, Tiling, VectorTiling
+from ostro.kernels.gpu.tilings import DotTiling
 
 ON_GPU = DEVICE.type == "cuda"
-ONE = VectorTiling(outs=4, ins=256, warps=4)
-LONG = VectorTiling(outs=1, ins=4096, warps=4)
+ONE = PackedVectorTiling(outs=4, ins=256, warps=4)
+LONG = PackedVectorTiling(outs=1, ins=4096, warps=4)
 # Several chunks of a row, the last one cut.
-CHUNKS = VectorTiling(outs=2, ins=256, warps=1)
+CHUNKS = PackedVectorTiling(outs=2, ins=256, warps=1)
 # More tiles than programs, and not as many for each.
-TURNS = VectorTiling(outs=1, ins=512, warps=1, turns=3)
+TURNS = PackedVectorTiling(outs=1, ins=512, warps=1, turns=3)
 CLOSE = {torch.float32: 2e-4, torch.float16: 4e-3, torch.bfloat16: 2e-2}
 FORMS = pytest.mark.parametrize(
     ("bits", "group", "has_minimum"),
@@ -111,9 +113,9 @@ def test_16_bit_gates_equal_the_plain_twins(
 @pytest.mark.parametrize(
     "tiling", [CHUNKS, LONG, TURNS, dot(splits=3)], ids=["chunks", "beyond the end", "turns", "split"]
 )
-def test_rows_of_other_lengths_than_tiles_have(device: torch.device, tiling: Tiling) -> None:
+def test_rows_of_other_lengths_than_tiles_have(device: torch.device, tiling: PackedTiling) -> None:
     torch.manual_seed(0)
-    rows = 1 if isinstance(tiling, VectorTiling) else 2
+    rows = 1 if isinstance(tiling, PackedVectorTiling) else 2
     x, weight = drawn(device, rows, 896), weights(device, 5, 896, 4, 128, False)
     check(packed.packed_small_linear(x, weight, tiling=tiling), packed.packed_small_linear_plain(x, weight))
 
@@ -121,7 +123,7 @@ def test_rows_of_other_lengths_than_tiles_have(device: torch.device, tiling: Til
 @pytest.mark.parametrize("ins", [256, 512])
 def test_epilogues_of_all_tiles_of_a_program(device: torch.device, ins: int) -> None:
     torch.manual_seed(0)
-    tiling = VectorTiling(outs=2, ins=ins, warps=1, turns=3)
+    tiling = PackedVectorTiling(outs=2, ins=ins, warps=1, turns=3)
     x, weight = drawn(device, 1, 512), weights(device, 22, 512, 4, 128, False)
     bias, norm, stream = drawn(device, 22), (drawn(device, 512), 1e-5), drawn(device, 1, 22)
     check(
@@ -160,7 +162,7 @@ def test_norm_of_one_row_comes_before_the_product(device: torch.device, dtype: t
 @pytest.mark.parametrize(
     ("rows", "tiling"), [(1, ONE), (2, dot()), (20, dot(splits=3))], ids=["vector", "dot", "split"]
 )
-def test_result_is_added_to_the_residual_in_place(device: torch.device, rows: int, tiling: Tiling) -> None:
+def test_result_is_added_to_the_residual_in_place(device: torch.device, rows: int, tiling: PackedTiling) -> None:
     torch.manual_seed(0)
     x, weight, residual = drawn(device, rows, 384), weights(device, 20, 384, 4, 128, False), drawn(device, rows, 20)
     plain = packed.packed_small_linear_plain(x, weight, residual=residual.clone(), multiplier=0.5)
@@ -173,7 +175,9 @@ def test_result_is_added_to_the_residual_in_place(device: torch.device, rows: in
 
 @pytest.mark.parametrize(("rows", "tiling"), [(1, ONE), (2, dot())], ids=["vector", "dot"])
 @pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
-def test_gate_and_up_meet_in_one_program(device: torch.device, rows: int, tiling: Tiling, activation: str) -> None:
+def test_gate_and_up_meet_in_one_program(
+    device: torch.device, rows: int, tiling: PackedTiling, activation: str
+) -> None:
     torch.manual_seed(0)
     x, weight, bias = drawn(device, rows, 256) / 16, weights(device, 24, 256, 4, 64, True), drawn(device, 24)
     for gated in (True, False):

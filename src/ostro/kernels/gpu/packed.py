@@ -15,9 +15,12 @@ import triton.language as tl
 from torch import Tensor
 
 from ostro.kernels.gpu import packed_dot, packed_vector
+from ostro.kernels.gpu.packed_vector import PackedVectorTiling
 from ostro.kernels.gpu.packed_words import Packed, halves, integers, widened
 from ostro.kernels.gpu.small_batch import small_linear_plain
-from ostro.kernels.gpu.tilings import MOST_ROWS, Tiling, VectorTiling
+from ostro.kernels.gpu.tilings import MOST_ROWS, DotTiling
+
+PackedTiling = PackedVectorTiling | DotTiling
 
 MOST_FEW = MOST_ROWS
 """The maximum number of rows that `packed_small_linear` takes."""
@@ -32,7 +35,7 @@ def is_fused(rows: int, *, gated: bool) -> bool:
     return rows == 1 or (rows <= _MOST_FUSED and not gated)
 
 
-def default_tiling(rows: int, weight: Packed, *, gated: bool) -> Tiling:
+def default_tiling(rows: int, weight: Packed, *, gated: bool) -> PackedTiling:
     if rows == 1:
         return packed_vector.default_tiling(*weight.shape, bits=weight.bits, gated=gated)
     return packed_dot.default_tiling(rows, weight, gated=gated)
@@ -48,7 +51,7 @@ def packed_small_linear(
     activation: str | None = None,
     gated: bool = False,
     multiplier: float = 1.0,
-    tiling: Tiling | None = None,
+    tiling: PackedTiling | None = None,
     pdl: bool = False,
 ) -> Tensor:
     """x [rows, in], weight [out, in] -> [rows, out], for 1 to MOST_FEW rows.
@@ -70,7 +73,7 @@ def packed_small_linear(
     out = residual
     if out is None:
         out = torch.empty(rows, weight.shape[0] // (2 if gated else 1), dtype=x.dtype, device=x.device)
-    if isinstance(tiling, VectorTiling):
+    if isinstance(tiling, PackedVectorTiling):
         assert rows == 1
         packed_vector.packed_vector(
             x,

@@ -13,6 +13,8 @@ it, so a program goes through several tiles of outputs, and has the words of the
 Knows shapes; knows no layers.
 """
 
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
@@ -32,9 +34,15 @@ _MOST_WARPS = 4
 _PLACES, _REGISTERS, _ENOUGH = 4, 128, 8
 
 
+@dataclass(frozen=True, slots=True)
+class PackedVectorTiling(VectorTiling):
+    turns: int = 1
+    """Tiles of outputs that a program goes through."""
+
+
 def default_tiling(
     out_features: int, in_features: int, *, bits: int, gated: bool, multiprocessors: int = 132
-) -> VectorTiling:
+) -> PackedVectorTiling:
     """`out_features` counts the weight's rows, both gate and up."""
     a_warp, copies = 32 * quad_inputs(bits), 2 if gated else 1
     # As many as leave none idle in the last of a row's chunks, or few.
@@ -46,7 +54,7 @@ def default_tiling(
         outs = _MOST_ROWS_IN_TURNS // copies
     while outs > 1 and 2 * triton.cdiv(total, outs) <= min(places, _ENOUGH * multiprocessors):
         outs //= 2
-    return VectorTiling(outs, ins, warps, turns=triton.cdiv(triton.cdiv(total, outs), places))
+    return PackedVectorTiling(outs, ins, warps, turns=triton.cdiv(triton.cdiv(total, outs), places))
 
 
 def packed_vector(
@@ -54,7 +62,7 @@ def packed_vector(
     weight: Packed,
     bias: Tensor | None,
     out: Tensor,
-    tiling: VectorTiling,
+    tiling: PackedVectorTiling,
     *,
     norm: tuple[Tensor, float] | None = None,
     adds: bool = False,

@@ -44,8 +44,6 @@ class VectorTiling:
     ins: int
     """Inputs read at a time."""
     warps: int
-    turns: int = 1
-    """Tiles of outputs that a program goes through: more than one only of packed weights."""
 
 
 @dataclass(frozen=True, slots=True)
