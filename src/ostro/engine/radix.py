@@ -53,7 +53,7 @@ class Node:
         self.is_arriving = False
         """Whether its page is still being fetched: nobody may read it."""
         self.digest: bytes | None = None
-        """What the path spells, once somebody has asked (`engine.tiers`)."""
+        """What the path spells, once `engine.tiers` has asked; empty if nobody may know."""
         self.salt = salt
         self.depth: int = parent.depth + 1 if parent else 0
         """Pages on the path from the root, including this one; the root itself holds none."""

@@ -21,6 +21,8 @@ from ostro.engine.page_store import Arrival, Fetch, Move, PageStore, Source, Spi
 from ostro.engine.radix import NOWHERE, Node, PageKey, RadixCache, Salt
 
 DIGEST_BYTES = 32
+# The digest of a node whose tokens must not get to the disk.
+_NOT_ON_DISK = b""
 
 
 class Below(NamedTuple):
@@ -156,7 +158,7 @@ class Tiers:
                     return None
                 found.append(Below(key, at.slot))
                 continue
-            digest = self._next_digest(self._digest(above) if above is not None else digest, key)
+            digest = self._next(self._digest(above) if above is not None else digest, key)
             if digest is None or not self.store.holds(digest):
                 break
             found.append(Below(key, digest))
@@ -221,17 +223,13 @@ class Tiers:
             while (above := unknown[-1].parent) is not None and above.digest is None:
                 unknown.append(above)
             for each in reversed(unknown):
-                each.digest = (
-                    self._root(each.salt) if each.parent is None else self._next_digest(each.parent.digest, each.key)
-                )
-                if each.digest is None:
-                    return None
-        return node.digest
+                found = self._root(each.salt) if each.parent is None else self._next(each.parent.digest, each.key)
+                each.digest = found or _NOT_ON_DISK
+        return node.digest or None
 
-    def _next_digest(self, digest: bytes | None, key: PageKey) -> bytes | None:
-        if digest is None:
-            return None
-        return blake2b(digest + array("q", key).tobytes(), digest_size=DIGEST_BYTES).digest()
+    def _next(self, digest: bytes | None, key: PageKey) -> bytes | None:
+        """Of a page and what the digest stands for."""
+        return blake2b(digest + array("q", key).tobytes(), digest_size=DIGEST_BYTES).digest() if digest else None
 
     # ---- the rest
 
