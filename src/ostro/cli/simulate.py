@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import msgspec
 
@@ -23,10 +23,14 @@ from ostro.measure.bench.figures import Slo
 from ostro.measure.bench.page import page
 from ostro.measure.bench.run import describe_machine
 from ostro.measure.bench.table import table as table_of
+from ostro.measure.bench.workload import WORDS
 from ostro.sampling_params import SamplingParams
 from ostro.simulation.costs import FORMAT, CostTable, EngineShape, read_table, with_shape
 from ostro.simulation.routing import Routing
 from ostro.simulation.run import SimulationOptions, simulate
+
+if TYPE_CHECKING:
+    from ostro.llm import LLM
 
 _SHAPE = {
     "num_pages": "pages of each replica's KV cache",
@@ -167,10 +171,18 @@ def _measure(args: argparse.Namespace) -> int:
             endpoints={},
             machine=describe_machine(),
         )
-        found: Any = msgspec.to_builtins(with_server(engine, probes))
+        found: Any = msgspec.to_builtins(
+            with_server(engine, probes, chat_prefix=_chat_prefix(llm) if "chat" in probes.alone else None)
+        )
         file.write(json.dumps(found, indent=1) + "\n")
     print(f"{args.measure}: {llm.name} on {runner.spec.backend}. Simulate it by --costs {args.measure}.")
     return 0
+
+
+def _chat_prefix(llm: "LLM") -> int:
+    """How many tokens two conversations have in common before their first words."""
+    one, other = (llm.chat_prompt([{"role": "user", "content": word}]) for word in WORDS[:2])
+    return next((at for at, (mine, yours) in enumerate(zip(one, other, strict=False)) if mine != yours), 0)
 
 
 def _say(words: str) -> None:

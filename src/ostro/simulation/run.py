@@ -9,6 +9,7 @@ import msgspec
 from ostro.measure.bench.figures import Slo, figures
 from ostro.measure.bench.jobs import Level
 from ostro.measure.bench.outcomes import Outcome
+from ostro.measure.bench.preflight import probing
 from ostro.measure.bench.run import Bench, BenchOptions, LevelRun
 from ostro.measure.bench.workload import Workload
 from ostro.measure.report.wording import duration, percent, rate
@@ -91,6 +92,10 @@ def simulate(options: SimulationOptions) -> Simulation:
         prefix_caching=options.prefix_caching,
     )
     tokens = PromptTokens(costs, table.engine.vocab_size)
+    # A trace's first prompt is in the cache of a server that is measured, too.
+    prompt, output_len = probing(workload).prompt(~0, ~0)
+    fleet.send(~0, tokens.of(prompt), output_len, lambda _: None)
+    fleet.run()
     levels: list[LevelRun] = []
     fleets: list[FleetFigures] = []
     for level in options.levels:

@@ -76,10 +76,14 @@ def _probed(load: Workload, level: Level, url: str, headers: Mapping[str, str]) 
     return Probe(workload=found.options.workload, level=level, outcomes=outcomes)
 
 
-def with_server(table: CostTable, probes: Probes) -> CostTable:
-    """The table of an engine, with the costs of the server around it that was probed."""
+def with_server(table: CostTable, probes: Probes, *, chat_prefix: int | None = None) -> CostTable:
+    """The table of an engine, with the costs of the server around it that was probed. `chat_prefix` is how many tokens
+    the chat template puts before a message, if that is known; otherwise whole pages of it are found in the cache.
+    """
     # What events cost comes first: what is left then is the request's.
-    free = msgspec.structs.replace(table, endpoints={name: _free(probe) for name, probe in probes.alone.items()})
+    free = msgspec.structs.replace(
+        table, endpoints={name: _free(probe, chat_prefix) for name, probe in probes.alone.items()}
+    )
     told = msgspec.structs.replace(free, event=_event(free, probes.together))
     endpoints: dict[Endpoint, EndpointCosts] = {}
     for name, probe in probes.alone.items():
@@ -88,11 +92,14 @@ def with_server(table: CostTable, probes: Probes) -> CostTable:
     return msgspec.structs.replace(told, endpoints=endpoints)
 
 
-def _free(probe: Probe) -> EndpointCosts:
+def _free(probe: Probe, chat_prefix: int | None) -> EndpointCosts:
     """The endpoint's tokens, without any costs."""
     words = probe.workload.words
-    # Random prompts have nothing in common but what the template puts before them, in whole pages.
-    before = min(min(each.cached_tokens or 0 for each in probe.outcomes), round(words.around))
+    # Random prompts have nothing in common but what the template puts before them.
+    shared = min(each.cached_tokens or 0 for each in probe.outcomes)
+    if chat_prefix is not None and probe.workload.endpoint == "chat":
+        shared = chat_prefix
+    before = min(shared, round(words.around))
     return EndpointCosts(
         request=0.0,
         prompt_token=0.0,

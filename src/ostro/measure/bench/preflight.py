@@ -109,10 +109,14 @@ async def _word_tokens(workload: Workload, target: Target, pool: Pool) -> WordTo
     return WordTokens(per_word=per_word, around=max(counted[0] - short * per_word, 0.0))
 
 
-def _probe(workload: Workload) -> bytes:
-    """A one-token request like the workload's."""
+def probing(workload: Workload) -> Workload:
+    """One-token requests like the workload's, of which a benchmark sends one first."""
     items = [msgspec.structs.replace(item, output_len=1) for item in workload.items[:1]]
-    return msgspec.structs.replace(workload, output_len=Span(1, 1), items=items).request(~0, ~0)[0]
+    return msgspec.structs.replace(workload, output_len=Span(1, 1), items=items)
+
+
+def _probe(workload: Workload) -> bytes:
+    return probing(workload).request(~0, ~0)[0]
 
 
 def _check(recording: Recording, url: str, path: str) -> None:
