@@ -1,6 +1,7 @@
 """The disk below the native core's pages: another start finds what the last one computed, and gives the same tokens."""
 
 import asyncio
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -23,18 +24,26 @@ PROMPT = tuple((7 * at + at * at) % 60 for at in range(70))
 OTHERS = [tuple((each + 3 * at + at * at) % 60 for at in range(70)) for each in range(1, 5)]
 
 
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("home")
+
+
 @pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OSTRO_CACHE", str(tmp_path / "cache"))
+def _own_cache(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Packed weights are kept from test to test, pages are not."""
+    monkeypatch.setenv("OSTRO_CACHE", str(home / "cache"))
+    shutil.rmtree(home / "cache" / "pages", ignore_errors=True)
 
 
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    return write(tmp_path / "model")
+@pytest.fixture(scope="module")
+def model(home: Path) -> Path:
+    return write(home / "model")
 
 
 def started(model: Path, **settings: object) -> EngineCore:
-    config = EngineConfig(model=str(model), device="cpu", **{"kv_memory": 4 << 20, **settings})  # type: ignore[arg-type]
+    given = {"kv_memory": 4 << 20, "threads": 1, **settings}
+    config = EngineConfig(model=str(model), device="cpu", **given)  # type: ignore[arg-type]
     checkpoint = open_checkpoint(model)
     runner = load_runner(checkpoint, config)
     return EngineCore(runner, adapters=config.adapter_names, tiers=open_tiers(checkpoint, config, runner))
@@ -60,8 +69,8 @@ def cold(model: Path) -> list[int]:
     return run(started(model))
 
 
-def file_of(tmp_path: Path) -> Path:
-    [path] = (tmp_path / "cache" / "pages").iterdir()
+def file_of(home: Path) -> Path:
+    [path] = (home / "cache" / "pages").iterdir()
     return path
 
 
@@ -78,10 +87,11 @@ def test_the_next_start_finds_the_prompt_and_gives_the_same_tokens(model: Path, 
 
 
 def test_what_memory_has_no_room_for_is_read_back_from_disk(model: Path, tmp_path: Path, cold: list[int]) -> None:
-    page = started(model).runner.spec.pages_bytes // started(model).runner.spec.num_pages
+    roomy = started(model)
+    page = roomy.runner.spec.pages_bytes // roomy.runner.spec.num_pages
     core = started(model, kv_memory=11 * page, kv_disk=str(tmp_path / "disk"))
     assert run(core) == cold
-    alone = [run(started(model), prompt) for prompt in OTHERS]
+    alone = [run(roomy, prompt) for prompt in OTHERS]
     assert [run(core, prompt) for prompt in OTHERS] == alone
     assert run(core) == cold
     assert core.scheduler.counters.fetched_disk_pages > 0
@@ -90,11 +100,11 @@ def test_what_memory_has_no_room_for_is_read_back_from_disk(model: Path, tmp_pat
 
 
 @pytest.mark.parametrize("damage", ["truncated", "flipped", "of another model", "gone"])
-def test_a_damaged_file_is_a_miss(model: Path, tmp_path: Path, cold: list[int], damage: str) -> None:
+def test_a_damaged_file_is_a_miss(model: Path, home: Path, cold: list[int], damage: str) -> None:
     core = started(model, kv_persist=True)
     run(core)
     core.close()
-    path = file_of(tmp_path)
+    path = file_of(home)
     content = bytearray(path.read_bytes())
     match damage:
         case "truncated":
@@ -114,7 +124,7 @@ def test_a_damaged_file_is_a_miss(model: Path, tmp_path: Path, cold: list[int], 
     core.close()
 
 
-def test_another_model_in_the_same_place_finds_nothing(model: Path, tmp_path: Path) -> None:
+def test_another_model_in_the_same_place_finds_nothing(model: Path) -> None:
     core = started(model, kv_persist=True)
     run(core)
     core.close()
@@ -165,7 +175,9 @@ def test_an_engine_process_writes_prefixes_when_it_is_stopped(model: Path) -> No
     request = Request(id=1, prompt_ids=PROMPT, params=params, seed=0)
 
     async def cached() -> int:
-        handle = EngineHandle(EngineConfig(model=str(model), device="cpu", kv_memory=4 << 20, kv_persist=True))
+        handle = EngineHandle(
+            EngineConfig(model=str(model), device="cpu", threads=1, kv_memory=4 << 20, kv_persist=True)
+        )
         handle.start()
         try:
             await handle.settled()
@@ -186,4 +198,4 @@ def test_what_cannot_be_is_refused_by_name(model: Path) -> None:
     with pytest.raises(Unsupported, match=r"kv_persist does not work on torch \(cpu\)"):
         started(model, kv_persist=True, backend="torch")
     with pytest.raises(Unsupported, match="kv_persist does not work with JAX"):
-        started(model, kv_persist=True, backend="jax")
+        started(model, kv_persist=True, backend="jax", threads=None)
