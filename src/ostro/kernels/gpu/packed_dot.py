@@ -22,6 +22,9 @@ from ostro.kernels.gpu.tilings import MOST_ROWS, DotTiling, block_rows
 _SHARED_MEMORY = 220 << 10
 _MOST_STAGES = 4
 _MOST_SPLITS = 8
+# For so many rows, programs have more outputs if there are enough for all multiprocessors: with fewer, the tensor cores
+# wait for unpacking, and the sums of more rows would not fit the registers.
+_WIDE, _WIDE_ROWS = 128, 64
 # Inputs of a turn of the loop: fewer would have its own instructions outweigh those that unpack weights.
 _A_TURN = 256
 
@@ -29,6 +32,8 @@ _A_TURN = 256
 def default_tiling(rows: int, weight: Packed, *, gated: bool, multiprocessors: int = 132) -> DotTiling:
     (out_features, in_features), copies = weight.shape, 2 if gated else 1
     outs, ins = out_features // copies, max(weight.block, _A_TURN if rows <= 32 else 128)
+    if block_rows(rows) == _WIDE_ROWS and not gated and outs >= _WIDE * multiprocessors:
+        return DotTiling(_WIDE, ins, warps=4, stages=3)
     # The sums of 256 rows fill the registers of two groups of warps.
     warps = 8 if block_rows(rows) * copies > 128 else 4
     block = ins * (weight.bits * 64 * copies // 8 + 2 * block_rows(rows))
@@ -36,7 +41,8 @@ def default_tiling(rows: int, weight: Packed, *, gated: bool, multiprocessors: i
     # in flight each.
     room = max(1, min(4 if rows <= 64 else 2, _SHARED_MEMORY // (3 * block)))
     programs, splits = -(-outs // 64), 1
-    while not gated and splits < _MOST_SPLITS and 1.5 * programs * splits <= room * multiprocessors:
+    most = _MOST_SPLITS if rows <= 32 else _MOST_SPLITS // 2
+    while not gated and splits < most and 1.5 * programs * splits <= room * multiprocessors:
         if in_features < 4 * ins * splits:
             break
         splits *= 2
