@@ -14,7 +14,9 @@ from ostro.engine.core import EngineCore
 from ostro.engine.page_store import Fetch, Move, Store
 from ostro.engine.request import Request
 from ostro.engine.tiers import Tiers
+from ostro.errors import ModelError
 from ostro.runner.gpu.host_store import HostStore
+from ostro.runner.gpu.pinned import pinned, unpin
 from ostro.runner.gpu.runner import GpuRunner
 from ostro.sampling_params import SamplingParams
 
@@ -100,3 +102,36 @@ def test_a_prompt_that_is_fetched_gets_the_same_token() -> None:
     assert core.scheduler.counters.fetched_pages == 2
     assert core.scheduler.counters.cache_hits == 2 * 16
     core.close()
+
+
+class Registry:
+    """Stands in for CUDA's: which memory is registered."""
+
+    def __init__(self, error: int = 0) -> None:
+        self.registered: dict[int, int] = {}
+        self._error = error
+
+    def cudaHostRegister(self, address: int, size: int, flags: int) -> int:  # noqa: N802
+        self.registered[address] = size
+        return self._error
+
+    def cudaHostUnregister(self, address: int) -> int:  # noqa: N802
+        del self.registered[address]
+        return 0
+
+
+def test_memory_is_pinned_in_pieces_and_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    registry = Registry()
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: registry)
+    pieces = pinned([10_000, 4096, 5])
+    assert [piece.nbytes for piece in pieces] == [10_000, 4096, 5]
+    assert sorted(registry.registered.values()) == [5, 4096, 10_000]
+    pieces[0].fill_(7)
+    unpin(pieces)
+    assert not registry.registered
+
+
+def test_memory_that_cannot_be_pinned_is_an_error_that_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: Registry(error=2))
+    with pytest.raises(ModelError, match=r"cannot be pinned \(CUDA error 2\). Lower kv_host_memory"):
+        pinned([5000])

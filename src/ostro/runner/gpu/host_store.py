@@ -9,6 +9,7 @@ after the stores before it, because it may read what they write. It is told once
 step finds them.
 """
 
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, TypeVar
@@ -17,13 +18,13 @@ import torch
 from torch import Tensor
 
 from ostro.engine.page_store import Arrival, Fetch, Move, Spill, Store
-from ostro.errors import ModelError
+from ostro.runner.gpu.pinned import pinned, unpin
 from ostro.runner.page_disk import Bytes
 
 # Device memory for pages on their way: so many blocks out, and one in. A copy across the bus is of a page at a time.
 _BLOCKS = 4
 _BLOCK_BYTES = 32 << 20
-# Pinned memory is rounded up to powers of two, so it is taken in pieces of one.
+# Host memory is taken in pieces, by several threads.
 _SEGMENT_BYTES = 1 << 30
 # Pages are copied in the widest numbers that fit, which is several times as fast as byte by byte.
 _WIDTHS = (torch.int64, torch.int32, torch.int16, torch.uint8)
@@ -56,14 +57,16 @@ class HostStore:
         self.page_bytes = rows * numbers * self._pages.itemsize
         each = max(1, min(num_slots, _SEGMENT_BYTES // self.page_bytes))
         is_cuda = self._device.type == "cuda"
-        try:
-            self._segments = [
-                torch.empty(min(each, num_slots - at), rows, numbers, dtype=self._pages.dtype, pin_memory=is_cuda)
-                for at in range(0, num_slots, each)
-            ]
-        except RuntimeError as error:
-            size = f"{num_slots * self.page_bytes / 2**30:.1f} GiB"
-            raise ModelError(f"{size} of host memory cannot be pinned ({error}). Lower kv_host_memory.") from error
+        counts = [min(each, num_slots - at) for at in range(0, num_slots, each)]
+        sizes = [count * self.page_bytes for count in counts]
+        pieces = pinned(sizes) if is_cuda else [torch.empty(size, dtype=torch.uint8) for size in sizes]
+        self._segments = [
+            piece.view(self._pages.dtype).view(count, rows, numbers)
+            for piece, count in zip(pieces, counts, strict=True)
+        ]
+        if is_cuda:
+            # Not at exit, when CUDA may be gone.
+            weakref.finalize(self, unpin, pieces).atexit = False
         self._slots_each = each
         self._arrived: list[Arrival] = []
         if is_cuda:
