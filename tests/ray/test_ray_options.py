@@ -6,7 +6,7 @@ import pytest
 from doc_pages import tables
 
 from ostro.errors import BadRequest
-from ostro.ray.options import RayOptions, devices_of, explicit, read_options, threads_of
+from ostro.ray.options import RayOptions, devices_of, explicit, goes_direct, read_options, threads_of
 from ostro.server.settings import read_settings
 
 
@@ -85,3 +85,23 @@ def test_docs_list_every_setting_of_the_cluster() -> None:
     page = Path(__file__).parents[2] / "docs" / "ray.md"
     [table] = [table for table in tables(page) if table.head[0] == "setting"]
     assert [row[0].strip("`") for row in table.rows] == list(RayOptions.model_fields)
+
+
+DIRECT = {
+    "RAY_SERVE_ENABLE_HA_PROXY": "1",
+    "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
+    "RAY_SERVE_INGRESS_REQUEST_ROUTER_FORWARD_BODY": "1",
+}
+
+
+def test_direct_path_is_taken_where_haproxy_is_and_refused_where_it_lacks_something() -> None:
+    plain, _ = read_options({})
+    assert not goes_direct(plain, {})
+    assert goes_direct(plain, DIRECT)
+    for name in list(DIRECT)[1:]:
+        with pytest.raises(BadRequest, match=f"set {name}="):
+            goes_direct(plain, {**DIRECT, name: "wrong"})
+    without_body = {name: value for name, value in DIRECT.items() if not name.endswith("FORWARD_BODY")}
+    assert goes_direct(read_options({"routing": "round_robin"})[0], without_body)
+    with pytest.raises(BadRequest, match="ingress_replicas would do nothing"):
+        goes_direct(read_options({"ingress_replicas": "2"})[0], DIRECT)

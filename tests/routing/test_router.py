@@ -1,7 +1,7 @@
 """Where a request goes, by the replicas' health, loads, models and prefixes."""
 
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -37,7 +37,7 @@ def router_of(loads: dict[str, int], *, most_prefixes: int = 1 << 12, clock: Clo
     return router
 
 
-def loaded(load: int = 0, *, models: Iterable[str] = (MODEL,), held: Iterable[bytes] = ()) -> Report:
+def loaded(load: int = 0, *, models: Iterable[str] = (MODEL,), held: Sequence[bytes] = ()) -> Report:
     return Report(load=load, models=frozenset(models), num_models=len(frozenset(models)), held=held)
 
 
@@ -127,6 +127,25 @@ def test_requests_that_were_lost_on_the_way_do_not_count_for_ever() -> None:
     assert router.load("one") == 5, "it says nothing of those sent before the last report"
     router.report("one", loaded(2))
     assert router.load("one") == 2
+
+
+def test_requests_are_expected_to_end_as_fast_as_before_the_last_report() -> None:
+    clock = Clock()
+    router = router_of({"one": 0}, clock=clock)
+    for _ in range(10):
+        router.choose(key())
+    clock.now = 1.0
+    router.report("one", loaded(4), num_finished=6)
+    assert router.load("one") == 4
+    for _ in range(6):
+        router.choose(key())
+    assert router.load("one") == 10
+    clock.now = 1.5
+    assert router.load("one") == 7
+    clock.now = 100.0
+    assert router.load("one") == 4, "what is known, if reports stop"
+    router.report("one", loaded(10), num_finished=0)
+    assert router.load("one") == 10
 
 
 def test_load_spreads_over_many_replicas_though_each_choice_sees_only_a_few() -> None:

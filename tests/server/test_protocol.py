@@ -11,9 +11,10 @@ from live_service import until
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.config import HTTP_PROTOCOLS
 
 from ostro.server.connections import Connections
-from ostro.server.protocol import BoundedHttp
+from ostro.server.protocol import BoundedHttp, bound_uvicorn
 
 MEGABYTE = 1 << 20
 
@@ -242,3 +243,11 @@ def test_request_sent_ahead_gives_its_connection_up_only_once_the_one_before_is_
             assert (await receive_some(client)).startswith(b"HTTP/1.1 503 ")
 
     asyncio.run(run())
+
+
+def test_servers_that_others_start_in_this_process_can_be_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(HTTP_PROTOCOLS, "auto", HTTP_PROTOCOLS["auto"])
+    bound_uvicorn()
+    config = uvicorn.Config(PlainTextResponse("fine"), log_config=None)
+    config.load()
+    assert config.http_protocol_class is BoundedHttp

@@ -3,10 +3,12 @@
 import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -23,6 +25,8 @@ class RayCluster:
     url: str
     process: subprocess.Popen[str]
     log: Path
+    haproxy: Path | None = None
+    """Where HAProxy's files are, if it is there."""
 
     def deploy(self, **args: object) -> None:
         """The application with these settings, in place of what is there; returns once it is ready."""
@@ -64,9 +68,16 @@ class RayCluster:
 
 
 @contextlib.contextmanager
-def ray_cluster(directory: Path, *, cpus: int = 2, env: Mapping[str, str] | None = None) -> Iterator[RayCluster]:
-    """An empty cluster; its log lies in the directory. All its processes are gone when it is left."""
+def ray_cluster(
+    directory: Path, *, cpus: int = 2, direct: bool = False, env: Mapping[str, str] | None = None
+) -> Iterator[RayCluster]:
+    """An empty cluster; its log lies in the directory. All its processes are gone when it is left.
+
+    `direct` is with HAProxy, and requests go straight to replicas.
+    """
     port, log = _free_port(), directory / "ray.log"
+    # Not in the directory, whose path may be too long for sockets.
+    haproxy = Path(tempfile.mkdtemp(prefix="ha-", dir="/tmp")) if direct else None
     driver = Path(__file__).with_name("ray_driver.py")
     # The second makes a machine its own cluster, on loopback: Ray's way for systems that ask before a program listens.
     quiet = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
@@ -77,11 +88,11 @@ def ray_cluster(directory: Path, *, cpus: int = 2, env: Mapping[str, str] | None
             stdout=subprocess.PIPE,
             stderr=sink,
             text=True,
-            env={**os.environ, **quiet, **(env or {})},
+            env={**os.environ, **quiet, **({} if haproxy is None else _haproxy(haproxy)), **(env or {})},
             start_new_session=True,
         )
     try:
-        cluster = RayCluster(f"http://127.0.0.1:{port}", process, log)
+        cluster = RayCluster(f"http://127.0.0.1:{port}", process, log, haproxy)
         cluster._line()
         yield cluster
     finally:
@@ -95,6 +106,8 @@ def ray_cluster(directory: Path, *, cpus: int = 2, env: Mapping[str, str] | None
             process.send_signal(signal.SIGTERM)
             process.wait(_END_SECONDS)
         process.stdout.close()
+        if haproxy is not None:
+            shutil.rmtree(haproxy, ignore_errors=True)
 
 
 def until(condition: Callable[[], bool], what: str, *, seconds: float = 60.0) -> float:
@@ -105,6 +118,29 @@ def until(condition: Callable[[], bool], what: str, *, seconds: float = 60.0) ->
         assert took < seconds, f"{what}: waited {took:.0f} s in vain"
         time.sleep(0.1)
     return time.monotonic() - began
+
+
+def _haproxy(home: Path) -> dict[str, str]:
+    """Ray's variables: what the direct path needs, and files and ports that no other cluster uses."""
+    files = {
+        "CONFIG_FILE_LOC": "haproxy.cfg",
+        "SOCKET_PATH": "admin.sock",
+        "METRICS_SOCKET_PATH": "metrics.sock",
+        "SERVER_STATE_BASE": "",
+        "SERVER_STATE_FILE": "server-state",
+    }
+    return {
+        "RAY_SERVE_ENABLE_HA_PROXY": "1",
+        "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
+        "RAY_SERVE_INGRESS_REQUEST_ROUTER_FORWARD_BODY": "1",
+        "RAY_SERVE_HAPROXY_INGRESS_REQUEST_ROUTER_BUFSIZE": str(256 << 10),
+        **{f"RAY_SERVE_HAPROXY_{name}": str(home / file) for name, file in files.items()},
+        "RAY_SERVE_HAPROXY_METRICS_PORT": str(_free_port()),
+        "RAY_SERVE_HAPROXY_STATS_PORT": str(_free_port()),
+        "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(_free_port()),
+        # Removing a replica need not take as long as it should where load balancers have to notice.
+        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
+    }
 
 
 def _free_port() -> int:

@@ -1,12 +1,21 @@
-"""The Ray Serve application: an ingress in front of engine replicas. Only assembles them.
+"""The Ray Serve application, in one of two forms. Only assembles them.
+
+Where Serve's ingress is HAProxy, requests go straight to the replicas' ports:
+
+client ──HTTP──> HAProxy ──HTTP──> Engine replica ──socket──> engine process
+                    └─ Picker      Ostro's whole HTTP         token ids
+                       chooses     application
+
+Elsewhere they go through Serve's proxy:
 
 client ──HTTP──> Serve's proxy ──> Ingress ──calls──> Engine replica ──socket──> engine process
-                                   reads the body,    Ostro's whole HTTP         token ids
-                                   chooses            application
+                                   reads the body,
+                                   chooses
 """
 
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
+import os
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 
 from starlette.types import ASGIApp, Message
@@ -14,6 +23,7 @@ from starlette.types import ASGIApp, Message
 from ostro.extras import needs
 
 try:
+    import ray
     from ray import serve
     from ray.exceptions import RayError
     from ray.serve.config import AutoscalingConfig, RequestRouterConfig
@@ -23,15 +33,27 @@ try:
 except ImportError as error:
     raise ImportError(needs("ostro.ray", "ray")) from error
 
+from ostro.errors import BadRequest
 from ostro.ray.call import Call
+from ostro.ray.direct import DirectReplica, Picking
 from ostro.ray.ingress import Answering, Ingress
-from ostro.ray.options import RayOptions, devices_of, explicit, read_options, threads_of
+from ostro.ray.options import RayOptions, devices_of, explicit, goes_direct, read_options, threads_of
 from ostro.ray.replica import EngineReplica, Facts, WholeAnswer
-from ostro.ray.router import REPORT, STATS_SECONDS, PrefixRouter
+from ostro.ray.router import (
+    DIRECT_STATS_SECONDS,
+    FINISHED,
+    REPORT,
+    STATS_SECONDS,
+    DirectRouter,
+    PrefixRouter,
+    router_name,
+)
+from ostro.routing.key import Key
 from ostro.server.logging import LogFormat, configure_logging
+from ostro.server.protocol import bound_uvicorn
 from ostro.server.settings import Given, ServeSettings, read_settings
 
-ENGINE, INGRESS = "Engine", "Ingress"
+ENGINE, INGRESS, PICKER = "Engine", "Ingress", "Picker"
 
 _HEALTH_SECONDS = 5.0
 # On top of the requests that admission lets wait and run: probes and refusals, which bypass it.
@@ -69,11 +91,44 @@ class Engine:
         self._replica.check()
 
     async def record_routing_stats(self) -> dict[str, object]:
-        return {REPORT: self._replica.report()}
+        return {REPORT: self._replica.report(), FINISHED: dict(self._replica.finished)}
 
     async def __del__(self) -> None:
         if (replica := getattr(self, "_replica", None)) is not None:
             await replica.stop()
+
+
+class DirectEngine(Engine):
+    """An engine replica that is its own ingress: HAProxy sends requests straight to its port."""
+
+    async def __init__(self, given: Mapping[str, Given]) -> None:  # type: ignore[misc]  # Serve awaits it
+        # Serve starts the replica's HTTP server, once this has returned.
+        bound_uvicorn()
+        await super().__init__(given)
+
+    def __serve_build_asgi_app__(self) -> ASGIApp:
+        engines = serve.get_deployment_handle(ENGINE, serve.get_replica_context().app_name)
+        return DirectReplica(self._replica, _Handles(engines), self._replica.settings.http().body)
+
+
+class Picker:
+    """Tells HAProxy which replica a request goes to."""
+
+    def __init__(self, engines: DeploymentHandle) -> None:
+        self._engines = engines
+        # Now rather than at the first request.
+        engines._init()
+
+    def __serve_build_asgi_app__(self) -> ASGIApp:
+        return Picking(self._pick, router_name())
+
+    async def _pick(self, key: Key) -> str | None:
+        try:
+            # Nothing is reserved: the request goes to the replica by another way.
+            async with self._engines.choose_replica(key, _reserve=False) as selection:
+                return str(selection._replica.replica_id.to_full_id_str())
+        except RayServeException:
+            return None
 
 
 class Front:
@@ -116,6 +171,7 @@ class _Handles:
 def build(args: Mapping[str, object]) -> serve.Application:
     """For `serve run deploy.ray:build NAME=VALUE …`: takes server settings and RayOptions."""
     options, merged = read_options(args)
+    is_direct = goes_direct(options, os.environ)
     for name in ("host", "port"):
         if (origin := merged.chosen(name)) is not None:
             _log.warning("%s is Serve's to choose, and is not taken from %s.", name, origin)
@@ -135,11 +191,20 @@ def build(args: Mapping[str, object]) -> serve.Application:
         health_check_period_s=_HEALTH_SECONDS,
         graceful_shutdown_timeout_s=end_seconds,
         graceful_shutdown_wait_loop_s=0.5,
-        request_router_config=_routing(options),
+        request_router_config=_routing(options, is_direct=is_direct),
         # The application writes its own access log.
         logging_config=LoggingConfig(enable_access_log=False),
         **_replicas(options, settings),
-    )(Engine)
+    )
+    if is_direct:
+        engines = engine(serve.ingress()(DirectEngine)).bind(given)
+        picker = serve.deployment(
+            name=PICKER,
+            ray_actor_options={"num_cpus": 0},
+            max_ongoing_requests=room * most,
+            logging_config=LoggingConfig(enable_access_log=False),
+        )(serve.ingress()(Picker))
+        return _with_router(engines, picker.bind(engines))
     ingress = serve.deployment(
         name=INGRESS,
         ray_actor_options={"num_cpus": 0},
@@ -147,7 +212,20 @@ def build(args: Mapping[str, object]) -> serve.Application:
         max_ongoing_requests=room * most,
         graceful_shutdown_timeout_s=end_seconds,
     )(serve.ingress()(Front))
-    return ingress.bind(engine.bind(given), given)
+    return ingress.bind(engine(Engine).bind(given), given)
+
+
+def _with_router(engines: serve.Application, picker: serve.Application) -> serve.Application:
+    """HAProxy asks `picker` for each request's replica. Ray has no public name for this yet."""
+    attach: Callable[[serve.Application], serve.Application] | None = getattr(
+        engines, "_with_ingress_request_router", None
+    )
+    if attach is None:
+        raise BadRequest(
+            f"Ray {ray.__version__} has another way of choosing replicas for HAProxy than this version of Ostro knows. "
+            "Install Ray 2.60, or unset RAY_SERVE_ENABLE_HA_PROXY."
+        )
+    return attach(picker)
 
 
 def _replicas(options: RayOptions, settings: ServeSettings) -> dict[str, object]:
@@ -167,11 +245,12 @@ def _replicas(options: RayOptions, settings: ServeSettings) -> dict[str, object]
     }
 
 
-def _routing(options: RayOptions) -> RequestRouterConfig:
+def _routing(options: RayOptions, *, is_direct: bool) -> RequestRouterConfig:
     if options.routing == "prefix":
+        router = DirectRouter if is_direct else PrefixRouter
         return RequestRouterConfig(
-            request_router_class=f"{PrefixRouter.__module__}:{PrefixRouter.__name__}",
-            request_routing_stats_period_s=STATS_SECONDS,
+            request_router_class=f"{router.__module__}:{router.__name__}",
+            request_routing_stats_period_s=DIRECT_STATS_SECONDS if is_direct else STATS_SECONDS,
         )
     if options.routing == "round_robin":
         return RequestRouterConfig(request_router_class="ray.serve.experimental.round_robin_router:RoundRobinRouter")

@@ -2,6 +2,7 @@
 format of prompts; knows no replicas.
 """
 
+import asyncio
 import re
 from dataclasses import dataclass
 
@@ -16,6 +17,8 @@ _PROMPT_FIELDS = ("prompt", "prompts", "input")
 # Separators after a role and after a message; they do not occur in ordinary text.
 _ROLE_END, _MESSAGE_END = "\x1f", "\x1e"
 _LONGEST_NAME = 256
+# Short bodies are parsed faster than a thread wakes up; very long ones are not parsed, and go to the least loaded.
+_LONG_BODY, _LONGEST_READ = 64 << 10, 2 << 20
 NO_KEY = Key(ANY)
 """Of a request that tells nothing to route by."""
 
@@ -66,10 +69,23 @@ class Call:
         }
 
 
-def key_of(path: str, body: bytes) -> Key:
-    """A request's key. An invalid request gets one too: refusing it is up to the replica."""
+async def read_key(path: str, body: bytes, *, is_whole: bool = True) -> Key:
+    """`key_of`, off the event loop if that takes longer than a thread takes to wake up."""
+    if not body or len(body) > _LONGEST_READ:
+        return NO_KEY
+    if len(body) <= _LONG_BODY:
+        return key_of(path, body, is_whole=is_whole)
+    return await asyncio.to_thread(key_of, path, body, is_whole=is_whole)
+
+
+def key_of(path: str, body: bytes, *, is_whole: bool = True) -> Key:
+    """A request's key. An invalid request gets one too: refusing it is up to the replica. Of a body that is not whole,
+    its beginning is enough.
+    """
     try:
-        asked = from_json(body)
+        asked = (
+            from_json(body) if is_whole else from_json(body.decode(errors="ignore"), allow_partial="trailing-strings")
+        )
     except ValueError:
         return NO_KEY
     if not isinstance(asked, dict):

@@ -6,38 +6,27 @@ gets the same error as from `ostro serve`.
 """
 
 import asyncio
-import json
-from collections.abc import AsyncIterator, Awaitable, Sequence
-from http import HTTPStatus
-from typing import Protocol, TypeVar
+from collections.abc import AsyncIterator
+from typing import Protocol
 
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from ostro.errors import BodyTimeout, NotAllowed, NotAuthorized, OstroError, Unavailable
-from ostro.ray.call import NO_KEY, Call, key_of
-from ostro.ray.exposition import merged
-from ostro.ray.replica import WholeAnswer
-from ostro.routing.key import Key
-from ostro.server.auth import ADMIN_PREFIX, METRICS_PATH, OPEN_PATHS, Keyring, check_caller
+from ostro.ray.call import Call, read_key
+from ostro.ray.everyone import NONE_CAME, AllEngines, answer_of_all, concerns_all
+from ostro.server.auth import OPEN_PATHS, Keyring, check_caller
 from ostro.server.body import BodyLimits
 from ostro.server.dialects.broken_stream import last_event
 from ostro.server.disconnect import ClientGone, UntilDisconnect
 from ostro.server.error_handlers import error_response
 from ostro.server.hosts import HostRule
-from ostro.server.metrics import CONTENT_TYPE
 
-# Short bodies are parsed faster than a thread wakes up; very long ones are not parsed, and go to the least loaded.
-_LONG_BODY, _LONGEST_READ = 64 << 10, 2 << 20
 # Probes must not wait for a replica that may never start.
 _PROBE_SECONDS = 5.0
 # A replica reports a timeout itself, in different words than if there is no replica: give it time to.
 _LATE_SECONDS = 10.0
 _DIED = "The replica that was at work on this request has ended. Send it again: others are there, or will be."
-_NONE_CAME = "No replica has taken the request in time. Try again in a moment."
-
-T = TypeVar("T", covariant=True)
 
 
 class Answering(Protocol):
@@ -47,15 +36,10 @@ class Answering(Protocol):
     def cancel(self) -> None: ...
 
 
-class Engines(Protocol):
+class Engines(AllEngines, Protocol):
     """The ingress's view of the replicas."""
 
-    @property
-    def faults(self) -> tuple[type[Exception], ...]:
-        """Exceptions raised if a replica has died or none is available."""
-
     def ask(self, call: Call) -> Answering: ...
-    def ask_all(self, call: Call) -> Awaitable[Sequence[WholeAnswer | BaseException]]: ...
 
 
 class Ingress:
@@ -80,7 +64,7 @@ class Ingress:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
-            await _live(receive, send)
+            await live(receive, send)
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008})
         else:
@@ -94,12 +78,10 @@ class Ingress:
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         call = Call.of(scope)
         body = await self._body(call, Request(scope, receive))
-        call = Call.of(scope, body, await _key(call.path, body))
+        call = Call.of(scope, body, await read_key(call.path, body))
         async with UntilDisconnect(receive):
-            if call.method in ("GET", "POST") and (
-                call.path == METRICS_PATH or call.path.startswith(ADMIN_PREFIX + "/")
-            ):
-                await (await self._from_all(call))(scope, receive, send)
+            if concerns_all(call.method, call.path):
+                await (await answer_of_all(self._engines, call))(scope, receive, send)
             else:
                 await self._relay(call, send)
 
@@ -114,37 +96,12 @@ class Ingress:
                     for message in messages:
                         await relay.send(message)
         except TimeoutError:
-            raise Unavailable(_NONE_CAME) from None
+            raise Unavailable(NONE_CAME) from None
         except self._engines.faults as fault:
             await relay.fail(fault)
         finally:
             if not relay.is_over:
                 answering.cancel()
-
-    async def _from_all(self, call: Call) -> Response:
-        """All replicas' answers merged into one, or the first refusal."""
-        try:
-            answers = [answer for answer in await self._engines.ask_all(call) if isinstance(answer, WholeAnswer)]
-        except TimeoutError:
-            raise Unavailable(_NONE_CAME) from None
-        except self._engines.faults as fault:
-            raise Unavailable(_NONE_CAME) from fault
-        if not answers:
-            raise Unavailable(_NONE_CAME)
-        for answer in answers:
-            if answer.status != HTTPStatus.OK:
-                return _copied(answer)
-        if call.path == METRICS_PATH:
-            body, kind = merged({each.replica: each.body.decode() for each in answers}), CONTENT_TYPE
-        else:
-            told = {"replicas": {each.replica: json.loads(each.body) for each in answers}}
-            body, kind = json.dumps(told).encode(), "application/json"
-        response = Response(body, media_type=kind)
-        # Keeps the CORS headers.
-        response.raw_headers += [
-            pair for pair in answers[0].headers if pair[0].startswith((b"access-control-", b"vary"))
-        ]
-        return response
 
     async def _body(self, call: Call, http: Request) -> bytes:
         """Empty if the request will be refused because of its headers."""
@@ -155,24 +112,15 @@ class Ingress:
             check_caller(self._keyring, self._hosts, [call.path, call.raw_path.decode("latin-1")], http.headers)
         except (NotAuthorized, NotAllowed):
             return b""
-        try:
-            async with asyncio.timeout(self._limits.seconds):
-                return await _read(http, self._limits.max_bytes)
-        except TimeoutError:
-            raise BodyTimeout(
-                f"The body did not arrive within {self._limits.seconds:g} seconds. Send it faster."
-            ) from None
-        except ClientDisconnect as error:
-            raise ClientGone from error
+        return await read_body(http, self._limits)
 
 
 class _Relay:
     """Passes on one answer, and terminates it properly if its replica dies."""
 
     def __init__(self, call: Call, send: Send) -> None:
-        self._send = send
+        self._send = without_request_id(call, send)
         self._scope = call.scope()
-        self._request_id = dict(call.headers).get(b"x-request-id")
         self._started = False
         self._is_stream = False
         self.is_over = False
@@ -184,8 +132,6 @@ class _Relay:
             self._is_stream = any(
                 name == b"content-type" and value.startswith(b"text/event-stream") for name, value in headers
             )
-            # Serve's proxy adds the same header.
-            message = {**message, "headers": [each for each in headers if each != (b"x-request-id", self._request_id)]}
         elif message["type"] == "http.response.body":
             self.is_over = not message.get("more_body", False)
         await self._send(message)
@@ -204,29 +150,35 @@ class _Relay:
         self.is_over = True
 
 
-async def _read(http: Request, most: int) -> bytes:
-    """Reads slightly more than `most` of a body that is too long, so that the replica notices."""
-    body = bytearray()
-    async for part in http.stream():
-        body += part[: most + 1 - len(body)]
-        if len(body) > most:
-            break
+async def read_body(http: Request, limits: BodyLimits) -> bytes:
+    """Reads slightly more than is allowed of a body that is too long, so that the replica notices."""
+    body, most = bytearray(), limits.max_bytes
+    try:
+        async with asyncio.timeout(limits.seconds):
+            async for part in http.stream():
+                body += part[: most + 1 - len(body)]
+                if len(body) > most:
+                    break
+    except TimeoutError:
+        raise BodyTimeout(f"The body did not arrive within {limits.seconds:g} seconds. Send it faster.") from None
+    except ClientDisconnect as error:
+        raise ClientGone from error
     return bytes(body)
 
 
-async def _key(path: str, body: bytes) -> Key:
-    if not body or len(body) > _LONGEST_READ:
-        return NO_KEY
-    return key_of(path, body) if len(body) <= _LONG_BODY else await asyncio.to_thread(key_of, path, body)
+def without_request_id(call: Call, send: Send) -> Send:
+    """Serve adds the same header."""
+    header = (b"x-request-id", dict(call.headers).get(b"x-request-id"))
+
+    async def send_on(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message = {**message, "headers": [each for each in message["headers"] if each != header]}
+        await send(message)
+
+    return send_on
 
 
-def _copied(answer: WholeAnswer) -> Response:
-    response = Response(answer.body, answer.status)
-    response.raw_headers = [(name, value) for name, value in answer.headers if name != b"x-request-id"]
-    return response
-
-
-async def _live(receive: Receive, send: Send) -> None:
+async def live(receive: Receive, send: Send) -> None:
     while (message := await receive())["type"] != "lifespan.shutdown":
         await send({"type": f"{message['type']}.complete"})
     await send({"type": "lifespan.shutdown.complete"})

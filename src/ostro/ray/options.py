@@ -17,6 +17,12 @@ from ostro.server.settings import REFUSED, Given, Merged, ServeSettings, read_se
 PREFIX = "OSTRO_RAY_"
 Routing = Literal["prefix", "power_of_two", "round_robin"]
 Count = Annotated[int, Field(ge=1)]
+# Ray's own variables: is there an HAProxy; does a replica's HTTP server share the application's event loop, so that it
+# can hold it back if a client reads slowly; does whoever chooses the replica see the request's body.
+_HAPROXY = "RAY_SERVE_ENABLE_HA_PROXY"
+_SEPARATE_THREAD = "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD"
+_FORWARD_BODY = "RAY_SERVE_INGRESS_REQUEST_ROUTER_FORWARD_BODY"
+_ROUTERS = "RAY_SERVE_INGRESS_ROUTER_REPLICAS_PER_NODE"
 _SCALING = frozenset({"target_requests", "upscale_delay", "downscale_delay", "look_back"})
 
 
@@ -68,6 +74,26 @@ def read_options(args: Mapping[str, object]) -> tuple[RayOptions, Merged]:
         raise BadRequest(f"{name} ({PREFIX}{name.upper()}): {complaint}.", param=name) from None
     given = {name: Given(value, name) for name, value in args.items() if name not in own}
     return options, read_settings(given, config=options.config)
+
+
+def goes_direct(options: RayOptions, environment: Mapping[str, str]) -> bool:
+    """Whether Serve's ingress is HAProxy, which can send requests straight to replicas.
+
+    Raises BadRequest if it is set up so that it would do that badly.
+    """
+    if environment.get(_HAPROXY) != "1":
+        return False
+    needed = {_SEPARATE_THREAD: "0"} | ({_FORWARD_BODY: "1"} if options.routing == "prefix" else {})
+    missing = [f"{name}={value}" for name, value in needed.items() if environment.get(name) != value]
+    if missing:
+        raise BadRequest(f"With {_HAPROXY}=1, set {' and '.join(missing)} as well, for the whole cluster.")
+    if "ingress_replicas" in options.model_fields_set:
+        raise BadRequest(
+            "ingress_replicas would do nothing: with HAProxy there is no ingress. How many processes choose replicas "
+            f"on each node with a proxy is set by {_ROUTERS}.",
+            param="ingress_replicas",
+        )
+    return True
 
 
 def threads_of(options: RayOptions, settings: ServeSettings) -> int | None:

@@ -8,15 +8,18 @@ A restarting engine is neither: it answers 503 for a moment while other replicas
 import asyncio
 import os
 from collections import deque
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from http import HTTPStatus
 
 import structlog
-from starlette.types import ASGIApp, Message
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ostro.errors import ModelError
 from ostro.pool.pool import PoolState
-from ostro.ray.call import Call
+from ostro.ray.call import Call, read_key
+from ostro.routing.hot_prefixes import HotPrefixes
+from ostro.routing.key import Key
 from ostro.routing.router import Report
 from ostro.server.build_models import build_models
 from ostro.server.lifecycle import News, assemble, build_gate
@@ -25,6 +28,10 @@ from ostro.server.settings import Given, read_settings
 from ostro.server.tracing.start import Tracer, start_tracing
 
 REPLICA_HEADER = b"x-ostro-replica"
+ROUTER_HEADER = b"x-serve-router-ostro"
+"""Set by HAProxy, which removes what clients send under names that begin like this."""
+# Routers come and go; those that are gone need not be told anything.
+_MOST_ROUTERS = 256
 
 _LOOK_SECONDS = 0.25
 # How long the application may take to finish after a disconnect before it is cancelled.
@@ -64,6 +71,11 @@ class EngineReplica:
         self._telling: asyncio.Task[None] | None = None
         self._tracer: Tracer | None = None
         self._num_open = 0
+        self.finished: dict[str, int] = {}
+        """Requests that have ended, by the router that sent them."""
+        self._hot = HotPrefixes()
+        self._engine_pids: set[int] = set()
+        self._tokens_before = 0
 
     async def start(self) -> None:
         """Returns once requests can be served; raises ModelError if they never can be."""
@@ -90,17 +102,32 @@ class EngineReplica:
         if self._tracer is not None:
             await asyncio.to_thread(self._tracer.stop)
 
+    async def serve(self, scope: Scope, receive: Receive, send: Send, key: Key | None = None) -> None:
+        """The application's answer, as of an ASGI application. Without a `key`, it is read from the request's body."""
+        assert self._app is not None, "start the replica first"
+
+        async def on_answer(body: bytes) -> None:
+            if scope["method"] == "POST":
+                self._hot.use((key or await read_key(scope["path"], body)).blocks)
+
+        watched = _Watched(receive, send, (REPLICA_HEADER, self.name.encode()), on_answer)
+        self._num_open += 1
+        try:
+            await self._app(scope, watched.receive, watched.send)
+        finally:
+            self._num_open -= 1
+            for name, value in scope["headers"]:
+                if name == ROUTER_HEADER:
+                    self._count_end(value.decode("latin-1"))
+
     async def answer(self, call: Call) -> AsyncGenerator[list[Message], None]:
         """Yields the application's answer as batches of ASGI messages. Closing the generator disconnects."""
-        assert self._app is not None, "start the replica first"
-        exchange = _Exchange(call, (REPLICA_HEADER, self.name.encode()))
-        answering = asyncio.create_task(self._run(self._app, exchange), name=call.path)
-        self._num_open += 1
+        exchange = _Exchange(call)
+        answering = asyncio.create_task(self._run(exchange), name=call.path)
         try:
             async for messages in exchange.messages():
                 yield messages
         finally:
-            self._num_open -= 1
             exchange.hang_up()
             try:
                 await asyncio.wait([answering], timeout=_END_SECONDS)
@@ -129,12 +156,28 @@ class EngineReplica:
                 names |= {spec.name, models.shown(spec)}
                 if first is not None and spec.name == first.name:
                     names |= {ANY, *models.served_names}
+        self._shrink(models)
         return Report(
             load=self._num_open,
             models=frozenset(names),
             num_models=len(loaded),
             is_ready=models.state is PoolState.READY,
+            held=self._hot.held(),
+            dropped=self._hot.dropped(),
         )
+
+    def _shrink(self, models: Models) -> None:
+        """Drops from the hot prefixes what the engines have no room for, or all if an engine is new."""
+        services = [service for _, service in models.loaded()]
+        pids = {service.engine_pid for service in services if service.engine_pid is not None}
+        room = sum(service.info.num_pages * service.info.page_size for service in services if service.info is not None)
+        prompt_tokens = sum(service.heartbeat.counters.cache_queries for service in services)
+        if self._engine_pids - pids or prompt_tokens < self._tokens_before:
+            self._hot.forget()
+            self._tokens_before = prompt_tokens
+        elif prompt_tokens > self._tokens_before:
+            self._hot.shrink(room * self._hot.total_blocks / (prompt_tokens - self._tokens_before))
+        self._engine_pids = pids
 
     def facts(self) -> Facts:
         assert self._models is not None, "start the replica first"
@@ -149,9 +192,14 @@ class EngineReplica:
             waiting=sum(service.heartbeat.waiting for service in services),
         )
 
-    async def _run(self, app: ASGIApp, exchange: "_Exchange") -> None:
+    def _count_end(self, router: str) -> None:
+        self.finished[router] = self.finished.pop(router, 0) + 1
+        if len(self.finished) > _MOST_ROUTERS:
+            del self.finished[next(iter(self.finished))]
+
+    async def _run(self, exchange: "_Exchange") -> None:
         try:
-            await app(exchange.call.scope(), exchange.receive, exchange.send)
+            await self.serve(exchange.call.scope(), exchange.receive, exchange.send, exchange.call.key)
         except Exception:  # noqa: BLE001  already answered; like any server, carry on with other requests
             structlog.stdlib.get_logger(__name__).exception("a fault of ours", path=exchange.call.path)
         finally:
@@ -164,12 +212,46 @@ class EngineReplica:
             await asyncio.sleep(_LOOK_SECONDS)
 
 
+class _Watched:
+    """A request on its way through: the answer gets one more header, and once it begins, `on_answer` gets the body."""
+
+    def __init__(
+        self,
+        receive: Receive,
+        send: Send,
+        header: tuple[bytes, bytes],
+        on_answer: Callable[[bytes], Awaitable[None]],
+    ) -> None:
+        self._receive = receive
+        self._send = send
+        self._header = header
+        self._on_answer = on_answer
+        self._body: list[bytes] | None = []
+        self._status = 0
+
+    async def receive(self) -> Message:
+        message = await self._receive()
+        if self._body is not None and (part := message.get("body")):
+            self._body.append(part)
+        return message
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self._status = message["status"]
+            message = {**message, "headers": [*message.get("headers", ()), self._header]}
+        await self._send(message)
+        # After the first bytes, which should not wait for this.
+        if message["type"] == "http.response.body" and self._body is not None:
+            body, self._body = b"".join(self._body), None
+            if self._status == HTTPStatus.OK:
+                await self._on_answer(body)
+
+
 class _Exchange:
     """Both ends of one request: the application's `receive` and `send`, and the queue between them."""
 
-    def __init__(self, call: Call, header: tuple[bytes, bytes]) -> None:
+    def __init__(self, call: Call) -> None:
         self.call = call
-        self._header = header
         self._taken = False
         self._gone = asyncio.Event()
         self._sent: deque[Message] = deque()
@@ -186,8 +268,6 @@ class _Exchange:
     async def send(self, message: Message) -> None:
         if self._gone.is_set():
             return
-        if message["type"] == "http.response.start":
-            message = {**message, "headers": [*message.get("headers", ()), self._header]}
         self._sent.append(message)
         self._news.set()
 

@@ -3,23 +3,32 @@ ingress replica.
 """
 
 import time
+from collections.abc import Mapping
+from typing import Any
 
+import ray
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
 from ostro.ray.call import NO_KEY, Call
+from ostro.routing.key import Key
 from ostro.routing.router import Report, Router
 
-STATS_SECONDS = 1.0
-"""How often replicas report."""
-REPORT = "report"
-"""The name of a `Report` in Serve's routing statistics."""
+STATS_SECONDS, DIRECT_STATS_SECONDS = 1.0, 0.25
+"""How often replicas report. Where requests do not come back through here, reports alone tell that they have ended."""
+REPORT, FINISHED = "report", "finished"
+"""Names in Serve's routing statistics: a `Report`, and how many requests of each router have ended."""
+
+
+def router_name() -> str:
+    """Of the process that this is called in, among those that choose replicas."""
+    return str(ray.get_runtime_context().get_actor_id())
 
 
 class PrefixRouter(RequestRouter):
     def initialize_state(self) -> None:
         self._router = Router(now=time.monotonic)
         self._by_name: dict[str, RunningReplica] = {}
-        self._reports: dict[str, Report] = {}
+        self._last_stats: dict[str, Mapping[str, Any]] = {}
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
@@ -27,7 +36,7 @@ class PrefixRouter(RequestRouter):
         if pending_request is None or not candidate_replicas:
             return [candidate_replicas]
         pending_request.routing_context.should_backoff = True
-        key = next((each.key for each in pending_request.args if isinstance(each, Call)), NO_KEY)
+        key = next((_key(each) for each in pending_request.args), NO_KEY)
         order = self._router.ranked(key)
         self._router.expect(key, order[0])
         # The last resort is any replica: all of the best few may have refused.
@@ -37,12 +46,13 @@ class PrefixRouter(RequestRouter):
         by_name = {replica.replica_id.unique_id: replica for replica in replicas}
         for name in self._by_name.keys() - by_name.keys():
             self._router.remove(name)
+            del self._last_stats[name]
         for name, replica in by_name.items():
-            report = replica.routing_stats.get(REPORT, Report())
+            stats = replica.routing_stats
             # Serve repeats a replica's last report whenever another one's changes.
-            if name not in self._router or report != self._reports.get(name):
-                self._router.report(name, report)
-        self._reports = {name: each.routing_stats.get(REPORT, Report()) for name, each in by_name.items()}
+            if name not in self._router or stats != self._last_stats[name]:
+                self._take(name, stats)
+                self._last_stats[name] = stats
         self._by_name = by_name
         super().update_replicas(replicas)
 
@@ -53,3 +63,46 @@ class PrefixRouter(RequestRouter):
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
         super().on_request_completed(replica_id, internal_request_id)
         self._router.finished(replica_id.unique_id)
+
+    def _take(self, name: str, stats: Mapping[str, Any]) -> None:
+        self._router.report(name, stats.get(REPORT, Report()))
+
+
+class DirectRouter(PrefixRouter):
+    """For requests that go to replicas by another way, whose ends only the replicas' reports tell."""
+
+    def initialize_state(self) -> None:
+        super().initialize_state()
+        self._name = router_name()
+        # By replica, how many requests of this router have ended.
+        self._finished: dict[str, int] = {}
+
+    def update_replicas(self, replicas: list[RunningReplica]) -> None:
+        super().update_replicas(replicas)
+        self._finished = {name: count for name, count in self._finished.items() if name in self._by_name}
+
+    async def choose_replicas(
+        self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
+    ) -> list[list[RunningReplica]]:
+        chosen = await super().choose_replicas(candidate_replicas, pending_request)
+        if pending_request is not None and chosen[0]:
+            self._router.sent(chosen[0][0].replica_id.unique_id)
+        return chosen
+
+    def on_send_request(self, replica_id: ReplicaID) -> None:
+        # Counted when it was chosen.
+        RequestRouter.on_send_request(self, replica_id)
+
+    def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
+        RequestRouter.on_request_completed(self, replica_id, internal_request_id)
+
+    def _take(self, name: str, stats: Mapping[str, Any]) -> None:
+        finished = stats.get(FINISHED, {}).get(self._name, 0)
+        self._router.report(name, stats.get(REPORT, Report()), finished - self._finished.get(name, 0))
+        self._finished[name] = finished
+
+
+def _key(argument: object) -> Key:
+    if isinstance(argument, Call):
+        return argument.key
+    return argument if isinstance(argument, Key) else NO_KEY

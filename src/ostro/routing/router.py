@@ -8,7 +8,7 @@ as good as the least busy of all, and better if several routers choose at once b
 
 import random
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ostro.routing.key import Key
@@ -35,9 +35,9 @@ class Report:
     num_models: int = 0
     is_ready: bool = True
     """Whether its engine accepts requests, i.e. is not restarting."""
-    held: Iterable[bytes] = ()
+    held: Sequence[bytes] = ()
     """Prefixes in its cache, the latest last; those reported earlier may be left out."""
-    dropped: Iterable[bytes] = ()
+    dropped: Sequence[bytes] = ()
 
 
 class Router:
@@ -70,11 +70,13 @@ class Router:
         if (gone := self._replicas.pop(replica, None)) is not None:
             self._leave(replica, gone)
 
-    def report(self, replica: str, report: Report) -> None:
-        """Adds the replica if it is new."""
+    def report(self, replica: str, report: Report, num_finished: int | None = None) -> None:
+        """Adds the replica if it is new. `num_finished` requests that were sent to it have ended since its last report,
+        if ends are told this way and not one by one.
+        """
         self.add(replica)
         state = self._replicas[replica]
-        state.take(report, before=self._now() - _COMING_SECONDS)
+        state.take(report, self._now(), num_finished)
         names = {*report.models, *state.coming}
         if names != state.names or report.is_ready != state.is_ready:
             self._leave(replica, state)
@@ -86,8 +88,9 @@ class Router:
         for prefix in report.dropped:
             self._index.discard(prefix, replica)
 
-    def load(self, replica: str) -> int:
-        return self._replicas[replica].load
+    def load(self, replica: str) -> float:
+        """Its requests, as far as is known."""
+        return self._replicas[replica].load(self._now())
 
     def choose(self, key: Key) -> str | None:
         """The best replica, to which the request counts as sent; None if there is no replica."""
@@ -104,7 +107,8 @@ class Router:
         with_model = self._with_model.get(key.model)
         if with_model is not None and len(with_model.names) < len(self._ready.names):
             names.update(self._drawn(with_model))
-        candidates = [(name, state := self._replicas[name], state.load, matches.get(name, 0)) for name in names]
+        now = self._now()
+        candidates = [(name, state := self._replicas[name], state.load(now), matches.get(name, 0)) for name in names]
         least = min((load for _, state, load, _ in candidates if state.is_ready), default=0)
         too_much, worth = _MUCH_MORE * least + _SOME_MORE, max(1, _LEAST_SHARE * key.num_history)
         ranks = [
@@ -175,11 +179,26 @@ class Router:
 
 
 class _Replica:
-    __slots__ = ("coming", "fresh", "is_ready", "names", "num_models", "open", "settling", "told")
+    __slots__ = (
+        "coming",
+        "ends_per_second",
+        "fresh",
+        "is_ready",
+        "names",
+        "num_models",
+        "open",
+        "settling",
+        "told",
+        "told_after",
+        "told_at",
+    )
 
     def __init__(self) -> None:
         self.is_ready = True
+        # The load of the last report, when it came, and how long after the one before.
         self.told = 0
+        self.told_at = self.told_after = 0.0
+        self.ends_per_second = 0.0
         self.open = 0
         """Requests that this router sent and that have not ended, as far as it knows."""
         # Requests sent since the last report, and between that one and the one before.
@@ -190,17 +209,22 @@ class _Replica:
         # Models that it was asked for before it had them, and when; the latest last.
         self.coming: OrderedDict[str, float] = OrderedDict()
 
-    @property
-    def load(self) -> int:
-        return self.told if self.told > self.open else self.open
+    def load(self, now: float) -> float:
+        # Until the next report, requests are assumed to end as fast as before it.
+        ended = self.ends_per_second * min(now - self.told_at, 2 * self.told_after) if self.ends_per_second else 0.0
+        return max(self.told, self.open - ended)
 
-    def take(self, report: Report, before: float) -> None:
-        self.told = report.load
+    def take(self, report: Report, now: float, num_finished: int | None) -> None:
+        self.told, self.told_at, self.told_after = report.load, now, now - self.told_at
+        if num_finished is not None:
+            self.open = max(0, self.open - num_finished)
+            self.ends_per_second = num_finished / self.told_after if self.told_after else 0.0
         # Open requests are among those it reports, except some that were just sent: the others were lost on the way.
         self.open = min(self.open, report.load + self.fresh + self.settling)
         self.settling, self.fresh = self.fresh, 0
         self.num_models = report.num_models
-        for name in [each for each, at in self.coming.items() if at < before or each in report.models]:
+        lost = now - _COMING_SECONDS
+        for name in [each for each, at in self.coming.items() if at < lost or each in report.models]:
             del self.coming[name]
 
 

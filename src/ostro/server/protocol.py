@@ -15,6 +15,7 @@ from http import HTTPStatus
 from typing import Any, Final
 
 import httptools
+from uvicorn.config import HTTP_PROTOCOLS
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from ostro.errors import BadRequest
@@ -231,3 +232,8 @@ class BoundedHttp(HttpToolsProtocol):
             answer = fcntl.ioctl(self.transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, bytes(_INT.size))
             waiting += _INT.unpack(answer)[0]
         return waiting
+
+
+def bound_uvicorn() -> None:
+    """Has every uvicorn server that this process starts from now on speak `BoundedHttp`, whoever starts it."""
+    HTTP_PROTOCOLS["auto"] = f"{BoundedHttp.__module__}:{BoundedHttp.__name__}"

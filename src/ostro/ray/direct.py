@@ -1,0 +1,89 @@
+"""The direct path: a replica behind a port of its own, and the endpoint that names the replica for a request. Knows
+ASGI; knows no Ray.
+
+client ──HTTP──> HAProxy ──────────────────────────> replica's port ──> Ostro's whole HTTP application
+                    └── the request's body ──> Picking
+                                    <── replica
+"""
+
+from collections.abc import Awaitable, Callable
+from http import HTTPStatus
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.types import Receive, Scope, Send
+
+from ostro.errors import OstroError
+from ostro.ray.call import Call, read_key
+from ostro.ray.everyone import AllEngines, answer_of_all, concerns_all
+from ostro.ray.ingress import live, read_body, without_request_id
+from ostro.ray.replica import ROUTER_HEADER, EngineReplica
+from ostro.routing.key import Key
+from ostro.server.body import BodyLimits
+from ostro.server.disconnect import ClientGone, UntilDisconnect
+from ostro.server.error_handlers import error_response
+
+# HAProxy says so if a body is longer than its buffer, and sends what fits.
+_TRUNCATED = "x-body-truncated"
+
+
+class DirectReplica:
+    """An ASGI application: the replica's own, and all replicas' where a request concerns them all."""
+
+    def __init__(self, replica: EngineReplica, engines: AllEngines, limits: BodyLimits) -> None:
+        self._replica = replica
+        self._engines = engines
+        self._limits = limits
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await live(receive, send)
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008})
+        else:
+            call = Call.of(scope)
+            if concerns_all(call.method, call.path):
+                await self._ask_all(scope, receive, send)
+            else:
+                scope = {**scope, "path": call.path, "raw_path": call.raw_path, "root_path": ""}
+                await self._replica.serve(scope, receive, without_request_id(call, send))
+
+    async def _ask_all(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Each replica checks the caller's key."""
+        try:
+            call = Call.of(scope, await read_body(Request(scope, receive), self._limits))
+            async with UntilDisconnect(receive):
+                response = await answer_of_all(self._engines, call)
+        except ClientGone:
+            return
+        except OstroError as error:
+            response = error_response(error, scope)
+        await response(scope, receive, send)
+
+
+class Picking:
+    """An ASGI application for HAProxy: `POST /internal/route` with a request's body names the replica for it."""
+
+    def __init__(self, pick: Callable[[Key], Awaitable[str | None]], router: str) -> None:
+        """`router` goes with the request, so that replicas can tell each router which of its requests have ended."""
+        self._pick = pick
+        self._router = router
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await live(receive, send)
+            return
+        http = Request(scope, receive)
+        try:
+            body = await http.body()
+        except ClientDisconnect:
+            return
+        # The path is not told, so a model that is named there is not known here.
+        replica = await self._pick(await read_key("", body, is_whole=_TRUNCATED not in http.headers))
+        response: Response
+        if replica is None:
+            response = PlainTextResponse("no replica", HTTPStatus.SERVICE_UNAVAILABLE)
+        else:
+            headers = {ROUTER_HEADER.decode(): self._router}
+            response = JSONResponse({"replica_id": replica, "request_headers": headers})
+        await response(scope, receive, send)
