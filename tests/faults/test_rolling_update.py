@@ -4,6 +4,7 @@ import json
 import signal
 import subprocess
 import sys
+import time
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -34,6 +35,7 @@ def _until_more_are_answered(server: LiveServer, clients: "subprocess.Popen[byte
     enough = _answered(server) + _CLIENTS
     while _answered(server) < enough:
         assert clients.poll() is None, "the clients gave up"
+        time.sleep(0.05)
 
 
 def _clients(balancer: RoundRobin, output: Path) -> "subprocess.Popen[bytes]":
