@@ -75,7 +75,7 @@ _ROWS = {
     "measure": "client config engine errors frontend llm outputs sampling_params version weights",
     "routing": "",
     "simulation": "engine errors measure routing sampling_params",
-    "ray": "backends config errors extras llm pool routing sampling_params server",
+    "ray": "backends config engine_process errors extras llm pool routing sampling_params server",
     "app": "env_file errors server",
     "cli": (
         "backends client config engine env_file errors frontend kernels llm measure outputs planning "

@@ -6,7 +6,7 @@ import pytest
 from doc_pages import tables
 
 from ostro.errors import BadRequest
-from ostro.ray.options import RayOptions, devices_of, explicit, goes_direct, read_options, threads_of
+from ostro.ray.options import RayOptions, devices_of, explicit, goes_direct, hard_stop_seconds, read_options, threads_of
 from ostro.server.settings import read_settings
 
 
@@ -105,3 +105,8 @@ def test_direct_path_is_taken_where_haproxy_is_and_refused_where_it_lacks_someth
     assert goes_direct(read_options({"routing": "round_robin"})[0], without_body)
     with pytest.raises(BadRequest, match="ingress_replicas would do nothing"):
         goes_direct(read_options({"ingress_replicas": "2"})[0], DIRECT)
+
+
+def test_streams_outlive_a_change_of_replicas_as_long_as_ray_says() -> None:
+    assert hard_stop_seconds({}) == 120
+    assert hard_stop_seconds({"RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "600"}) == 600

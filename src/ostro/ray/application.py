@@ -37,7 +37,7 @@ from ostro.errors import BadRequest
 from ostro.ray.call import Call
 from ostro.ray.direct import DirectReplica, Picking
 from ostro.ray.ingress import Answering, Ingress
-from ostro.ray.options import RayOptions, devices_of, explicit, goes_direct, read_options, threads_of
+from ostro.ray.options import RayOptions, devices_of, explicit, goes_direct, hard_stop_seconds, read_options, threads_of
 from ostro.ray.replica import EngineReplica, Facts, WholeAnswer
 from ostro.ray.router import (
     DIRECT_STATS_SECONDS,
@@ -177,6 +177,13 @@ def build(args: Mapping[str, object]) -> serve.Application:
             _log.warning("%s is Serve's to choose, and is not taken from %s.", name, origin)
     given = explicit(merged)
     settings = merged.settings
+    if is_direct and (seconds := hard_stop_seconds(os.environ)) < settings.request_timeout:
+        _log.warning(
+            "HAProxy cuts off streams %g seconds after replicas come or go, but request_timeout is %g seconds. Set "
+            "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S to at least that.",
+            seconds,
+            settings.request_timeout,
+        )
     if (threads := threads_of(options, settings)) is not None:
         given.setdefault("threads", Given(threads, "cpus"))
     gate = settings.gate()

@@ -23,6 +23,7 @@ _HAPROXY = "RAY_SERVE_ENABLE_HA_PROXY"
 _SEPARATE_THREAD = "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD"
 _FORWARD_BODY = "RAY_SERVE_INGRESS_REQUEST_ROUTER_FORWARD_BODY"
 _ROUTERS = "RAY_SERVE_INGRESS_ROUTER_REPLICAS_PER_NODE"
+_HARD_STOP, _HARD_STOP_SECONDS = "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S", 120.0
 _SCALING = frozenset({"target_requests", "upscale_delay", "downscale_delay", "look_back"})
 
 
@@ -94,6 +95,12 @@ def goes_direct(options: RayOptions, environment: Mapping[str, str]) -> bool:
             param="ingress_replicas",
         )
     return True
+
+
+def hard_stop_seconds(environment: Mapping[str, str]) -> float:
+    """How long an HAProxy that has been replaced may go on with its streams."""
+    told = environment.get(_HARD_STOP, "")
+    return float(told) if told.isdecimal() else _HARD_STOP_SECONDS
 
 
 def threads_of(options: RayOptions, settings: ServeSettings) -> int | None:

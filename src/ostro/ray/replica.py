@@ -15,6 +15,7 @@ from http import HTTPStatus
 import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ostro.engine_process.messages import Heartbeat, ModelInfo
 from ostro.errors import ModelError
 from ostro.pool.pool import PoolState
 from ostro.ray.call import Call, read_key
@@ -170,7 +171,7 @@ class EngineReplica:
         """Drops from the hot prefixes what the engines have no room for, or all if an engine is new."""
         services = [service for _, service in models.loaded()]
         pids = {service.engine_pid for service in services if service.engine_pid is not None}
-        room = sum(service.info.num_pages * service.info.page_size for service in services if service.info is not None)
+        room = sum(_room(service.info, service.heartbeat) for service in services if service.info is not None)
         prompt_tokens = sum(service.heartbeat.counters.cache_queries for service in services)
         if self._engine_pids - pids or prompt_tokens < self._tokens_before:
             self._hot.forget()
@@ -210,6 +211,11 @@ class EngineReplica:
         while True:
             news.tell(log)
             await asyncio.sleep(_LOOK_SECONDS)
+
+
+def _room(info: ModelInfo, heartbeat: Heartbeat) -> int:
+    """How many tokens' keys and values are kept at least: pages may lie in several tiers, so the largest counts."""
+    return max(info.num_pages, heartbeat.pages_host, heartbeat.pages_disk) * info.page_size
 
 
 class _Watched:
