@@ -247,6 +247,61 @@ def test_random_schedules_over_all_tiers_give_what_is_computed_without_pages() -
     assert all(seen.values()), seen
 
 
+def test_an_engine_that_stops_in_the_midst_of_its_work_leaves_no_wrong_page_to_the_next() -> None:
+    """Pages that forks had just evicted were once written from slots that they had not reached yet."""
+    found = 0
+
+    @settings(max_examples=80, suppress_health_check=[HealthCheck.too_slow])
+    @given(cases(), st.integers(5, 40))
+    def each_case_holds(case: Case, num_steps: int) -> None:
+        nonlocal found
+        made = driver(
+            case.num_pages,
+            num_slots=case.num_slots,
+            disk_pages=1000,
+            steps_ahead=case.steps_ahead,
+            max_batch_tokens=case.max_batch_tokens,
+        )
+        for step in range(num_steps):
+            for at, request in case.requests:
+                if at == step:
+                    made.add(request)
+            made.step()
+        made.engine.close()
+        after = driver(64, disk_pages=1000)
+        after.store.inherit(made.store)
+        for _, request in case.requests:
+            run(after, request)
+        found += after.engine.scheduler.counters.fetched_disk_pages
+
+    each_case_holds()
+    assert found > 0
+
+
+@pytest.mark.parametrize("num_slots", [4, 8])
+def test_what_a_fork_has_just_evicted_is_written_when_the_engine_stops(num_slots: int) -> None:
+    pending = 0
+    for seed in range(12):
+        random = Random(seed)
+        made = driver(random.randrange(11, 18), num_slots=num_slots, disk_pages=1000, steps_ahead=1)
+        prompts = []
+        for id in range(20):
+            tail = tuple(random.randrange(VOCABULARY) for _ in range(3))
+            prompts.append(STEMS[random.randrange(4)][: random.randrange(5, 30)] + tail)
+            made.add(make_request(id, prompts[-1], n=random.choice([1, 2, 3]), max_tokens=random.randrange(1, 5)))
+            made.step()
+            tiers = made.engine.tiers
+            assert tiers is not None
+            if tiers._moves:
+                pending += 1
+                break
+        made.engine.close()
+        after = driver(64, disk_pages=1000)
+        after.store.inherit(made.store)
+        run(after, *(make_request(id, (*prompt, 1), max_tokens=3) for id, prompt in enumerate(prompts)))
+    assert pending > 0
+
+
 def test_fetching_pays_until_it_is_known_to_be_slower_and_is_tried_again_later() -> None:
     costs = FetchCosts()
     assert costs.pays(4, 64)

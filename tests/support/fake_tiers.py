@@ -57,6 +57,10 @@ class FakePageStore:
     def close(self, hot: Sequence[Spill] = ()) -> None:
         self.carry_out(hot[::-1])
 
+    def inherit(self, closed: "FakePageStore") -> None:
+        """Begins with what another has left on disk."""
+        self._disk = dict(closed._disk)
+
     def _arrive(self, move: Fetch) -> int:
         for at, (source, page) in enumerate(zip(move.sources, move.pages, strict=True)):
             slots = self._read(source)

@@ -258,6 +258,8 @@ class Tiers:
         if self._is_closed:
             return
         self._is_closed = True
+        # The last step's forks may have evicted pages: slots do not hold yet what their nodes say.
+        self.carry_out()
         hot = [
             Spill(digest, page=node.page) if node.is_resident else Spill(digest, slot=node.slot)
             for node in sorted(self._tree.nodes(), key=lambda node: (-node.last_used, node.depth))
