@@ -474,7 +474,9 @@ def test_ministral_3_scales_queries_when_a_longer_context_is_asked_for() -> None
 
 
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # torch's notice of a CPU without bfloat16 instructions
-@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma2", "gemma3", "olmo2", "gpt2", "hrm_text"])
+@pytest.mark.parametrize(
+    "name", ["llama", "qwen3", "gemma2", "gemma3", "gemma4", "gemma4-inputs", "olmo2", "gpt2", "hrm_text"]
+)
 def test_bfloat16_strays_from_float32_no_further_than_transformers_does(name: str) -> None:
     reference = reference_model(CASES[name])
     ids = random_ids(SHORT)
