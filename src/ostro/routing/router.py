@@ -109,24 +109,26 @@ class Router:
             names.update(self._drawn(with_model))
         now = self._now()
         candidates = [(name, state := self._replicas[name], state.load(now), matches.get(name, 0)) for name in names]
-        least = min((load for _, state, load, _ in candidates if state.is_ready), default=0)
+        least = min([load for _, state, load, _ in candidates if state.is_ready], default=0)
         too_much, worth = _MUCH_MORE * least + _SOME_MORE, max(1, _LEAST_SHARE * key.num_history)
+        model, dice = key.model, self._dice.random
         ranks = [
             (
                 not state.is_ready,
                 load > too_much,
-                key.model not in state.names,
+                model not in state.names,
                 -matched if matched >= worth else 0,
                 load,
                 # Tie-breakers: minor preferences, then chance.
                 -matched,
                 state.num_models + len(state.coming),
-                self._dice.random(),
+                dice(),
                 name,
             )
             for name, state, load, matched in candidates
         ]
-        return [rank[-1] for rank in sorted(ranks)]
+        ranks.sort()
+        return [rank[-1] for rank in ranks]
 
     def sent(self, replica: str) -> None:
         """A request is on its way."""
@@ -210,8 +212,10 @@ class _Replica:
         self.coming: OrderedDict[str, float] = OrderedDict()
 
     def load(self, now: float) -> float:
+        if not self.ends_per_second:
+            return self.told if self.told > self.open else self.open
         # Until the next report, requests are assumed to end as fast as before it.
-        ended = self.ends_per_second * min(now - self.told_at, 2 * self.told_after) if self.ends_per_second else 0.0
+        ended = self.ends_per_second * min(now - self.told_at, 2 * self.told_after)
         return max(self.told, self.open - ended)
 
     def take(self, report: Report, now: float, num_finished: int | None) -> None:
