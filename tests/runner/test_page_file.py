@@ -41,7 +41,7 @@ def written(directory: Path, *numbers: int, limit: int = LIMIT) -> None:
 
 
 def read(disk: PageDisk, *numbers: int) -> list[int]:
-    """Which pages are right, from the first on."""
+    """Which pages are right, from the first on. Waits for an answer, which must come."""
     into = [np.zeros(PAGE, np.uint8) for _ in numbers]
     disk.read(1, [digest(number) for number in numbers], into)
     [ended] = disk.ended(timeout=30)
@@ -149,7 +149,43 @@ def test_no_damage_makes_a_wrong_page(tmp_path: Path, data: st.DataObject) -> No
                 content += os.urandom(data.draw(st.integers(0, 4000)))
     path.write_bytes(content)
     # `read` asserts that what it calls good is what was written.
-    found(tmp_path, 1, 2, 3)
+    disk = PageDisk(opened(tmp_path))
+    for number in (1, 2, 3):
+        read(disk, number)
+    disk.write(digest(4), lambda: page(4))
+    assert read(disk, 4) == [4]
+    disk.close()
+    assert found(tmp_path, 1, 2, 3, 4)[-1:] == [4]
+
+
+def test_a_record_of_erased_flash_is_no_page_and_others_are_written_after_it(tmp_path: Path) -> None:
+    """Its order, the largest number there is, once ended the thread that writes, and then every read waited."""
+    written(tmp_path, 1, 2, 3)
+    with (tmp_path / "model.pages").open("r+b") as file:
+        file.seek(4096 + PAGE + 128)
+        file.write(b"\xff" * (PAGE + 128))
+    disk = PageDisk(opened(tmp_path))
+    assert len(disk) == 2
+    disk.write(digest(9), lambda: page(9))
+    assert [read(disk, number) for number in (9, 1, 2, 3)] == [[9], [1], [], [3]]
+    disk.close()
+    assert found(tmp_path, 1, 2, 3, 9) == [1, 3, 9]
+
+
+@pytest.mark.parametrize("call", ["pwritev", "preadv"])
+def test_no_failure_ends_the_thread_that_reads_and_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    def fails(*_: object) -> int:
+        raise ValueError("something unforeseen")
+
+    disk = PageDisk(opened(tmp_path))
+    with monkeypatch.context() as broken:
+        broken.setattr(os, call, fails)
+        disk.write(digest(1), lambda: page(1))
+        assert read(disk, 1) == []
+    assert read(disk, 1) == []
+    disk.close()
 
 
 @pytest.mark.parametrize("content", [b"", b"no pages", bytes(10_000), b"\xff" * 10_000])

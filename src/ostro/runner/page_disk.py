@@ -147,16 +147,24 @@ class PageDisk:
     def _read(self, job: _Read) -> Ended:
         began = time.perf_counter()
         for at, (record, digest, into) in enumerate(job.wanted):
-            if not self._file.read(record, digest, into.data):
+            if not self._is_right(record, digest, into):
                 return Ended(job.ticket, at, (digest,), time.perf_counter() - began)
         return Ended(job.ticket, len(job.wanted), (), time.perf_counter() - began)
+
+    def _is_right(self, record: int, digest: bytes, into: Bytes) -> bool:
+        try:
+            return self._file.read(record, digest, into.data)
+        except Exception:
+            # Whatever it is, a request waits for the answer.
+            _log.exception("a page on disk could not be read, and is computed again")
+            return False
 
     def _write(self, job: _Write) -> None:
         if self._is_failing:
             return
         try:
             self._file.write(job.record, job.digest, job.order, job.page.data)
-        except OSError as error:
-            # What is in the file can still be read. What the index has and the file has not is found out when read.
+        except Exception as error:
+            # Without this thread, reads would wait for ever. What is in the file can still be read. What the index has and the file has not is found out when read.
             self._is_failing = True
             _log.warning("no more pages are written to disk: %s. Free some space, and restart.", error)

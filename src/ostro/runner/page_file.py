@@ -1,7 +1,7 @@
 """Pages in a file: records of one size, each with a checksum. Knows no engine and no tensors, and trusts no byte.
 
     header     magic, what the pages belong to, bytes of a page; its own checksum
-    record 0   digest, order, checksum | a page's bytes
+    record 0   digest, order, their checksum, checksum of all | a page's bytes
     record 1   ...
 
 A record that is damaged, cut off, or of another page is not found: `read` says so, and raises nothing. A file of
@@ -25,7 +25,7 @@ _CHECKSUM = 32
 # Magic, identity, page bytes; then a checksum of these.
 _HEADER = Struct("<16s32sQ")
 _HEADER_BYTES = 4096
-# Digest, order; then a checksum of these and of the page.
+# Digest, order; then a checksum of these, and one of these and of the page.
 _RECORD = Struct("<32sQ")
 _RECORD_BYTES = 128
 
@@ -59,12 +59,13 @@ class PageFile:
         os.close(self._descriptor)
 
     def found(self) -> Iterator[Found]:
-        """What the records say they are; only reading one shows whether that is true."""
+        """Records whose heads are whole; only reading one shows whether its page is as well."""
         stop = min(self.num_records, (os.fstat(self._descriptor).st_size - _HEADER_BYTES) // self._stride)
         for record in range(stop):
-            head = os.pread(self._descriptor, _RECORD.size, self._offset(record))
-            if len(head) == _RECORD.size:
-                digest, order = _RECORD.unpack(head)
+            head = os.pread(self._descriptor, _RECORD.size + _CHECKSUM, self._offset(record))
+            own = head[: _RECORD.size]
+            if head == own + _sum_of(own):
+                digest, order = _RECORD.unpack(own)
                 yield Found(order, digest, record)
 
     def read(self, record: int, digest: bytes, into: memoryview) -> bool:
@@ -77,12 +78,11 @@ class PageFile:
         own = bytes(head[: _RECORD.size])
         if num_read != self._stride or own[: len(digest)] != digest:
             return False
-        return bytes(head[_RECORD.size : _RECORD.size + _CHECKSUM]) == _sum_of(own, into)
+        return bytes(head) == _head(own, into)
 
     def write(self, record: int, digest: bytes, order: int, page: memoryview) -> None:
         """Raises OSError, and leaves a record that is not found, if there is no room."""
-        own = _RECORD.pack(digest, order)
-        head = (own + _sum_of(own, page)).ljust(_RECORD_BYTES, b"\0")
+        head = _head(_RECORD.pack(digest, order), page)
         if os.pwritev(self._descriptor, [head, page], self._offset(record)) != self._stride:
             raise OSError("the disk took only a part of a page")
 
@@ -92,6 +92,10 @@ class PageFile:
 
     def _offset(self, record: int) -> int:
         return _HEADER_BYTES + record * self._stride
+
+
+def _head(own: bytes, page: memoryview) -> bytes:
+    return (own + _sum_of(own) + _sum_of(own, page)).ljust(_RECORD_BYTES, b"\0")
 
 
 def _sum_of(*parts: bytes | memoryview) -> bytes:
