@@ -210,6 +210,22 @@ def test_a_file_that_others_can_write_is_not_used(tmp_path: Path) -> None:
         opened(tmp_path)
 
 
+def test_a_file_that_others_could_read_is_its_owners_alone_from_then_on(tmp_path: Path) -> None:
+    written(tmp_path, 1)
+    (tmp_path / "model.pages").chmod(0o644)
+    assert found(tmp_path, 1) == [1]
+    assert stat.S_IMODE((tmp_path / "model.pages").stat().st_mode) == 0o600
+
+
+def test_a_file_with_another_name_is_neither_used_nor_cut(tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.write_text("something else")
+    os.link(precious, tmp_path / "model.pages")
+    with pytest.raises(PageFileUnusable, match="more than one hard link"):
+        opened(tmp_path)
+    assert precious.read_text() == "something else"
+
+
 def test_a_link_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "model.pages").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(PageFileUnusable, match="cannot take pages"):

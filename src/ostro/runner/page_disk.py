@@ -154,8 +154,7 @@ class PageDisk:
     def _is_right(self, record: int, digest: bytes, into: Bytes) -> bool:
         try:
             return self._file.read(record, digest, into.data)
-        except Exception:
-            # Whatever it is, a request waits for the answer.
+        except Exception:  # noqa: BLE001  whatever it is, a request waits for the answer
             _log.exception("a page on disk could not be read, and is computed again")
             return False
 
@@ -164,7 +163,10 @@ class PageDisk:
             return
         try:
             self._file.write(job.record, job.digest, job.order, job.page.data)
-        except Exception as error:
-            # Without this thread, reads would wait for ever. What is in the file can still be read. What the index has and the file has not is found out when read.
+        except OSError as error:
+            # What is in the file can still be read. What the index has and the file has not is found out when read.
             self._is_failing = True
             _log.warning("no more pages are written to disk: %s. Free some space, and restart.", error)
+        except Exception:  # noqa: BLE001  without this thread, every read would wait for ever
+            self._is_failing = True
+            _log.exception("no more pages are written to disk")

@@ -129,6 +129,9 @@ def _lasting(path: Path) -> int:
     """Opens the file for this process alone; nobody else may read what prompts have left in it."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     reason = why_untrusted(descriptor, group_may_write=False)
+    if reason is None and os.fstat(descriptor).st_nlink != 1:
+        # What it would overwrite belongs elsewhere as well.
+        reason = "has more than one hard link"
     if reason is None:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -137,6 +140,11 @@ def _lasting(path: Path) -> int:
         except OSError:
             # Some network file systems have no locks.
             reason = "is on a file system without locks"
+    if reason is None:
+        try:
+            os.fchmod(descriptor, 0o600)
+        except OSError as error:
+            reason = f"may stay readable by others ({error.strerror})"
     if reason is None:
         return descriptor
     with suppress(OSError):
