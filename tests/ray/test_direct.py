@@ -4,15 +4,17 @@ import asyncio
 import json
 import os
 import signal
+from collections.abc import AsyncIterator, Awaitable, Sequence
 
 import httpx
 import pytest
 from live_service import set_faults
 from test_replica import Local, replica
 
-from ostro.ray.call import key_of
+from ostro.ray.call import Call, key_of
 from ostro.ray.direct import DirectReplica, Picking
-from ostro.ray.replica import ROUTER_HEADER, EngineReplica
+from ostro.ray.ingress import Ingress
+from ostro.ray.replica import ROUTER_HEADER, EngineReplica, WholeAnswer
 from ostro.routing.key import Key
 from ostro.server.body import BodyLimits
 
@@ -21,9 +23,23 @@ TURN = {"messages": [{"role": "user", "content": LONG}], "max_tokens": 2, "ignor
 
 
 def client(*replicas: EngineReplica, root_path: str = "") -> httpx.AsyncClient:
-    app = DirectReplica(replicas[0], Local(*replicas), BodyLimits(max_bytes=1 << 20))
+    return client_of(
+        DirectReplica(replicas[0], Local(*replicas), replicas[0].settings.keyring(), BodyLimits(max_bytes=1 << 20)),
+        root_path,
+    )
+
+
+def client_of(app: DirectReplica, root_path: str = "") -> httpx.AsyncClient:
     transport = httpx.ASGITransport(app, root_path=root_path)
     return httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=30)
+
+
+class Counting(Local):
+    num_asked = 0
+
+    def ask_all(self, call: Call) -> Awaitable[Sequence[WholeAnswer | BaseException]]:
+        self.num_asked += 1
+        return super().ask_all(call)
 
 
 @pytest.fixture(autouse=True)
@@ -46,6 +62,35 @@ def test_replica_answers_itself_or_asks_all() -> None:
             async with client(one, two, root_path="/llm") as http:
                 assert (await http.get("/llm/v1/models")).status_code == 200
                 assert (await http.get("/llm/admin/stats")).status_code == 401, "the admin's part has a prefix too"
+
+    asyncio.run(scenario())
+
+
+def test_only_what_the_application_admits_reaches_other_replicas() -> None:
+    """A body of any length was read and sent to every replica before anybody looked at the key."""
+    num_read = 0
+
+    async def body() -> AsyncIterator[bytes]:
+        nonlocal num_read
+        for _ in range(16):
+            num_read += 1
+            yield bytes(1 << 10)
+
+    async def scenario() -> None:
+        async with replica("one", admin_key=("admin",)) as one:
+            engines = Counting(one)
+            limits = BodyLimits(max_bytes=1 << 20)
+            async with client_of(DirectReplica(one, engines, one.settings.keyring(), limits)) as http:
+                for headers in ({}, {"authorization": "Bearer wrong"}):
+                    assert (await http.post("/admin/load/x", content=body(), headers=headers)).status_code == 401
+                http.headers["authorization"] = "Bearer admin"
+                assert (num_read, engines.num_asked) == (0, 0)
+                assert (await http.post("/admin/load/x", content=body())).status_code == 404
+                assert (num_read, engines.num_asked) == (16, 1)
+            ingress = Ingress(engines, one.settings.keyring(), limits, request_seconds=30)
+            async with httpx.AsyncClient(transport=httpx.ASGITransport(ingress), base_url="http://localhost") as http:
+                assert (await http.post("/admin/load/x", content=body())).status_code == 401
+                assert engines.num_asked == 1
 
     asyncio.run(scenario())
 

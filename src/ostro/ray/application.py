@@ -108,7 +108,10 @@ class DirectEngine(Engine):
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         engines = serve.get_deployment_handle(ENGINE, serve.get_replica_context().app_name)
-        return DirectReplica(self._replica, _Handles(engines), self._replica.settings.http().body)
+        settings = self._replica.settings
+        return DirectReplica(
+            self._replica, _Handles(engines), settings.keyring(), settings.http().body, hosts=settings.hosts()
+        )
 
 
 class Picker:

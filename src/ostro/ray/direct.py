@@ -9,6 +9,7 @@ client ──HTTP──> HAProxy ───────────────�
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 
+from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.types import Receive, Scope, Send
@@ -16,12 +17,14 @@ from starlette.types import Receive, Scope, Send
 from ostro.errors import OstroError
 from ostro.ray.call import Call, read_key
 from ostro.ray.everyone import AllEngines, answer_of_all, concerns_all
-from ostro.ray.ingress import live, read_body, without_request_id
+from ostro.ray.ingress import live, may_ask, read_body, without_request_id
 from ostro.ray.replica import ROUTER_HEADER, EngineReplica
 from ostro.routing.key import Key
+from ostro.server.auth import Keyring
 from ostro.server.body import BodyLimits
 from ostro.server.disconnect import ClientGone, UntilDisconnect
 from ostro.server.error_handlers import error_response
+from ostro.server.hosts import HostRule
 
 # HAProxy says so if a body is longer than its buffer, and sends what fits.
 _TRUNCATED = "x-body-truncated"
@@ -30,10 +33,19 @@ _TRUNCATED = "x-body-truncated"
 class DirectReplica:
     """An ASGI application: the replica's own, and all replicas' where a request concerns them all."""
 
-    def __init__(self, replica: EngineReplica, engines: AllEngines, limits: BodyLimits) -> None:
+    def __init__(
+        self,
+        replica: EngineReplica,
+        engines: AllEngines,
+        keyring: Keyring,
+        limits: BodyLimits,
+        hosts: HostRule | None = None,
+    ) -> None:
         self._replica = replica
         self._engines = engines
+        self._keyring = keyring
         self._limits = limits
+        self._hosts = hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -42,14 +54,15 @@ class DirectReplica:
             await send({"type": "websocket.close", "code": 1008})
         else:
             call = Call.of(scope)
-            if concerns_all(call.method, call.path):
+            is_for_all = concerns_all(call.method, call.path)
+            if is_for_all and may_ask(call, Headers(scope=scope), self._keyring, self._hosts):
                 await self._ask_all(scope, receive, send)
             else:
+                # Refusals too: they should cost the other replicas nothing.
                 scope = {**scope, "path": call.path, "raw_path": call.raw_path, "root_path": ""}
                 await self._replica.serve(scope, receive, without_request_id(call, send))
 
     async def _ask_all(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Each replica checks the caller's key."""
         try:
             call = Call.of(scope, await read_body(Request(scope, receive), self._limits))
             async with UntilDisconnect(receive):

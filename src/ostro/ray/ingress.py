@@ -2,13 +2,14 @@
 how to call replicas; answers nothing itself that a replica could.
 
 A request that a replica would refuse before reading its body (wrong key, too long) is forwarded without it, so that it
-gets the same error as from `ostro serve`.
+gets the same error as from `ostro serve`; with a wrong key, to one replica only.
 """
 
 import asyncio
 from collections.abc import AsyncIterator
 from typing import Protocol
 
+from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Message, Receive, Scope, Send
 
@@ -76,11 +77,13 @@ class Ingress:
                 await error_response(error, scope)(scope, receive, send)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        call = Call.of(scope)
-        body = await self._body(call, Request(scope, receive))
-        call = Call.of(scope, body, await read_key(call.path, body))
+        call, http = Call.of(scope), Request(scope, receive)
+        is_allowed = may_ask(call, http.headers, self._keyring, self._hosts)
+        if is_allowed:
+            body = await read_body(http, self._limits)
+            call = Call.of(scope, body, await read_key(call.path, body))
         async with UntilDisconnect(receive):
-            if concerns_all(call.method, call.path):
+            if is_allowed and concerns_all(call.method, call.path):
                 await (await answer_of_all(self._engines, call))(scope, receive, send)
             else:
                 await self._relay(call, send)
@@ -102,17 +105,6 @@ class Ingress:
         finally:
             if not relay.is_over:
                 answering.cancel()
-
-    async def _body(self, call: Call, http: Request) -> bytes:
-        """Empty if the request will be refused because of its headers."""
-        announced = http.headers.get("content-length", "")
-        if announced.isdecimal() and int(announced) > self._limits.max_bytes:
-            return b""
-        try:
-            check_caller(self._keyring, self._hosts, [call.path, call.raw_path.decode("latin-1")], http.headers)
-        except (NotAuthorized, NotAllowed):
-            return b""
-        return await read_body(http, self._limits)
 
 
 class _Relay:
@@ -150,9 +142,23 @@ class _Relay:
         self.is_over = True
 
 
+def may_ask(call: Call, headers: Headers, keyring: Keyring, hosts: HostRule | None) -> bool:
+    """False if a replica refuses the caller."""
+    try:
+        check_caller(keyring, hosts, [call.path, call.raw_path.decode("latin-1")], headers)
+    except (NotAuthorized, NotAllowed):
+        return False
+    return True
+
+
 async def read_body(http: Request, limits: BodyLimits) -> bytes:
-    """Reads slightly more than is allowed of a body that is too long, so that the replica notices."""
+    """Reads slightly more than is allowed of a body that is too long, so that the replica notices; or nothing if its
+    headers tell.
+    """
     body, most = bytearray(), limits.max_bytes
+    announced = http.headers.get("content-length", "")
+    if announced.isdecimal() and int(announced) > most:
+        return b""
     try:
         async with asyncio.timeout(limits.seconds):
             async for part in http.stream():
