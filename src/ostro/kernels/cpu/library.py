@@ -22,7 +22,7 @@ from pathlib import Path
 from ostro.errors import Unsupported
 
 # Must match native/src/api.cpp.
-_VERSION = 10
+_VERSION = 11
 _SUFFIX = {"darwin": "dylib", "win32": "dll"}.get(sys.platform, "so")
 
 PAGE = 16
@@ -210,6 +210,11 @@ def why_missing() -> str | None:
     """Why there is no library, and what to do about it; None if there is one."""
     found = _open(_path())
     return found if isinstance(found, str) else None
+
+
+def is_built() -> bool:
+    """Whether there is a library, of whatever version."""
+    return _path().is_file()
 
 
 def instruction_sets() -> list[str]:
