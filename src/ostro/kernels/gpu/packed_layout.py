@@ -3,8 +3,6 @@
 PAIR_BYTES = 4
 """Of a group's scale and zero point or minimum."""
 _LARGEST_BLOCK = 128
-# So many words of a row fit a thread's registers (`packed_vector`), of all threads of a program together.
-_MOST_WORDS = 8192
 
 
 def quad_inputs(bits: int) -> int:
@@ -19,4 +17,4 @@ def block_inputs(group: int) -> int:
 
 def fits(bits: int, columns: int, group: int) -> bool:
     """Whether rows consist of whole groups, and groups of whole quads."""
-    return columns % group == 0 and group % quad_inputs(bits) == 0 and columns * bits // 32 <= _MOST_WORDS
+    return columns % group == 0 and group % quad_inputs(bits) == 0
