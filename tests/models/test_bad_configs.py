@@ -96,7 +96,7 @@ def test_key_heads_must_divide_the_heads(family: str, kv_heads: int) -> None:
         ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "attention_factor": -1}}, "attention_factor"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 1e6}, "max_position_embeddings": 10**8}, "factor"),
         (
-            {"rope_scaling": {"rope_type": "llama3", "factor": 8, "low_freq_factor": 4, "high_freq_factor": 4}},
+            {"rope_scaling": {"rope_type": "llama3", "factor": 8, "low_freq_factor": 5, "high_freq_factor": 4}},
             "low_freq_factor",
         ),
         ({"rope_scaling": {**LONGROPE, "short_factor": [1.0]}}, "short_factor"),

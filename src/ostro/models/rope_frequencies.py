@@ -57,12 +57,15 @@ def _proportional(periods: Floats, settings: RopeSettings, max_seq_len: int) -> 
 
 
 def _llama3(periods: Floats, settings: RopeSettings, max_seq_len: int) -> RopeFrequencies:
-    """Slows slow rotations further, keeps fast ones, and blends those in between."""
+    """Slows slow rotations further, keeps fast ones, and blends those in between, if there is a between."""
     table, frequencies = settings.table, _ONE / periods
     low, high = table.number("low_freq_factor"), table.number("high_freq_factor")
     turns = np.float32(settings.original_positions) / (np.float32(2 * math.pi) / frequencies)
+    factor = np.float32(table.number("factor"))
+    if low == high:
+        return RopeFrequencies(np.where(turns < np.float32(low), frequencies / factor, frequencies), 1.0)
     keep = ((turns - np.float32(low)) / np.float32(high - low)).clip(0, 1)
-    slowed = (_ONE - keep) * frequencies / np.float32(table.number("factor"))
+    slowed = (_ONE - keep) * frequencies / factor
     return RopeFrequencies(slowed + keep * frequencies, 1.0)
 
 

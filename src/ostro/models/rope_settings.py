@@ -109,7 +109,7 @@ def _check_proportional(rope: RopeSettings, rotated: int) -> None:
 
 def _check_llama3(rope: RopeSettings, rotated: int) -> None:
     rope.table.within("factor", FACTOR)
-    _check_order(rope, ("low_freq_factor", None), ("high_freq_factor", None))
+    _check_order(rope, ("low_freq_factor", None), ("high_freq_factor", None), may_be_equal=True)
 
 
 def _check_yarn(rope: RopeSettings, rotated: int) -> None:
@@ -146,8 +146,14 @@ _SCALING_CHECKS: Mapping[str, Callable[[RopeSettings, int], None]] = {
 }
 
 
-def _check_order(rope: RopeSettings, low: tuple[str, float | None], high: tuple[str, float | None]) -> None:
-    """Names with their defaults: the first must be less than the second, because we divide by their difference."""
+def _check_order(
+    rope: RopeSettings,
+    low: tuple[str, float | None],
+    high: tuple[str, float | None],
+    *,
+    may_be_equal: bool = False,
+) -> None:
+    """Names with their defaults: the first must not exceed the second, nor equal it where their difference divides."""
     least, most = (rope.table.within(name, FACTOR, default) for name, default in (low, high))
-    if least >= most:
-        raise rope.table.bad(low[0], least, f"below {high[0]!r} ({most})")
+    if least > most or (least == most and not may_be_equal):
+        raise rope.table.bad(low[0], least, f"{'at most' if may_be_equal else 'below'} {high[0]!r} ({most})")
