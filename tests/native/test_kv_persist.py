@@ -149,11 +149,15 @@ def test_pages_of_requests_with_a_salt_are_not_written(model: Path) -> None:
 def test_an_adapter_finds_its_own_pages_until_its_files_change(model: Path, tmp_path: Path) -> None:
     paths = [random_adapter(tmp_path / f"adapter {seed}", savable_model(WIDE), seed=seed) for seed in (1, 2)]
     answers, found = [], []
+    checkpoint = paths[0] / "checkpoint-1"
+    checkpoint.mkdir()
     for path, adapter in [(paths[0], "mine"), (paths[0], "mine"), (paths[1], "mine"), (paths[1], None)]:
         core = started(model, kv_persist=True, adapters=(("mine", str(path)),))
         answers.append(run(core, adapter=adapter))
         found.append(hits(core))
         core.close()
+        # Not the adapter's: what a training run leaves beside it.
+        (checkpoint / "optimizer.pt").write_bytes(b"state")
     assert found == [0, 64, 0, 0]
     assert answers[0] == answers[1]
 

@@ -24,6 +24,7 @@ from ostro.runner.native.runner import NativeRunner
 from ostro.runner.page_disk import PageDisk
 from ostro.runner.page_file import PageFileUnusable, open_page_file
 from ostro.sources.cache import cache_root
+from ostro.sources.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from ostro.version import __version__
 from ostro.weights import Checkpoint
 
@@ -147,8 +148,9 @@ def _roots(identity: bytes, config: EngineConfig) -> Callable[[Salt], bytes | No
 
 
 def _content_of(directory: Path) -> bytes:
+    """Of what an adapter is read from; a training run may leave much more beside it."""
     digest = hashlib.sha256()
-    for path in sorted(each for each in directory.rglob("*") if each.is_file()):
-        with path.open("rb") as file:
-            digest.update(path.name.encode() + hashlib.file_digest(file, "sha256").digest())
+    for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS):
+        with (directory / name).open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
     return digest.digest()
