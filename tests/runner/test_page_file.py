@@ -4,6 +4,7 @@ import errno
 import logging
 import os
 import stat
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -101,6 +102,24 @@ def test_of_what_is_written_at_the_end_the_most_recent_comes_first_and_stays_lon
     assert found(tmp_path, *range(9)) == [0, 1, 2, 3, 4, 5, 6]
     written(tmp_path, 20)
     assert found(tmp_path, *range(9), 20) == [0, 1, 2, 3, 4, 5, 20]
+
+
+def test_what_is_in_use_at_the_end_stays_on_disk_if_it_is_there_already(tmp_path: Path) -> None:
+    """A system prompt that memory held all day was once the oldest on disk, and made room for the last conversation."""
+    written(tmp_path, 1, 2, 3, 4, 5, 6, 7)
+    disk = PageDisk(opened(tmp_path))
+    for number in range(1, 8):
+        assert read(disk, number) == [number]
+    asked: list[int] = []
+
+    def bytes_of(number: int) -> Bytes:
+        asked.append(number)
+        return page(number)
+
+    disk.write_all([(digest(number), partial(bytes_of, number)) for number in (1, 2, 20, 21)])
+    disk.close()
+    assert asked == [20, 21]
+    assert found(tmp_path, *range(1, 8), 20, 21) == [1, 2, 5, 6, 7, 20, 21]
 
 
 def test_a_smaller_limit_cuts_the_file(tmp_path: Path) -> None:

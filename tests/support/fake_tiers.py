@@ -2,7 +2,7 @@
 some of what they are given.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from random import Random
 
 from ostro.engine.fetch_costs import FetchCosts
@@ -21,6 +21,7 @@ class FakePageStore:
         self._under_way: list[Fetch] = []
         self._random = Random(seed)
         self.stores: list[Store] = []
+        self.num_damaged = 0
 
     @property
     def num_slots(self) -> int:
@@ -32,6 +33,10 @@ class FakePageStore:
 
     def holds(self, digest: bytes) -> bool:
         return digest in self._disk
+
+    @property
+    def under_way(self) -> Collection[int]:
+        return [move.ticket for move in self._under_way]
 
     def carry_out(self, moves: Sequence[Move]) -> None:
         for move in moves:
@@ -52,7 +57,7 @@ class FakePageStore:
         if timeout and not arrived:
             arrived = self._under_way[:1]
         self._under_way = [move for move in self._under_way if move not in arrived]
-        return [Arrival(move.ticket, self._arrive(move), 0.0) for move in arrived]
+        return [self._arrive(move) for move in arrived]
 
     def close(self, hot: Sequence[Spill] = ()) -> None:
         self.carry_out(hot[::-1])
@@ -61,22 +66,24 @@ class FakePageStore:
         """Begins with what another has left on disk."""
         self._disk = dict(closed._disk)
 
-    def _arrive(self, move: Fetch) -> int:
+    def _arrive(self, move: Fetch) -> Arrival:
         for at, (source, page) in enumerate(zip(move.sources, move.pages, strict=True)):
+            before = self.num_damaged
             slots = self._read(source)
             if slots is None:
-                return at
+                return Arrival(move.ticket, at, 0.0, num_damaged=self.num_damaged - before)
             self._runner.write_page(page, slots)
-        return len(move.pages)
+        return Arrival(move.ticket, len(move.pages), 0.0)
 
     def _read(self, source: Source) -> list[int] | None:
         if isinstance(source, int):
             return self._slot(source)
-        if self._random.random() < self._loss:
-            self._disk.pop(source, None)
+        if self._random.random() < self._loss and self._disk.pop(source, None) is not None:
+            self.num_damaged += 1
         return self._disk.get(source)
 
     def _write(self, digest: bytes, slots: list[int]) -> None:
+        assert self._disk.pop(digest, slots) == slots, "a page on disk is not what it should be"
         self._disk[digest] = slots
         if len(self._disk) > self._disk_pages:
             del self._disk[next(iter(self._disk))]

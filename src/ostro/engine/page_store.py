@@ -7,7 +7,7 @@ steps around them, so that a copy is always of what the engine means:
     Fetch(slot 3 -> page 9) ── arrives ── step 5 reads page 9                      no step before it uses page 9
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -47,9 +47,11 @@ class Arrival:
 
     ticket: int
     num_good: int
-    """Pages that have what was asked for, from the first on. The others were lost or damaged below."""
+    """Pages that have what was asked for, from the first on. The others are not below any more."""
     seconds: float
     """How long the copies took, without the wait for their turn."""
+    num_damaged: int = 0
+    """Pages that the disk had, and that turned out to be damaged."""
 
 
 class PageStore(Protocol):
@@ -64,6 +66,12 @@ class PageStore(Protocol):
     def holds(self, digest: bytes) -> bool:
         """Whether a page is on disk, as far as is known."""
 
+    @property
+    def under_way(self) -> Collection[int]:
+        """Tickets of fetches that have begun, and that `arrivals` has not returned. True also after a move has failed:
+        what is not among them writes to no page.
+        """
+
     def carry_out(self, moves: Sequence[Move]) -> None:
         """Begins the moves, in order: after the steps launched so far, and before any that is launched later."""
 
@@ -71,6 +79,6 @@ class PageStore(Protocol):
         """Fetches that have ended since the last call; waits for one, if none has, for up to `timeout` seconds."""
 
     def close(self, hot: Sequence[Spill] = ()) -> None:
-        """Writes these pages, the most recently used first, if the disk outlives the engine, and waits for all that is
-        being written. Nothing may be moved afterwards.
+        """If the disk outlives the engine, writes those of these pages that it does not hold, the most recently used
+        first, and keeps the others there. Waits for all that is being written. Nothing may be moved afterwards.
         """

@@ -73,9 +73,10 @@ class Tiers:
 
     def carry_out(self) -> None:
         """Begins the moves that were decided since the last call. Call it before the next step is launched."""
-        if self._moves:
-            self.store.carry_out(self._moves)
-            self._moves = []
+        # Taken before they begin: after a failure `abandon` asks the store which fetches have begun.
+        moves, self._moves = self._moves, []
+        if moves:
+            self.store.carry_out(moves)
 
     # ---- down: called by the tree
 
@@ -193,10 +194,12 @@ class Tiers:
 
     def take(self, arrival: Arrival) -> list[int]:
         """Makes the pages that have arrived available. Returns the others, which are free again."""
+        if arrival.ticket not in self._fetching:
+            return []
         nodes, pages, num_slots = self._fetching.pop(arrival.ticket)
         self.counters.fetched_pages += min(arrival.num_good, num_slots)
         self.counters.fetched_disk_pages += max(0, arrival.num_good - num_slots)
-        self.counters.lost_pages += len(nodes) - arrival.num_good
+        self.counters.lost_pages += arrival.num_damaged
         self.counters.fetch_seconds += arrival.seconds
         self.costs.note_fetch(arrival.num_good, arrival.seconds)
         self._tree.unlock(nodes[-1])
@@ -237,9 +240,9 @@ class Tiers:
         """Drops the moves that were not carried out, after a failure. Returns pages that nothing will arrive in. Copies
         that were not made count as made: forget them all.
         """
-        moves, self._moves = self._moves, []
-        tickets = [move.ticket for move in moves if isinstance(move, Fetch)]
-        return [page for ticket in tickets for page in self.take(Arrival(ticket, 0, 0.0))]
+        self._moves = []
+        ended = sorted(self._fetching.keys() - set(self.store.under_way))
+        return [page for ticket in ended for page in self.take(Arrival(ticket, 0, 0.0))]
 
     def forget_all(self) -> None:
         """Forgets every copy in a slot that no fetch needs; what was to be moved out is not."""
@@ -263,7 +266,7 @@ class Tiers:
         hot = [
             Spill(digest, page=node.page) if node.is_resident else Spill(digest, slot=node.slot)
             for node in sorted(self._tree.nodes(), key=lambda node: (-node.last_used, node.depth))
-            if not node.is_arriving and (digest := self._digest(node)) is not None and not self.store.holds(digest)
+            if not node.is_arriving and (digest := self._digest(node)) is not None
         ]
         self.store.close(hot)
 

@@ -2,7 +2,7 @@
 belong. Knows no engine beyond its port.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Protocol
 
@@ -29,6 +29,10 @@ class DiskStore:
     def holds(self, digest: bytes) -> bool:
         return self._disk.holds(digest)
 
+    @property
+    def under_way(self) -> Collection[int]:
+        return self._disk.under_way
+
     def carry_out(self, moves: Sequence[Move]) -> None:
         for move in moves:
             match move:
@@ -41,7 +45,8 @@ class DiskStore:
                     raise AssertionError("there are no slots")
 
     def arrivals(self, timeout: float = 0.0) -> list[Arrival]:
-        return [Arrival(each.ticket, each.num_good, each.seconds) for each in self._disk.ended(timeout)]
+        ended = self._disk.ended(timeout)
+        return [Arrival(each.ticket, each.num_good, each.seconds, num_damaged=len(each.lost)) for each in ended]
 
     def close(self, hot: Sequence[Spill] = ()) -> None:
         if self._outlives:

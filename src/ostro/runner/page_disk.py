@@ -61,6 +61,8 @@ class PageDisk:
         self._order = found[-1].order + 1 if found else 0
         self._room = threading.Semaphore(max(_FEWEST_WAITING, _MOST_WAITING // file.page_bytes))
         self._is_failing = False
+        self.under_way: set[int] = set()
+        """Tickets of reads that `ended` has not returned."""
         self._jobs: SimpleQueue[_Write | _Read | None] = SimpleQueue()
         self._ended: SimpleQueue[Ended] = SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="pages", daemon=True)
@@ -90,11 +92,19 @@ class PageDisk:
             done()
 
     def write_all(self, pages: Sequence[tuple[bytes, Callable[[], Bytes]]]) -> None:
-        """Has pages written, the most recently used first, and waits where `write` would give up."""
+        """Has those pages written that are not there yet, the most recently used first, and waits where `write` would
+        give up. Others make room for them.
+        """
+        pages = pages[: self.num_records]
+        for digest, _ in reversed(pages):
+            if digest in self._index:
+                self._index.move_to_end(digest)
         newest, self._order = self._order + len(pages), self._order + len(pages)
-        for at, (digest, page) in enumerate(pages[: self.num_records]):
+        for at, (digest, page) in enumerate(pages):
             if self._is_failing:
                 break
+            if digest in self._index:
+                continue
             self._room.acquire()
             self._begin(digest, page(), newest - at)
 
@@ -113,6 +123,8 @@ class PageDisk:
                 break
             self._index.move_to_end(digest)
             records.append(record)
+        # Before it begins: an interrupt in between must not free the memory that it reads to.
+        self.under_way.add(ticket)
         self._jobs.put(_Read(ticket, tuple(zip(records, digests, into, strict=False))))
 
     def ended(self, timeout: float = 0.0) -> list[Ended]:
@@ -124,6 +136,7 @@ class PageDisk:
                 ended.append(self._ended.get_nowait())
         except Empty:
             pass
+        self.under_way.difference_update(each.ticket for each in ended)
         for digest in (digest for each in ended for digest in each.lost):
             if (record := self._index.pop(digest, None)) is not None:
                 self._free.append(record)

@@ -158,7 +158,7 @@ _COUNTERS: Sequence[tuple[str, str, Callable[[Counters], float]]] = (
     ("ostro_pages_spilled", "Pages handed on to be written to disk.", lambda totals: totals.spilled_pages),
     ("ostro_pages_fetched_host", "Pages fetched from host memory.", lambda totals: totals.fetched_pages),
     ("ostro_pages_fetched_disk", "Pages fetched from disk.", lambda totals: totals.fetched_disk_pages),
-    ("ostro_pages_lost", "Pages that disks had lost or damaged.", lambda totals: totals.lost_pages),
+    ("ostro_pages_lost", "Pages on disk that were found damaged.", lambda totals: totals.lost_pages),
     ("ostro_page_fetch_seconds", "Time that fetching pages took.", lambda totals: totals.fetch_seconds),
     ("ostro_engine_steps", "Steps of the engine.", lambda totals: totals.steps),
     ("ostro_computed_tokens", "Tokens computed, prompts and outputs.", lambda totals: totals.computed_tokens),

@@ -10,13 +10,13 @@ incoming memory, one fetch at a time, as many as fit there at once.
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from ostro.engine.page_store import Arrival, Fetch, Move, Spill, Store
 from ostro.runner.gpu.host_store import HostStore
-from ostro.runner.page_disk import Bytes, PageDisk
+from ostro.runner.page_disk import Bytes, Ended, PageDisk
 
 
 @dataclass
@@ -28,6 +28,7 @@ class _Job:
     num_read: int = 0
     """Pages that are being read from disk."""
     seconds: float = 0.0
+    num_damaged: int = 0
 
 
 class HostDiskStore:
@@ -57,6 +58,11 @@ class HostDiskStore:
     def holds(self, digest: bytes) -> bool:
         return self._disk.holds(digest)
 
+    @property
+    def under_way(self) -> Collection[int]:
+        waiting = {job.fetch.ticket for job in self._waiting}
+        return waiting | set(self._host.under_way) | {each.ticket for each in self._arrived}
+
     def carry_out(self, moves: Sequence[Move]) -> None:
         on_host: list[Move] = []
         leaving: list[tuple[bytes, int]] = []
@@ -83,7 +89,7 @@ class HostDiskStore:
         self._write_stored()
         reading = bool(self._waiting) and not self._on_host
         for ended in self._disk.ended(timeout if reading else 0.0):
-            self._take_read(ended.num_good, ended.seconds)
+            self._take_read(ended)
         for arrival in self._host.arrivals(0.0 if reading else timeout):
             self._take_part(self._on_host.pop(arrival.ticket), arrival)
         arrived, self._arrived = self._arrived, []
@@ -137,16 +143,22 @@ class HostDiskStore:
         memory = [self._host.slot(number) for number in self._incoming[: len(digests)]]
         self._disk.read(job.fetch.ticket, digests, memory)
 
-    def _take_read(self, num_good: int, seconds: float) -> None:
-        job = self._waiting[0]
-        job.seconds += seconds
+    def _take_read(self, ended: Ended) -> None:
+        job, num_good = self._waiting[0], ended.num_good
+        job.seconds += ended.seconds
+        job.num_damaged += len(ended.lost)
         if num_good < job.num_read:
             # What follows is of no use without it.
             job.fetch = job.fetch._replace(sources=job.fetch.sources[: job.num_good + num_good])
-        if num_good:
-            self._host.carry_out([self._part(job, self._incoming[:num_good])])
-        else:
+        if not num_good:
             self._end(job)
+            return
+        try:
+            self._host.carry_out([self._part(job, self._incoming[:num_good])])
+        except BaseException:
+            # Those behind it get their turn.
+            self._end(job)
+            raise
 
     def _take_part(self, job: _Job, arrival: Arrival) -> None:
         job.num_good += arrival.num_good
@@ -160,7 +172,7 @@ class HostDiskStore:
             self._queue(job)
 
     def _end(self, job: _Job) -> None:
-        self._arrived.append(Arrival(job.fetch.ticket, job.num_good, job.seconds))
+        self._arrived.append(Arrival(job.fetch.ticket, job.num_good, job.seconds, job.num_damaged))
         if self._waiting and self._waiting[0] is job:
             self._waiting.popleft()
             if self._waiting:

@@ -4,6 +4,7 @@
     out             └──────────────> staged ──> slot                  and leaves the rest to a stream of its own
     in              └──> slot ──> staged ──> page ──│ arrived         a fetch costs them nothing
 
+In a burst, stores that fill all staged blocks make the steps wait until the first of these has left.
 A fetch begins after the steps launched before it, because the pages that it fills may still be in use by them; and
 after the stores before it, because it may read what they write. It is told once its copies are done, so that any later
 step finds them.
@@ -11,7 +12,7 @@ step finds them.
 
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -69,16 +70,20 @@ class HostStore:
             weakref.finalize(self, unpin, pieces).atexit = False
         self._slots_each = each
         self._arrived: list[Arrival] = []
+        self._under_way: deque[_UnderWay] = deque()
         if is_cuda:
             block = max(1, min(num_slots, _BLOCK_BYTES // self.page_bytes))
             self._blocks = [_Block(self._staging(block), torch.cuda.Event()) for _ in range(_BLOCKS)]
             self._incoming = self._staging(block)
             self._next_block = 0
             self._out, self._in = torch.cuda.Stream(self._device), torch.cuda.Stream(self._device)
-            self._under_way: deque[_UnderWay] = deque()
 
     def holds(self, digest: bytes) -> bool:
         return False
+
+    @property
+    def under_way(self) -> Collection[int]:
+        return {each.fetch.ticket for each in self._under_way} | {each.ticket for each in self._arrived}
 
     @torch.inference_mode()
     def carry_out(self, moves: Sequence[Move]) -> None:
@@ -160,15 +165,20 @@ class HostStore:
         self._in.wait_stream(torch.cuda.current_stream(self._device))
         self._in.wait_stream(self._out)
         began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        with torch.cuda.stream(self._in):
-            began.record()
-            for some in _in_parts(moves, len(self._incoming)):
-                for at, (slot, _) in enumerate(some):
-                    self._incoming[at].copy_(self._slot(slot), non_blocking=True)
-                for at, (_, page) in enumerate(some):
-                    self._pages[:, page].copy_(self._incoming[at])
-            ended.record()
-        self._under_way.append(_UnderWay(fetch, began, ended))
+        try:
+            with torch.cuda.stream(self._in):
+                began.record()
+                for some in _in_parts(moves, len(self._incoming)):
+                    for at, (slot, _) in enumerate(some):
+                        self._incoming[at].copy_(self._slot(slot), non_blocking=True)
+                    for at, (_, page) in enumerate(some):
+                        self._pages[:, page].copy_(self._incoming[at])
+                ended.record()
+            self._under_way.append(_UnderWay(fetch, began, ended))
+        except BaseException:
+            # It counts as not begun, so that others may get its pages: no copy may come after that.
+            self._in.synchronize()
+            raise
 
     def _take_arrived(self, *, wait: bool) -> None:
         """Fetches end in the order in which they began."""
