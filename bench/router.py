@@ -1,10 +1,11 @@
-"""What a choice of the router costs, and what it remembers, by the number of replicas.
+"""What a choice and a report cost the router, and what it remembers, by the number of replicas.
 
     python bench/router.py                # a minute
     python bench/router.py --no-save
 
 Every choice has a prompt of its own: a conversation of 40 blocks over one of a few system prompts, or one as long as
-prompts are told apart. Replicas report after each round, as they would now and then.
+prompts are told apart. Every replica reports after each round, as it would now and then: all the prefixes that a report
+has room for, of which those of a few prompts are new.
 """
 
 import argparse
@@ -17,13 +18,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from ostro.routing.key import MOST_BLOCKS, Key, levels_of
+from ostro.routing.hot_prefixes import MOST_HELD
+from ostro.routing.key import DIGEST_BYTES, MOST_BLOCKS, Key, levels_of
 from ostro.routing.prefix_index import MOST_PREFIXES
-from ostro.routing.router import Report, Router
+from ostro.routing.report import Latest, Report
+from ostro.routing.router import Router
 
 RESULTS = Path(__file__).parent / "results"
 REPLICAS = (1, 100, 10_000)
 ROUNDS, CHOICES = 10, 1000
+NEW_PROMPTS = 4
 SYSTEMS, SHORT = 16, 40
 BAR_MICROSECONDS = 50.0
 
@@ -34,6 +38,10 @@ class Cost:
     blocks: int
     median_microseconds: float
     """Of the rounds' means, in CPU time: what else runs on the machine does not count."""
+    report_microseconds: float
+    """The same of a report."""
+    first_report_microseconds: float
+    """The mean of the replicas' first reports, in which all is new."""
     megabytes: float
     """All that the router remembers, once it forgets the oldest prefixes for new ones."""
 
@@ -50,10 +58,9 @@ def keys(dice: random.Random, count: int, num_blocks: int) -> Iterator[Key]:
 def measure(num_replicas: int, num_blocks: int) -> Cost:
     dice, names = random.Random(7), [f"replica-{n}" for n in range(num_replicas)]
     router = Router(now=time.monotonic, dice=random.Random(8))
-    report = Report(models=frozenset({"model"}), num_models=1)
-    for name in names:
-        router.report(name, report)
-    rounds = []
+    hot = [Latest.of([dice.randbytes(DIGEST_BYTES * MOST_HELD)], MOST_HELD) for _ in names]
+    first, rounds, reports = report_all(router, names, hot), [], []
+    num_new = NEW_PROMPTS * len(levels_of(num_blocks))
     for _ in range(ROUNDS):
         prompts = list(keys(dice, CHOICES, num_blocks))
         began = time.process_time()
@@ -62,8 +69,31 @@ def measure(num_replicas: int, num_blocks: int) -> Cost:
         rounds.append((time.process_time() - began) / CHOICES)
         for name in names:
             router.finished(name, CHOICES)
-            router.report(name, report)
-    return Cost(num_replicas, num_blocks, statistics.median(rounds) * 1e6, memory(num_replicas, num_blocks))
+        hot = [used(dice, latest, num_new) for latest in hot]
+        reports.append(report_all(router, names, hot))
+    return Cost(
+        num_replicas,
+        num_blocks,
+        statistics.median(rounds) * 1e6,
+        statistics.median(reports) * 1e6,
+        first * 1e6,
+        memory(num_replicas, num_blocks),
+    )
+
+
+def used(dice: random.Random, latest: Latest, num_new: int) -> Latest:
+    """A report's prefixes after `num_new` others have been used."""
+    digests = latest.digests + dice.randbytes(DIGEST_BYTES * num_new)
+    return Latest(digests[-DIGEST_BYTES * MOST_HELD :], latest.num_ever + num_new)
+
+
+def report_all(router: Router, names: Sequence[str], hot: Sequence[Latest]) -> float:
+    """CPU seconds a report, with the conversion that one goes through in a cluster."""
+    told = [Report(models=frozenset({"model"}), num_models=1, held=latest).to_builtins() for latest in hot]
+    began = time.process_time()
+    for name, each in zip(names, told, strict=True):
+        router.report(name, Report.from_builtins(each))
+    return (time.process_time() - began) / len(names)
 
 
 def memory(num_replicas: int, num_blocks: int) -> float:
@@ -88,6 +118,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(json.dumps(asdict(cost)), flush=True)
     worst = max(cost.median_microseconds for cost in costs)
     print(f"a choice: {worst:.1f} µs at most (bar {BAR_MICROSECONDS:g})")
+    print(f"a report: {max(cost.report_microseconds for cost in costs):.1f} µs at most")
     if not options.no_save:
         text = json.dumps({"costs": [asdict(cost) for cost in costs], "bar_microseconds": BAR_MICROSECONDS}, indent=2)
         (RESULTS / "router.json").write_text(text + "\n", encoding="utf-8")

@@ -98,19 +98,22 @@ def test_only_what_the_application_admits_reaches_other_replicas() -> None:
 def test_report_tells_prefixes_loads_and_whose_requests_have_ended() -> None:
     async def scenario() -> None:
         async with replica("one") as one, client(one) as http:
-            assert one.report().held == ()
+            assert one.report().held.since(0) == []
             sent = http.post("/v1/chat/completions", json=TURN, headers={ROUTER_HEADER.decode(): "router"})
             sending = asyncio.create_task(sent)
             while one.report().load == 0:
                 await asyncio.sleep(0)
             assert (await sending).status_code == 200
             key = key_of("/v1/chat/completions", json.dumps(TURN).encode())
-            assert key.blocks[-1] in one.report().held
+            assert key.blocks[-1] in one.report().held.since(0)
             assert one.report().load == 0
             assert one.finished == {"router": 1}
+            headers = {ROUTER_HEADER.decode(): "made up"}
+            assert (await http.get("http://elsewhere/v1/models", headers=headers)).status_code == 403
+            assert one.finished == {"router": 1}, "anybody can send a name"
             refused = await http.post("/v1/chat/completions", json={**TURN, "messages": "none"})
             assert refused.status_code == 400
-            assert len(one.report().held) == len(set(one.report().held)) < 30
+            assert len(one.report().held.since(0)) == len(set(one.report().held.since(0))) < 30
 
     asyncio.run(scenario())
 
@@ -129,16 +132,16 @@ def test_prefixes_are_dropped_when_the_engine_has_no_room_for_them_or_is_new() -
             keys = [key_of("/v1/completions", json.dumps({"prompt": f"{n} {LONG * 4}"}).encode()) for n in range(asked)]
             async with asyncio.timeout(20):
                 # The engine's counters come with its heartbeat.
-                while keys[0].blocks[-1] not in one.report().dropped:
+                while keys[0].blocks[-1] not in one.report().dropped.since(0):
                     await asyncio.sleep(0.05)
-            assert keys[-1].blocks[-1] in one.report().held
-            assert len(one.report().dropped) < len(one.report().held)
+            assert keys[-1].blocks[-1] in one.report().held.since(0)
+            assert len(one.report().dropped.since(0)) < len(one.report().held.since(0))
             [pid] = one.facts().engine_pids
             os.kill(pid, signal.SIGKILL)
             async with asyncio.timeout(20):
-                while one.report().held:
+                while one.report().held.since(0):
                     await asyncio.sleep(0.05)
-            assert keys[-1].blocks[0] in one.report().dropped
+            assert keys[-1].blocks[0] in one.report().dropped.since(0)
 
     asyncio.run(scenario())
 

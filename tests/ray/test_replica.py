@@ -21,7 +21,7 @@ from ostro.errors import ModelError
 from ostro.ray.call import Call
 from ostro.ray.ingress import Answering, Ingress
 from ostro.ray.replica import EngineReplica, WholeAnswer
-from ostro.routing.router import Report
+from ostro.routing.report import Report
 from ostro.server.auth import Keyring
 from ostro.server.body import BodyLimits
 from ostro.server.settings import Given

@@ -1,5 +1,6 @@
 """Where a request goes, by the replicas' health, loads, models and prefixes."""
 
+import pickle
 import random
 from collections.abc import Iterable, Sequence
 
@@ -8,7 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from ostro.routing.key import Key
-from ostro.routing.router import Report, Router
+from ostro.routing.report import Latest, Report
+from ostro.routing.router import Router
 
 MODEL = "model"
 
@@ -38,7 +40,11 @@ def router_of(loads: dict[str, int], *, most_prefixes: int = 1 << 12, clock: Clo
 
 
 def loaded(load: int = 0, *, models: Iterable[str] = (MODEL,), held: Sequence[bytes] = ()) -> Report:
-    return Report(load=load, models=frozenset(models), num_models=len(frozenset(models)), held=held)
+    return Report(load=load, models=frozenset(models), num_models=len(frozenset(models)), held=latest(held))
+
+
+def latest(prefixes: Sequence[bytes], num_ever: int | None = None) -> Latest:
+    return Latest.of(prefixes, len(prefixes) if num_ever is None else num_ever)
 
 
 def test_request_goes_to_its_prefix_unless_there_is_much_more_to_do() -> None:
@@ -112,7 +118,7 @@ def test_prefixes_that_replicas_report_are_found_and_those_they_dropped_are_not(
     router = router_of({"one": 0, "two": 0})
     router.report("two", loaded(held=prompt("p")))
     assert {router.ranked(key())[0] for _ in range(20)} == {"two"}
-    router.report("two", Report(models=frozenset({MODEL}), num_models=1, dropped=prompt("p")))
+    router.report("two", Report(models=frozenset({MODEL}), num_models=1, dropped=latest(prompt("p"))))
     assert {router.ranked(key())[0] for _ in range(50)} == {"one", "two"}
 
 
@@ -135,7 +141,7 @@ def test_requests_are_expected_to_end_as_fast_as_before_the_last_report() -> Non
     for _ in range(10):
         router.choose(key())
     clock.now = 1.0
-    router.report("one", loaded(4), num_finished=6)
+    router.report("one", loaded(4), num_ended=6)
     assert router.load("one") == 4
     for _ in range(6):
         router.choose(key())
@@ -144,8 +150,61 @@ def test_requests_are_expected_to_end_as_fast_as_before_the_last_report() -> Non
     assert router.load("one") == 7
     clock.now = 100.0
     assert router.load("one") == 4, "what is known, if reports stop"
-    router.report("one", loaded(10), num_finished=0)
+    router.report("one", loaded(10), num_ended=6)
     assert router.load("one") == 10
+
+
+def test_count_that_starts_again_ends_no_request_twice_and_starts_none() -> None:
+    """The difference was negative, so the load grew by as many requests as had ended before."""
+    clock = Clock()
+    router = router_of({"one": 2}, clock=clock)
+    for clock.now, num_ended in ((0.25, 500), (0.5, 1), (0.75, 1)):
+        router.report("one", loaded(2), num_ended)
+    clock.now = 1.0
+    assert router.load("one") == 2
+
+
+def test_of_a_report_only_what_is_new_is_read() -> None:
+    router = router_of({"one": 0, "two": 0})
+    old, new = prompt("p"), prompt("q")
+    router.report("one", loaded(held=old))
+    router.report("two", loaded(held=old))
+    for name, prefixes in (("one", [*old, *new]), ("two", [*old[:3], *new])):
+        router.report(name, Report(models=frozenset({MODEL}), held=latest(prefixes, 20)))
+        router.report(name, Report(models=frozenset({MODEL}), held=latest(prefixes, 20)))
+    assert router._index.matches(old, {"one", "two"}) == {"one": 10, "two": 10}
+    assert list(router._index.matches(old, {"one", "two"})) == ["two", "one"], "the last to report it, once"
+    assert router._index.matches(new, {"one", "two"}) == {"one": 10, "two": 10}
+    router.report("one", Report(models=frozenset({MODEL}), held=latest(old[:1], 1)))
+    assert next(iter(router._index.matches(old[:1], {"one", "two"}))) == "one", "it started to count again"
+
+
+def test_reports_of_many_replicas_leave_room_for_what_comes() -> None:
+    """Above 512 replicas, what one reported pushed out what another had."""
+    router = router_of({str(n): 0 for n in range(64)}, most_prefixes=1024)
+    kept = key("kept")
+    router.expect(kept, "7")
+    for n in range(64):
+        router.report(str(n), loaded(held=[f"{n:04}{each:04}".encode() for each in range(100)]))
+    assert len(router._index) <= 1024 // 2 + len(kept.blocks)
+    assert router.ranked(kept)[0] == "7"
+
+
+def test_report_survives_as_builtins() -> None:
+    """Serve's controller could not unpickle a class of ours where the package is not installed."""
+    report = Report(load=3, models=frozenset({"b", "a"}), num_models=2, held=latest(prompt("p")), is_ready=False)
+    told = report.to_builtins()
+    assert told == {
+        "load": 3,
+        "models": ["a", "b"],
+        "num_models": 2,
+        "is_ready": False,
+        "held": {"digests": b"".join(prompt("p")), "num_ever": 10},
+        "dropped": {"digests": b"", "num_ever": 0},
+    }
+    assert b"ostro" not in pickle.dumps(told)
+    assert Report.from_builtins(told) == report
+    assert Report.from_builtins({}) == Report()
 
 
 def test_load_spreads_over_many_replicas_though_each_choice_sees_only_a_few() -> None:
@@ -208,8 +267,11 @@ class Fleet(RuleBasedStateMachine):
         models=st.frozensets(st.sampled_from(["x", "y", MODEL])),
         held=st.integers(0, 6),
         dropped=st.integers(0, 6),
+        num_ever=st.integers(0, 20),
     )
-    def report(self, name: str, load: int, is_ready: bool, models: frozenset[str], held: int, dropped: int) -> None:
+    def report(
+        self, name: str, load: int, is_ready: bool, models: frozenset[str], held: int, dropped: int, num_ever: int
+    ) -> None:
         self.router.report(
             name,
             Report(
@@ -217,8 +279,8 @@ class Fleet(RuleBasedStateMachine):
                 models=models,
                 num_models=len(models),
                 is_ready=is_ready,
-                held=prompt("p", held),
-                dropped=prompt("p")[dropped:],
+                held=latest(prompt("p", held), num_ever),
+                dropped=latest(prompt("p")[dropped:], num_ever),
             ),
         )
         self.ready[name] = is_ready

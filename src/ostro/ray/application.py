@@ -91,7 +91,7 @@ class Engine:
         self._replica.check()
 
     async def record_routing_stats(self) -> dict[str, object]:
-        return {REPORT: self._replica.report(), FINISHED: dict(self._replica.finished)}
+        return {REPORT: self._replica.report().to_builtins(), FINISHED: dict(self._replica.finished)}
 
     async def __del__(self) -> None:
         if (replica := getattr(self, "_replica", None)) is not None:

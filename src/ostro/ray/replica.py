@@ -21,7 +21,7 @@ from ostro.pool.pool import PoolState
 from ostro.ray.call import Call, read_key
 from ostro.routing.hot_prefixes import HotPrefixes
 from ostro.routing.key import Key
-from ostro.routing.router import Report
+from ostro.routing.report import Report
 from ostro.server.build_models import build_models
 from ostro.server.lifecycle import News, assemble, build_gate
 from ostro.server.models import ANY, Models
@@ -33,6 +33,8 @@ ROUTER_HEADER = b"x-serve-router-ostro"
 """Set by HAProxy, which removes what clients send under names that begin like this."""
 # Routers come and go; those that are gone need not be told anything.
 _MOST_ROUTERS = 256
+# Whoever has no key may send any router's name. A router finds out by the load that such a request is over.
+_NOT_ADMITTED = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.TOO_MANY_REQUESTS)
 
 _LOOK_SECONDS = 0.25
 # How long the application may take to finish after a disconnect before it is cancelled.
@@ -73,7 +75,7 @@ class EngineReplica:
         self._tracer: Tracer | None = None
         self._num_open = 0
         self.finished: dict[str, int] = {}
-        """Requests that have ended, by the router that sent them."""
+        """Requests that were admitted and have ended, by the router that sent them."""
         self._hot = HotPrefixes()
         self._engine_pids: set[int] = set()
         self._tokens_before = 0
@@ -117,9 +119,10 @@ class EngineReplica:
             await self._app(scope, watched.receive, watched.send)
         finally:
             self._num_open -= 1
-            for name, value in scope["headers"]:
-                if name == ROUTER_HEADER:
-                    self._count_end(value.decode("latin-1"))
+            if watched.status not in _NOT_ADMITTED:
+                for name, value in scope["headers"]:
+                    if name == ROUTER_HEADER:
+                        self._count_end(value.decode("latin-1"))
 
     async def answer(self, call: Call) -> AsyncGenerator[list[Message], None]:
         """Yields the application's answer as batches of ASGI messages. Closing the generator disconnects."""
@@ -233,7 +236,7 @@ class _Watched:
         self._header = header
         self._on_answer = on_answer
         self._body: list[bytes] | None = []
-        self._status = 0
+        self.status = 0
 
     async def receive(self) -> Message:
         message = await self._receive()
@@ -243,13 +246,13 @@ class _Watched:
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
-            self._status = message["status"]
+            self.status = message["status"]
             message = {**message, "headers": [*message.get("headers", ()), self._header]}
         await self._send(message)
         # After the first bytes, which should not wait for this.
         if message["type"] == "http.response.body" and self._body is not None:
             body, self._body = b"".join(self._body), None
-            if self._status == HTTPStatus.OK:
+            if self.status == HTTPStatus.OK:
                 await self._on_answer(body)
 
 

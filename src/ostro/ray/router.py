@@ -11,12 +11,15 @@ from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, R
 
 from ostro.ray.call import NO_KEY, Call
 from ostro.routing.key import Key
-from ostro.routing.router import Report, Router
+from ostro.routing.report import Report
+from ostro.routing.router import Router
 
 STATS_SECONDS, DIRECT_STATS_SECONDS = 1.0, 0.25
 """How often replicas report. Where requests do not come back through here, reports alone tell that they have ended."""
 REPORT, FINISHED = "report", "finished"
-"""Names in Serve's routing statistics: a `Report`, and how many requests of each router have ended."""
+"""Names in Serve's routing statistics: a `Report`, and how many requests of each router have ended. Both are builtins,
+because Serve's controller unpickles them, and may run where this package is not installed.
+"""
 
 
 def router_name() -> str:
@@ -65,7 +68,7 @@ class PrefixRouter(RequestRouter):
         self._router.finished(replica_id.unique_id)
 
     def _take(self, name: str, stats: Mapping[str, Any]) -> None:
-        self._router.report(name, stats.get(REPORT, Report()))
+        self._router.report(name, _report(stats))
 
 
 class DirectRouter(PrefixRouter):
@@ -74,12 +77,6 @@ class DirectRouter(PrefixRouter):
     def initialize_state(self) -> None:
         super().initialize_state()
         self._name = router_name()
-        # By replica, how many requests of this router have ended.
-        self._finished: dict[str, int] = {}
-
-    def update_replicas(self, replicas: list[RunningReplica]) -> None:
-        super().update_replicas(replicas)
-        self._finished = {name: count for name, count in self._finished.items() if name in self._by_name}
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
@@ -97,9 +94,12 @@ class DirectRouter(PrefixRouter):
         RequestRouter.on_request_completed(self, replica_id, internal_request_id)
 
     def _take(self, name: str, stats: Mapping[str, Any]) -> None:
-        finished = stats.get(FINISHED, {}).get(self._name, 0)
-        self._router.report(name, stats.get(REPORT, Report()), finished - self._finished.get(name, 0))
-        self._finished[name] = finished
+        self._router.report(name, _report(stats), stats.get(FINISHED, {}).get(self._name, 0))
+
+
+def _report(stats: Mapping[str, Any]) -> Report:
+    """Serve has none of a replica that has just started."""
+    return Report.from_builtins(stats.get(REPORT, {}))
 
 
 def _key(argument: object) -> Key:

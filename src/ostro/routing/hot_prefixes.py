@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from itertools import islice
 
 from ostro.routing.key import levels_of
+from ostro.routing.report import Latest
 
 MOST_HELD, MOST_DROPPED = 512, 256
 
@@ -19,6 +20,7 @@ class HotPrefixes:
         # By prefix, how many blocks it adds to the next shorter one; the latest used last.
         self._held: OrderedDict[bytes, int] = OrderedDict()
         self._dropped: OrderedDict[bytes, None] = OrderedDict()
+        self._num_used = self._num_dropped = 0
         self.num_blocks = 0
         self.total_blocks = 0
         """Of all prompts that this cache has seen."""
@@ -34,6 +36,7 @@ class HotPrefixes:
                 self.num_blocks += level - before
                 self._dropped.pop(prefix, None)
             self._held.move_to_end(prefix)
+            self._num_used += 1
 
     def shrink(self, most_blocks: float) -> None:
         """Drops what the cache has no room for."""
@@ -41,6 +44,7 @@ class HotPrefixes:
             prefix, size = self._held.popitem(last=False)
             self.num_blocks -= size
             self._dropped[prefix] = None
+            self._num_dropped += 1
             if len(self._dropped) > MOST_DROPPED:
                 self._dropped.popitem(last=False)
 
@@ -49,10 +53,10 @@ class HotPrefixes:
         self.shrink(0)
         self.total_blocks = 0
 
-    def held(self) -> tuple[bytes, ...]:
-        """The latest used, the very latest last."""
-        return tuple(islice(reversed(self._held), MOST_HELD))[::-1]
+    def held(self) -> Latest:
+        """The latest used."""
+        return Latest.of(reversed(list(islice(reversed(self._held), MOST_HELD))), self._num_used)
 
-    def dropped(self) -> tuple[bytes, ...]:
+    def dropped(self) -> Latest:
         """The latest that are not held any more."""
-        return tuple(self._dropped)
+        return Latest.of(self._dropped, self._num_dropped)

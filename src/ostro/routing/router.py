@@ -8,11 +8,11 @@ as good as the least busy of all, and better if several routers choose at once b
 
 import random
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 
 from ostro.routing.key import Key
 from ostro.routing.prefix_index import MOST_PREFIXES, PrefixIndex
+from ostro.routing.report import Report
 
 # A replica is too busy if its load exceeds the lowest by both this factor and this number of requests.
 _MUCH_MORE, _SOME_MORE = 1.5, 8
@@ -24,22 +24,6 @@ _COMING_SECONDS = 10.0
 _MOST_COMING = 64
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
-    """What a replica says of itself, now and then."""
-
-    load: int = 0
-    """Its requests, waiting and running, whoever sent them."""
-    models: frozenset[str] = frozenset()
-    """Names under which requests can ask for what it has loaded."""
-    num_models: int = 0
-    is_ready: bool = True
-    """Whether its engine accepts requests, i.e. is not restarting."""
-    held: Sequence[bytes] = ()
-    """Prefixes in its cache, the latest last; those reported earlier may be left out."""
-    dropped: Sequence[bytes] = ()
-
-
 class Router:
     def __init__(
         self, *, now: Callable[[], float], dice: random.Random | None = None, most_prefixes: int = MOST_PREFIXES
@@ -48,6 +32,7 @@ class Router:
         self._now = now
         self._dice = dice or random.Random()
         self._index = PrefixIndex(most_prefixes)
+        self._most_prefixes = most_prefixes
         self._replicas: dict[str, _Replica] = {}
         self._ready, self._restarting = _Group(), _Group()
         # Of replicas that are ready, those that have a model or were asked for it lately.
@@ -70,13 +55,13 @@ class Router:
         if (gone := self._replicas.pop(replica, None)) is not None:
             self._leave(replica, gone)
 
-    def report(self, replica: str, report: Report, num_finished: int | None = None) -> None:
-        """Adds the replica if it is new. `num_finished` requests that were sent to it have ended since its last report,
-        if ends are told this way and not one by one.
+    def report(self, replica: str, report: Report, num_ended: int | None = None) -> None:
+        """Adds the replica if it is new. `num_ended` requests that were sent to it have ended so far, if ends are told
+        this way and not one by one.
         """
         self.add(replica)
         state = self._replicas[replica]
-        state.take(report, self._now(), num_finished)
+        state.take(report, self._now(), num_ended)
         names = {*report.models, *state.coming}
         if names != state.names or report.is_ready != state.is_ready:
             self._leave(replica, state)
@@ -84,9 +69,12 @@ class Router:
             (self._ready if state.is_ready else self._restarting).add(replica)
             for name in names:
                 self._have(replica, state, name)
-        self._index.add(report.held, replica)
-        for prefix in report.dropped:
+        # What replicas held before this router came may fill half of the index.
+        share = max(1, self._most_prefixes // (2 * len(self._replicas)))
+        self._index.add(report.held.since(state.num_held, share), replica)
+        for prefix in report.dropped.since(state.num_dropped):
             self._index.discard(prefix, replica)
+        state.num_held, state.num_dropped = report.held.num_ever, report.dropped.num_ever
 
     def load(self, replica: str) -> float:
         """Its requests, as far as is known."""
@@ -187,6 +175,9 @@ class _Replica:
         "fresh",
         "is_ready",
         "names",
+        "num_dropped",
+        "num_ended",
+        "num_held",
         "num_models",
         "open",
         "settling",
@@ -208,6 +199,8 @@ class _Replica:
         self.names: set[str] = set()
         """Models that it has loaded, or will have."""
         self.num_models = 0
+        # What it has told so far, so that the next report is read from there.
+        self.num_held = self.num_dropped = self.num_ended = 0
         # Models that it was asked for before it had them, and when; the latest last.
         self.coming: OrderedDict[str, float] = OrderedDict()
 
@@ -218,11 +211,14 @@ class _Replica:
         ended = self.ends_per_second * min(now - self.told_at, 2 * self.told_after)
         return max(self.told, self.open - ended)
 
-    def take(self, report: Report, now: float, num_finished: int | None) -> None:
+    def take(self, report: Report, now: float, num_ended: int | None) -> None:
         self.told, self.told_at, self.told_after = report.load, now, now - self.told_at
-        if num_finished is not None:
-            self.open = max(0, self.open - num_finished)
-            self.ends_per_second = num_finished / self.told_after if self.told_after else 0.0
+        if num_ended is not None:
+            # A replica that has forgotten this router starts to count again.
+            ended = num_ended - self.num_ended if num_ended >= self.num_ended else num_ended
+            self.num_ended = num_ended
+            self.open = max(0, self.open - ended)
+            self.ends_per_second = ended / self.told_after if self.told_after else 0.0
         # Open requests are among those it reports, except some that were just sent: the others were lost on the way.
         self.open = min(self.open, report.load + self.fresh + self.settling)
         self.settling, self.fresh = self.fresh, 0

@@ -8,7 +8,8 @@ from heapq import heappop, heappush
 from typing import Literal, Protocol
 
 from ostro.routing.key import DIGEST_BYTES, MOST_BLOCKS, Key
-from ostro.routing.router import Report, Router
+from ostro.routing.report import Report
+from ostro.routing.router import Router
 from ostro.simulation.prompts import Prompt
 
 Routing = Literal["prefix", "least-loaded", "round-robin"]
