@@ -93,7 +93,11 @@ def test_smaller_engines_than_were_measured(costs: Path, tmp_path: Path) -> None
     ("args", "said"),
     [
         (["--replicas", "0"], "--replicas"),
-        (["--num-pages", "0"], "--num-pages"),
+        (["--replicas", "100001"], "--replicas must be at most 100000, got 100001."),
+        (["--num-pages", "0"], "--num-pages must be from 1 to 67108864, and is 0."),
+        (["--num-pages", "1000000000000"], "--num-pages must be from 1 to"),
+        (["--max-batch-tokens", "1000000000000"], "--max-batch-tokens must be from 1 to"),
+        (["--max-batch-seqs", "1000000000000"], "--max-batch-seqs must be from 1 to"),
         (["--cost-per-hour", "0"], "--cost-per-hour"),
         (["--rate", "x"], "--rate"),
         (["--slo", "speed=1s"], "--slo"),

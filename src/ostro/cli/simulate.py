@@ -37,6 +37,8 @@ _SHAPE = {
     "max_batch_tokens": "most tokens per step",
     "max_batch_seqs": "most sequences per step",
 }
+# The simulator's own memory grows with them.
+_MOST_REPLICAS = 100_000
 _ONLY_TO_MEASURE = ("measure", "model")
 
 
@@ -110,8 +112,9 @@ def _options(args: argparse.Namespace) -> SimulationOptions:
     """Raises BadRequest for invalid options."""
     if args.model is not None:
         raise BadRequest("--model is for --measure: a cost table has its model.", param="model")
-    for name in ("replicas", *_SHAPE):
-        check_least(args, name, 1)
+    check_least(args, "replicas", 1)
+    if args.replicas > _MOST_REPLICAS:
+        raise BadRequest(f"--replicas must be at most {_MOST_REPLICAS}, got {args.replicas}.", param="replicas")
     check_above_zero(args, "cost_per_hour")
     load = workload(args)
     table = read_table(read_text(args.costs).encode(), str(args.costs))

@@ -121,9 +121,7 @@ def _check(table: CostTable) -> None:
         raise ValueError(f"its format is {table.format!r}, not {FORMAT!r}")
     shape = table.engine
     for field in EngineShape.__struct_fields__:
-        least = 0 if field in ("steps_ahead", "context_price") else 1
-        if not least <= getattr(shape, field) <= _MOST:
-            raise ValueError(f"engine.{field} must be from {least} to {_MOST}, and is {getattr(shape, field)}")
+        _check_capacity(f"engine.{field}", shape, field)
     for name in ("decode", "mixed"):
         _check_curve(f"step.{name}", getattr(table.step, name))
     for field in ("sampled", "decode_context", "prompt_context"):
@@ -136,6 +134,12 @@ def _check(table: CostTable) -> None:
             raise ValueError(f"endpoints.{endpoint}.tokens_per_word must be from 0.001 to 1000")
         if costs.tokens_before + costs.tokens_after > _MOST:
             raise ValueError(f"endpoints.{endpoint} has more tokens around a prompt than any model takes")
+
+
+def _check_capacity(name: str, shape: EngineShape, field: str) -> None:
+    least, value = 0 if field in ("steps_ahead", "context_price") else 1, getattr(shape, field)
+    if not least <= value <= _MOST:
+        raise ValueError(f"{name} must be from {least} to {_MOST}, and is {value}")
 
 
 def _check_curve(name: str, knots: list[Knot]) -> None:
@@ -221,5 +225,11 @@ def _looked_up(known: dict[int, float], knots: list[Knot], tokens: int) -> float
 
 
 def with_shape(table: CostTable, changes: Mapping[str, int]) -> CostTable:
-    """The table of an engine with other capacities."""
-    return msgspec.structs.replace(table, engine=msgspec.structs.replace(table.engine, **changes))
+    """The table of an engine with other capacities. Raises BadRequest for those that no table may have."""
+    shape = msgspec.structs.replace(table.engine, **changes)
+    for field in changes:
+        try:
+            _check_capacity(f"--{field.replace('_', '-')}", shape, field)
+        except ValueError as error:
+            raise BadRequest(f"{error}.", param=field) from error
+    return msgspec.structs.replace(table, engine=shape)
