@@ -62,6 +62,13 @@ def until_draining(server: LiveServer) -> None:
         time.sleep(0.02)
 
 
+def until_closed(connection: socket.socket) -> bytes:
+    read = b""
+    while part := connection.recv(1 << 16):
+        read += part
+    return read
+
+
 @contextmanager
 def taken_port() -> Iterator[int]:
     with socket.create_server(("127.0.0.1", 0)) as sock:
@@ -102,6 +109,34 @@ def test_sigterm_lets_requests_finish_and_refuses_new_ones(tmp_path: Path) -> No
         assert refused.json()["error"]["message"] == "The server is shutting down."
         assert stream.ended()[-1] == "data: [DONE]"
         assert '"finish_reason":"length"' in stream.lines[-2]
+        assert server.process.wait(10) == 0
+
+
+def test_request_whose_head_is_still_arriving_is_answered_by_a_server_that_ends(tmp_path: Path) -> None:
+    """Its connection was closed as an idle one."""
+    body = b'{"prompt": "a", "max_tokens": 2}'
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+    request = head + b"Content-Length: %d\r\n\r\n" % len(body) + body
+    with live_server(tmp_path) as server, server.client() as idle:
+        address = ("127.0.0.1", int(server.url.rpartition(":")[2]))
+        with socket.create_connection(address, 10) as new, socket.create_connection(address, 10) as kept:
+            kept.sendall(b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+            assert kept.recv(1 << 16).startswith(b"HTTP/1.1 200 ")
+            for connection in (new, kept):
+                connection.sendall(request[:60])
+            # Once these are answered, what was sent before them has arrived.
+            for _ in range(3):
+                assert idle.get("/healthz").status_code == 200
+            with socket.create_connection(address, 10) as unused:
+                assert idle.get("/healthz").status_code == 200
+                server.process.send_signal(signal.SIGTERM)
+                assert unused.recv(1) == b"", "closed at once"
+            for connection in (new, kept):
+                connection.sendall(request[60:])
+            for connection in (new, kept):
+                answer = until_closed(connection)
+                assert answer.startswith(b"HTTP/1.1 200 ")
+                assert b"connection: close" in answer
         assert server.process.wait(10) == 0
 
 

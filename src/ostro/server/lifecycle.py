@@ -51,6 +51,8 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _BACKLOG = 2048
 # Far longer than a request takes from its arrival to the gate.
 _ADMITTING_SECONDS = 0.25
+# A head that takes longer comes from a client that stalls, for which a server that ends does not wait.
+_HEAD_SECONDS = 5.0
 # Longer than common clients keep idle connections, so that they are the ones to close them.
 _KEEP_ALIVE_SECONDS = 75
 # Programs that start a server wait for its first log lines.
@@ -250,9 +252,15 @@ class HttpServer(uvicorn.Server):
         """Closes idle connections, and the others after their response: a client's next request opens a new one, which
         a load balancer sends to a server that accepts it. Returns whether there are others.
         """
-        for connection in list(self.server_state.connections):
-            connection.shutdown()
-        return bool(self.server_state.tasks)
+        for connection in self._http():
+            connection.end_keep_alive()
+        return bool(self.server_state.tasks) or self.has_heads_arriving()
+
+    def has_heads_arriving(self) -> bool:
+        return any(connection.is_head_arriving() for connection in self._http())
+
+    def _http(self) -> list[BoundedHttp]:
+        return [each for each in self.server_state.connections if isinstance(each, BoundedHttp)]
 
     def _protocol(self) -> BoundedHttp:
         protocol = BoundedHttp(self.config, self.server_state, self.lifespan.state)
@@ -347,6 +355,10 @@ class Server:
 
     async def _drained(self, gate: Gate, http: HttpServer) -> int:
         if http.end_keep_alive():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(min(_HEAD_SECONDS, self._settings.drain_timeout)):
+                    while http.has_heads_arriving():
+                        await asyncio.sleep(_STATE_SECONDS)
             # Some requests may have arrived without being admitted yet.
             await asyncio.sleep(_ADMITTING_SECONDS)
         gate.drain()

@@ -62,6 +62,7 @@ class BoundedHttp(HttpToolsProtocol):
     _head_bytes = 0
     _unread = 0
     _running: RequestResponseCycle | None = None
+    _is_ending = False
     _data = b""
 
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
@@ -111,6 +112,8 @@ class BoundedHttp(HttpToolsProtocol):
             return
         self._head_late.clear()
         super().on_headers_complete()
+        if self._is_ending:
+            self.cycle.keep_alive = False
         self._tell_peers()
 
     def on_message_complete(self) -> None:
@@ -179,6 +182,17 @@ class BoundedHttp(HttpToolsProtocol):
             self._await_reader()
         elif self.cycle.response_complete and self.cycle.more_body:
             self._body_late.set(self.head_seconds)
+
+    def end_keep_alive(self) -> None:
+        """Closes the connection, if a request is on its way or being answered, after its response."""
+        self._is_ending = True
+        if not self.is_head_arriving():
+            self.shutdown()
+
+    def is_head_arriving(self) -> bool:
+        """Whether the first bytes of a request have come, and not yet its whole head."""
+        # On a new connection the alarm is set from the start, later from a request's first byte on.
+        return self._head_late.is_set and (self._head_bytes > 0 or self.cycle is not None)
 
     def has_unsent(self) -> bool:
         return self.transport.get_write_buffer_size() > 0
