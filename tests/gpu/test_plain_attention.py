@@ -16,10 +16,11 @@ from ostro.backends import BACKENDS
 from ostro.config import EngineConfig
 from ostro.engine.core import EngineCore
 from ostro.errors import BadRequest, Unsupported
+from ostro.kernels.plain_attention_memory import BLOCK_BYTES, SCORE_BYTES
 from ostro.models.architecture import Architecture
 from ostro.models.registry import describe
 from ostro.planning import plan
-from ostro.runner.gpu.fusible import check_plain_attention, why_plain_attention
+from ostro.runner.gpu.fusible import check_plain_attention, plain_attention_bytes, why_plain_attention
 from ostro.runner.gpu.quantize import quantize_fp8
 from ostro.runner.torch_load import make_runner
 from ostro.runner.torch_runner import TorchRunner
@@ -56,11 +57,26 @@ def test_a_chunk_shorter_than_the_context_needs_it() -> None:
     assert "max_seq_len, 13, is longer than a chunk" in (why_plain_attention(described(LLAMA4, 13)) or "")
 
 
-@pytest.mark.parametrize(
-    ("settings", "name"),
-    [({"kv_dtype": "fp8"}, "kv_dtype"), ({"deterministic": True}, "deterministic")],
-    ids=["kv_dtype", "deterministic"],
-)
+def test_its_memory_is_reserved_for_models_that_need_it() -> None:
+    assert plain_attention_bytes(described(LLAMA4, 12), 2, 64) == 0
+    found = described(LLAMA4, 512)
+    kept = 2 * found.shape.num_kv_heads * found.shape.head_dim * 2 * 512
+    assert plain_attention_bytes(found, 2, 64) == BLOCK_BYTES + kept
+    # One query's scores alone take more than a block's share.
+    long = described({**LLAMA4, "max_position_embeddings": 1 << 24}, 1 << 24)
+    assert plain_attention_bytes(long, 2, 64) > SCORE_BYTES * long.shape.num_heads << 24
+
+
+SETTINGS: list[tuple[Config, str]] = [
+    ({"kv_dtype": "fp8"}, "kv_dtype"),
+    ({"deterministic": True}, "deterministic"),
+    ({"kv_host_memory": 1 << 30}, "kv_host_memory"),
+    ({"kv_disk": "pages"}, "kv_disk"),
+    ({"kv_persist": True}, "kv_persist"),
+]
+
+
+@pytest.mark.parametrize(("settings", "name"), SETTINGS, ids=[name for _, name in SETTINGS])
 def test_settings_that_need_kernels_are_refused_by_name(settings: Config, name: str) -> None:
     config = BACKENDS["cuda"].resolve(EngineConfig(device="cuda", **settings))  # type: ignore[arg-type]
     with pytest.raises(BadRequest, match=f"{name} needs attention kernels, .*: its layers differ"):

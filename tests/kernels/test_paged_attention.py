@@ -1,8 +1,11 @@
+from collections.abc import Callable, Mapping, Sequence
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ostro.kernels.decode_attention import Run, equally_spaced
 from ostro.kernels.kv_cache import KVCache
@@ -54,6 +57,48 @@ def test_fast_path_equals_the_plain_twin_wherever_pages_lie(
     grouped = q.view(-1, KV_HEADS, GROUP, DIM)
     plain = torch.cat([reference_attention(ctx, 1, grouped, piece, spec, sinks) for piece in pieces]).flatten(1)
     torch.testing.assert_close(fast, plain, atol=1e-5, rtol=1e-5)
+
+
+@given(steps(), st.sampled_from(SPECS), st.booleans(), st.integers(1, 5000))
+def test_blocks_of_queries_give_what_all_queries_at_once_give(
+    pieces: list[Piece], spec: AttentionSpec, sunk: bool, block_bytes: int
+) -> None:
+    ctx, q, k, v = attention_step(pieces)
+    ctx.store(1, k, v)
+    grouped, sinks = q.view(-1, KV_HEADS, GROUP, DIM), torch.randn(KV_HEADS * GROUP) if sunk else None
+    for piece in pieces:
+        whole = reference_attention(ctx, 1, grouped, piece, spec, sinks)
+        blocks = reference_attention(ctx, 1, grouped, piece, spec, sinks, block_bytes=block_bytes)
+        torch.testing.assert_close(blocks, whole, atol=1e-5, rtol=1e-5)
+
+
+class _LargestTensor(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.nbytes = 0
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., object],
+        types: object,
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
+        found = func(*args, **(kwargs or {}))
+        if isinstance(found, Tensor):
+            self.nbytes = max(self.nbytes, found.nbytes)
+        return found
+
+
+@pytest.mark.parametrize("spec", [SPECS[0], AttentionSpec(scale=1.0, window=100), AttentionSpec(scale=1.0, softcap=9)])
+def test_scores_of_a_long_prompt_stay_within_the_budget(spec: AttentionSpec) -> None:
+    """All at once, they took gigabytes at ordinary prompts of large models on a GPU."""
+    tokens, budget = 1024, 1 << 20
+    ctx, q, _, _ = attention_step([piece := Piece(0, 0, tokens, range(tokens // PAGE))])
+    with _LargestTensor() as largest:
+        reference_attention(ctx, 0, q.view(-1, KV_HEADS, GROUP, DIM), piece, spec, block_bytes=budget)
+    assert 4 * KV_HEADS * GROUP * tokens * tokens > 20 * budget
+    assert largest.nbytes <= budget // 4
 
 
 def test_equally_spaced_sequences_attend_in_one_call() -> None:

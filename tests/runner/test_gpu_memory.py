@@ -20,6 +20,7 @@ def pages(
     limit: int | None = None,
     max_tokens: int | None = None,
     expert_bytes: int = 0,
+    attention_bytes: int = 0,
 ) -> int:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free, 10 * GB))
     return gpu_num_pages(
@@ -33,6 +34,7 @@ def pages(
         limit=limit,
         max_tokens=max_tokens,
         expert_bytes=expert_bytes,
+        attention_bytes=attention_bytes,
     )
 
 
@@ -50,6 +52,11 @@ def test_memory_that_others_use_is_not_counted_on(monkeypatch: pytest.MonkeyPatc
 def test_rows_of_experts_leave_fewer_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     most, fewer = (pages(monkeypatch, free=9 * GB, expert_bytes=size) for size in (0, 1 << 20))
     # For each of the 1024 tokens.
+    assert (most - fewer) * page_bytes(SHAPE, 64, 2) == pytest.approx(1 * GB, rel=0.01)
+
+
+def test_plain_attention_leaves_fewer_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    most, fewer = (pages(monkeypatch, free=9 * GB, attention_bytes=size) for size in (0, GB))
     assert (most - fewer) * page_bytes(SHAPE, 64, 2) == pytest.approx(1 * GB, rel=0.01)
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ostro.kernels.decode_attention import DecodePlan, Partial, Run, flash, joined, with_sinks
 from ostro.kernels.kv_cache import KVCache
+from ostro.kernels.plain_attention_memory import BLOCK_BYTES, queries_at_once
 from ostro.models.architecture import AttentionSpec
 
 
@@ -151,33 +152,57 @@ class PagedAttention:
 
 
 def reference_attention(
-    ctx: PagedAttention, layer: int, q: Tensor, piece: Piece, spec: AttentionSpec, sinks: Tensor | None = None
+    ctx: PagedAttention,
+    layer: int,
+    q: Tensor,
+    piece: Piece,
+    spec: AttentionSpec,
+    sinks: Tensor | None = None,
+    *,
+    block_bytes: int = BLOCK_BYTES,
 ) -> Tensor:
-    """The plain twin: gathers the sequence's keys and values, masks, and applies the formula.
+    """The plain twin: gathers the sequence's keys and values, masks, and applies the formula, for as many queries at a
+    time as `block_bytes` has room for.
 
     Also handles what the fast path cannot: devices other than CPUs, soft-capped scores, and windows or chunks shorter
     than the prompt.
     q and the result are [tokens, kv_heads, group, head_dim].
     """
     first = spec.first(piece.start)
-    keys, values = ctx.cache.layer(layer)[:, :, None, ctx.slots_from(piece, first)].unbind(0)
-    queries = q[piece.offset : piece.offset + piece.length].permute(1, 2, 0, 3)
-    scores = (queries @ keys.transpose(-1, -2)).float() * spec.scale
+    keys, values = ctx.cache.layer(layer)[:, :, ctx.slots_from(piece, first)].unbind(0)
+    parts, start = [], piece.start
+    while start < piece.end:
+        low = spec.first(start)
+        end = min(piece.end, start + queries_at_once(q.shape[1] * q.shape[2], start - low, block_bytes))
+        offset, seen = piece.offset - piece.start, slice(low - first, end - first)
+        parts.append(_block(q[offset + start : offset + end], keys[:, seen], values[:, seen], start, low, spec, sinks))
+        start = end
+    return torch.cat(parts)
+
+
+def _block(
+    q: Tensor, keys: Tensor, values: Tensor, start: int, low: int, spec: AttentionSpec, sinks: Tensor | None
+) -> Tensor:
+    """Queries from position `start` on attend to keys [kv_heads, keys, head_dim] from position `low` on."""
+    kv_heads, group, tokens = q.shape[1], q.shape[2], q.shape[0]
+    # Heads that share keys are rows of one product, so that no keys are copied per head.
+    queries = q.permute(1, 2, 0, 3).reshape(kv_heads, group * tokens, -1)
+    scores = (queries @ keys.transpose(-1, -2)).float().view(kv_heads, group, tokens, -1).mul_(spec.scale)
     if spec.softcap is not None:
-        scores = torch.tanh(scores / spec.softcap) * spec.softcap
-    at = torch.arange(piece.start, piece.end, device=q.device)[:, None]
-    of = torch.arange(first, piece.end, device=q.device)
+        scores = scores.div_(spec.softcap).tanh_().mul_(spec.softcap)
+    at = torch.arange(start, start + tokens, device=q.device)[:, None]
+    of = torch.arange(low, low + keys.shape[1], device=q.device)
     hidden = of > at
     if spec.window is not None:
         hidden |= of <= at - spec.window
     if spec.chunk is not None:
         hidden |= of < at - at % spec.chunk
-    scores = scores.masked_fill(hidden, float("-inf"))
+    scores.masked_fill_(hidden, float("-inf"))
     if sinks is not None:
-        column = sinks.to(scores.dtype).view(*scores.shape[:2], 1, 1).expand(*scores.shape[:-1], 1)
+        column = sinks.to(scores.dtype).view(kv_heads, group, 1, 1).expand(kv_heads, group, tokens, 1)
         scores = torch.cat((scores, column), -1)
-    weights = scores.softmax(-1)[..., : len(of)].to(values.dtype)
-    return (weights @ values).permute(2, 0, 1, 3)
+    weights = scores.softmax(-1)[..., : len(of)].to(values.dtype).reshape(kv_heads, group * tokens, -1)
+    return (weights @ values).view(kv_heads, group, tokens, -1).permute(2, 0, 1, 3)
 
 
 def _join(parts: list[Partial]) -> Partial:

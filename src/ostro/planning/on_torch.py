@@ -16,7 +16,7 @@ from ostro.models.encoder import Encoder
 from ostro.planning.adapters import adapter_values
 from ostro.planning.outcome import Parts, idle_values
 from ostro.planning.quantized import kept_on_gpu
-from ostro.runner.gpu.fusible import check_plain_attention, why_plain_attention
+from ostro.runner.gpu.fusible import check_plain_attention, plain_attention_bytes, why_plain_attention
 from ostro.runner.gpu.kept_forms import format_name, kept_bytes, largest_packed
 from ostro.runner.memory import gpu_step_bytes, num_pages, page_bytes, pages_beside, pages_within, second_layout_fits
 from ostro.runner.precision import check_torch_format, in_words
@@ -121,13 +121,15 @@ def on_gpu(stored: Stored, config: ResolvedConfig, described: Description, total
     kv_itemsize = 1 if config.kv_dtype == "fp8" else itemsize
     kept = kept_on_gpu(stored, config, described)
     weights = _count(own, config, itemsize, kept=kept)
+    causal = described if isinstance(described, Architecture) else None
     step = gpu_step_bytes(
         shape,
         itemsize=kv_itemsize,
         max_batch_tokens=config.max_batch_tokens,
         max_batch_seqs=config.max_batch_seqs,
-        expert_bytes=itemsize * described.expert_width if isinstance(described, Architecture) else 0,
-        widened_bytes=itemsize * largest_packed(described, kept) if isinstance(described, Architecture) else 0,
+        expert_bytes=itemsize * causal.expert_width if causal else 0,
+        widened_bytes=itemsize * largest_packed(causal, kept) if causal else 0,
+        attention_bytes=plain_attention_bytes(causal, itemsize, config.max_batch_tokens) if causal else 0,
     )
     page = page_bytes(shape, config.page_size, kv_itemsize)
     try:

@@ -116,9 +116,10 @@ def gpu_num_pages(
     max_tokens: int | None = None,
     expert_bytes: int = 0,
     widened_bytes: int = 0,
+    attention_bytes: int = 0,
 ) -> int:
     """Pages within `kv_memory` bytes, or within the GPU memory left by the loaded model and one step; at most `limit`
-    bytes and `max_tokens` tokens. For `expert_bytes` and `widened_bytes` see `gpu_step_bytes`.
+    bytes and `max_tokens` tokens. For `expert_bytes`, `widened_bytes` and `attention_bytes` see `gpu_step_bytes`.
     """
     import torch
 
@@ -130,6 +131,7 @@ def gpu_num_pages(
         max_batch_seqs=max_batch_seqs,
         expert_bytes=expert_bytes,
         widened_bytes=widened_bytes,
+        attention_bytes=attention_bytes,
     )
     return pages_beside(
         page_bytes(shape, page_size, itemsize),
@@ -191,15 +193,16 @@ def gpu_step_bytes(
     max_batch_seqs: int,
     expert_bytes: int = 0,
     widened_bytes: int = 0,
+    attention_bytes: int = 0,
 ) -> int:
     """`expert_bytes` are those that a token's rows take in a mixture of experts, `widened_bytes` those of the largest
-    matrix that is packed, and widened for prompts.
+    matrix that is packed, and widened for prompts, and `attention_bytes` those of attention without kernels.
     """
     # Activations are a few times the widest row per token. Add the logits, in float32 and in the model's dtype, with
     # sampling's temporaries, and a margin for kernels, graphs and libraries.
     widest = max(shape.hidden_size * 16, shape.num_heads * shape.head_dim * 8)
     activations = max_batch_tokens * (widest * itemsize + expert_bytes)
-    return activations + widened_bytes + max_batch_seqs * shape.vocab_size * 8 + (1 << 30)
+    return activations + widened_bytes + attention_bytes + max_batch_seqs * shape.vocab_size * 8 + (1 << 30)
 
 
 def pages_beside(

@@ -3,7 +3,8 @@
 from ostro.config import ResolvedConfig
 from ostro.errors import BadRequest
 from ostro.kernels.gpu.mixture_limits import ALIGNED, MOST_CHOSEN, MOST_EXPERTS
-from ostro.models.architecture import Architecture, Experts, Layer
+from ostro.kernels.plain_attention_memory import most_block_bytes
+from ostro.models.architecture import Architecture, Experts, Heads, Layer
 from ostro.models.torch_only import torch_only
 
 
@@ -23,12 +24,31 @@ def why_plain_attention(described: Architecture) -> str | None:
     return None
 
 
+def plain_attention_bytes(described: Architecture, itemsize: int, max_batch_tokens: int) -> int:
+    """The most GPU memory that plain attention takes in a step: a block's scores, and one sequence's keys and values.
+    0 if kernels run the model.
+    """
+    if why_plain_attention(described) is None:
+        return 0
+    shape = described.shape
+    heads = shape.layer_heads or [Heads(shape.num_kv_heads, shape.head_dim)] * shape.num_layers
+    sources = [layer.attention.kv_layer for layer in described.layers]
+    gathered = 0
+    for index, (layer, source) in enumerate(zip(described.layers, sources, strict=True)):
+        spec, own = layer.attention.spec, heads[index if source is None else source]
+        reach = min(filter(None, (spec.window, spec.chunk)), default=shape.max_seq_len)
+        keys = min(shape.max_seq_len, reach + max_batch_tokens)
+        gathered = max(gathered, 2 * own.kv * own.dim * itemsize * keys)
+    return most_block_bytes(shape.num_heads, shape.max_seq_len) + gathered
+
+
 def check_plain_attention(config: ResolvedConfig, reason: str) -> None:
     """Raises BadRequest for a setting that needs the attention kernels, which do not run a model for this reason."""
     needs = {
         "kv_dtype": config.kv_dtype == "fp8",
         "deterministic": config.deterministic,
         "kernel_choices": config.kernel_choices not in ("auto", "off"),
+        **dict.fromkeys(config.tier_settings, True),
     }
     for name in (name for name, is_asked in needs.items() if is_asked):
         raise BadRequest(

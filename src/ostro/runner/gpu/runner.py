@@ -35,6 +35,7 @@ from ostro.errors import BadRequest, Unavailable, Unsupported
 from ostro.kernels.gpu.step_inputs import FIELDS, LENGTH, POSITION, SAMPLER, SLOT, TOKEN
 from ostro.runner.devices import format_name, weight_formats
 from ostro.runner.gpu.decode_rows import DecodeRows, asked_logprobs, edits, masks_unknown
+from ostro.runner.gpu.fusible import plain_attention_bytes
 from ostro.runner.gpu.graphs import StepGraphs
 from ostro.runner.gpu.host_store import HostStore
 from ostro.runner.gpu.layer_plan import can_capture, why_unfused
@@ -596,6 +597,9 @@ def fitting_pages(model: Model, config: ResolvedConfig) -> int:
     expert_width = model.described.expert_width if isinstance(model, Decoder) else 0
     packed = [prod(module.shape) for module in model.modules() if isinstance(module, PackedLinear)]
     itemsize = next(model.parameters()).itemsize
+    attention = (
+        plain_attention_bytes(model.described, itemsize, config.max_batch_tokens) if isinstance(model, Decoder) else 0
+    )
     return gpu_num_pages(
         model.shape,
         page_size=config.page_size,
@@ -608,6 +612,7 @@ def fitting_pages(model: Model, config: ResolvedConfig) -> int:
         max_tokens=config.max_running_tokens,
         expert_bytes=itemsize * expert_width,
         widened_bytes=itemsize * max(packed, default=0),
+        attention_bytes=attention,
     )
 
 
