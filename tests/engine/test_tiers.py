@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from random import Random
 from typing import Any
 
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from ostro.engine.fetch_costs import FetchCosts
 from ostro.engine.kv import Admission
-from ostro.engine.page_store import Arrival, Move
+from ostro.engine.page_store import Arrival, Move, Spill
 from ostro.engine.request import Request
 
 SIZE = 4
@@ -146,6 +147,41 @@ def test_pages_are_fetched_while_their_request_waits_for_its_turn() -> None:
     assert hits(made) == 16
 
 
+def waiting_line(made: Driver, num_tokens: int) -> list[Request]:
+    """Twelve prompts behind one that takes every step's budget for a while."""
+    made.add(make_request(100, (12,) * num_tokens, max_tokens=1))
+    line = [make_request(101 + at, (at, at + 1) * 8 + (12,), max_tokens=1) for at in range(12)]
+    for request in line:
+        made.add(request)
+    return line
+
+
+def test_while_nothing_is_stored_nobody_looks_for_it() -> None:
+    """Every waiting prompt was once matched in every step, and again in the next."""
+    made = driver(num_pages=200, disk_pages=16, max_batch_tokens=4)
+    line = waiting_line(made, 80)
+    for _ in range(15):
+        made.step()
+    assert made.store.num_asked <= 1, "only a sequence that is admitted asks"
+    made.finish()
+    made.check_outcomes(*line)
+
+
+def test_a_waiting_prompt_is_looked_for_once_while_nothing_changes() -> None:
+    made = driver(num_pages=200, disk_pages=16, max_batch_tokens=4)
+    made.store.carry_out([Spill(b"another's", page=0)])
+    line = waiting_line(made, 80)
+    made.step()
+    asked = [made.store.num_asked]
+    for _ in range(15):
+        made.step()
+        asked.append(made.store.num_asked)
+    assert asked[-1] <= 1 + len(line)
+    assert max(after - before for before, after in pairwise(asked)) <= 4
+    made.finish()
+    made.check_outcomes(*line)
+
+
 def test_the_host_gives_up_its_oldest_leaves_first() -> None:
     """Five pages are evicted: the four of the first prompt, and the last one of the second, which takes the slot of the
     first one's last.
@@ -271,7 +307,7 @@ def cases(draw: st.DrawFn) -> Case:
         num_pages=num_pages,
         num_slots=draw(st.sampled_from([0, 1, 4, 16, 64])),
         disk_pages=draw(st.sampled_from([1, 8, 64])),
-        loss=draw(st.sampled_from([0.0, 0.0, 0.2])),
+        loss=draw(st.sampled_from([0.0, 0.0, 0.4])),
         fetched=draw(st.sampled_from([0.5, 1.0, 1.0])),
         steps_ahead=draw(st.integers(0, 1)),
         max_batch_tokens=draw(st.sampled_from([4, 16, 64])),

@@ -22,6 +22,8 @@ class FakePageStore:
         self._random = Random(seed)
         self.stores: list[Store] = []
         self.num_damaged = 0
+        self.num_asked = 0
+        """How often `holds` was."""
 
     @property
     def num_slots(self) -> int:
@@ -32,6 +34,7 @@ class FakePageStore:
         return len(self._disk)
 
     def holds(self, digest: bytes) -> bool:
+        self.num_asked += 1
         return digest in self._disk
 
     @property

@@ -50,6 +50,9 @@ from ostro.engine.tenants import Holdings, divide, next_in_line
 from ostro.engine.tiers import Tiers
 from ostro.errors import BadRequest, SequenceFailed
 
+# In one step so many waiting sequences are looked up in lower tiers, the first in line: each may be a long prompt.
+_MOST_LOOKS = 4
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
@@ -146,6 +149,9 @@ class Scheduler:
         self.preempted: list[int] = []
         # Sequences that wait for pages from a lower tier, since any last arrived.
         self._fetching: set[int] = set()
+        # Sequences that were looked up in lower tiers since any page arrived or was evicted, and the evictions by then.
+        self._looked_ahead: set[int] = set()
+        self._looked_after = 0
         # Steps in flight: launched, but their results are not applied yet.
         self._under_way = 0
 
@@ -218,6 +224,7 @@ class Scheduler:
         """Makes pages from a lower tier available to those who wait for them."""
         self.kv.take_arrival(arrival)
         self._fetching.clear()
+        self._looked_ahead.clear()
 
     def advance(self, batch: Batch) -> None:
         """Call once the step is launched: counts its tokens as computed, and reserves places for those it samples."""
@@ -613,12 +620,18 @@ class Scheduler:
 
     def _fetch_ahead(self, seqs: Iterable[Sequence]) -> None:
         """Fetches what sequences will find in lower tiers when it is their turn, as far as all of them fit."""
-        if self._tiers is None:
+        if self._tiers is None or self._tiers.is_empty:
             return
-        spare = len(self.running)
+        if self._looked_after != self.kv.num_evicted:
+            self._looked_after = self.kv.num_evicted
+            self._looked_ahead.clear()
+        spare, looks = len(self.running), 0
         for seq in seqs:
-            if not self.kv.fetch_ahead(seq, hit_limit=_hit_limit(seq), spare=spare):
-                break
+            if seq.id not in self._looked_ahead:
+                if looks == _MOST_LOOKS or not self.kv.fetch_ahead(seq, hit_limit=_hit_limit(seq), spare=spare):
+                    break
+                self._looked_ahead.add(seq.id)
+                looks += 1
             spare += self.kv.pages_for(seq.num_tokens)
 
     def _seat(self, seq: Sequence, filling: set[PageName | None]) -> Admission:
@@ -627,6 +640,7 @@ class Scheduler:
         if admission is not Admission.GRANTED:
             return admission
         self.waiting.remove(seq)
+        self._looked_ahead.discard(seq.id)
         insort(self.running, seq, key=_rank)
         if seq.num_cached is None and seq.num_output == 0:
             seq.num_cached = seq.num_computed
@@ -642,6 +656,7 @@ class Scheduler:
             self.kv.release(seq)
         elif seq in self.waiting:
             self.waiting.remove(seq)
+            self._looked_ahead.discard(seq.id)
         siblings = self._live[seq.request.id]
         siblings.remove(seq)
         if not siblings:

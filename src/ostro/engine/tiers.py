@@ -68,6 +68,10 @@ class Tiers:
         return self.store.num_slots - len(self._free)
 
     @property
+    def is_empty(self) -> bool:
+        return not self.num_slots_used and not self.store.on_disk
+
+    @property
     def is_fetching(self) -> bool:
         return bool(self._fetching)
 
