@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Literal, get_args
 
-from ostro.errors import BadRequest
+from ostro.errors import BadRequest, Unsupported
 
 Device = Literal["auto", "cpu", "cuda", "tpu", "mps"]
 DType = Literal["auto", "float32", "float16", "bfloat16"]
@@ -383,6 +383,17 @@ class EngineConfig:
             if getattr(self, name) != idle:
                 cure = f"Set it to {idle}." if isinstance(idle, str) else "Leave it out."
                 raise BadRequest(f"{kind} does not take {name}. {cure}", param=name)
+
+    def check_tiers(self, not_native: str) -> None:
+        """Raises Unsupported for tiers below the pages of a model that runs neither on a GPU nor, for this reason, on
+        the native core.
+        """
+        for name in self.tier_settings:
+            raise Unsupported(
+                f"{name} needs one NVIDIA GPU, or the native CPU core, which does not run this model: {not_native}. "
+                "Leave it out.",
+                param=name,
+            )
 
     @property
     def tier_settings(self) -> list[str]:

@@ -22,8 +22,10 @@ from ostro.models.registry import describe
 from ostro.planning import plan
 from ostro.runner.gpu.fusible import check_plain_attention, plain_attention_bytes, why_plain_attention
 from ostro.runner.gpu.quantize import quantize_fp8
+from ostro.runner.load import load_runner
 from ostro.runner.torch_load import make_runner
 from ostro.runner.torch_runner import TorchRunner
+from ostro.weights.checkpoint import open_checkpoint
 
 Config = Mapping[str, object]
 
@@ -81,6 +83,24 @@ def test_settings_that_need_kernels_are_refused_by_name(settings: Config, name: 
     config = BACKENDS["cuda"].resolve(EngineConfig(device="cuda", **settings))  # type: ignore[arg-type]
     with pytest.raises(BadRequest, match=f"{name} needs attention kernels, .*: its layers differ"):
         check_plain_attention(config, why_plain_attention(described(GEMMA4)) or "")
+
+
+@pytest.mark.parametrize("settings", [{"kv_host_memory": 1 << 30}, {"kv_disk": "pages"}], ids=["host", "disk"])
+def test_a_plan_refuses_tiers_on_a_gpu(tmp_path: Path, settings: Config) -> None:
+    directory = write_checkpoint(tmp_path, GEMMA4, random_model(GEMMA4))
+    with pytest.raises(BadRequest, match=r"kv_.* needs attention kernels, .*: its layers differ in their heads"):
+        plan(directory, EngineConfig(device="cuda", **settings), memory=1 << 32)  # type: ignore[arg-type]
+
+
+def test_plan_and_loading_refuse_tiers_where_torch_runs_the_model_on_a_cpu(tmp_path: Path) -> None:
+    """The plan called them fitting, and the engine refused them once all weights were loaded."""
+    directory = write_checkpoint(tmp_path, GEMMA4, random_model(GEMMA4))
+    config = EngineConfig(device="cpu", kv_persist=True)
+    message = r"kv_persist needs .* the native CPU core, .*: its layers differ in their heads"
+    with pytest.raises(Unsupported, match=message):
+        plan(directory, config, memory=1 << 32)
+    with pytest.raises(Unsupported, match=message):
+        load_runner(open_checkpoint(directory), config)
 
 
 def test_fp8_weights_are_refused_by_plan_and_loading(tmp_path: Path) -> None:

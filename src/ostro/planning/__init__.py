@@ -131,6 +131,7 @@ def _on_cpu(stored: Stored, config: ResolvedConfig, described: Description, memo
         reason = found
         if config.backend == "native":
             raise Unsupported(f"backend is native, but {reason}. Leave it out to run on torch.", param="backend")
+    config.check_tiers(reason)
     return replace(on_cpu(stored, config, described, memory.free), not_native=reason)
 
 
@@ -139,6 +140,7 @@ def _on_gpu(stored: Stored, config: ResolvedConfig, described: Description, memo
 
 
 def _on_apple_gpu(stored: Stored, config: ResolvedConfig, described: Description, memory: Memory) -> Parts:
+    config.check_tiers(f"the model runs on a {BACKENDS['mps'].label}")
     return on_apple_gpu(stored, config, described, memory.free)
 
 

@@ -51,6 +51,9 @@ def load_runner(
         reason = found
     if config.backend == "native":
         raise Unsupported(f"backend is native, but {reason}. Leave it out to run on torch.", param="backend")
+    # Before the weights are loaded. An HRM and an encoder have no pages, and say so themselves.
+    if not hrm and not is_encoder(checkpoint.config) and backend_here(config.device).name != "cuda":
+        config.check_tiers(reason)
     require_torch("An HRM" if hrm else f"{checkpoint.name} ({reason})", param="model")
     # What is compiled ahead follows from the config, which does not tell a quantised model's kernels.
     keeps = not hrm and _keeps_quantized(checkpoint, config)

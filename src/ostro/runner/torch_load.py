@@ -14,6 +14,7 @@ from ostro.config import EngineConfig, ResolvedConfig
 from ostro.engine.runner import ModelRunner
 from ostro.errors import BadRequest, Unsupported
 from ostro.machine import cpu_limit, free_memory
+from ostro.models.architecture import Architecture
 from ostro.models.cut import Cut, cut
 from ostro.models.encoder import Encoder
 from ostro.models.hrm_config import is_hrm
@@ -71,6 +72,9 @@ def load_runner(
     if isinstance(described, Encoder):
         return _encoder_runner(checkpoint, described, config, device)
     config.check_causal()
+    if device.type == "cuda" and isinstance(described, Architecture):
+        # Before the weights are loaded.
+        _why_plain_attention(described, BACKENDS["cuda"].resolve(config))
     if ranks > 1:
         if keeps_quantized:
             _log.info("quantised weights are widened: %s", why_widened(config, described))
@@ -237,9 +241,8 @@ def _gpu_runner(
     # Needs triton, which machines without a GPU may lack.
     from ostro.runner.gpu.runner import GpuRunner, fitting_pages
 
-    reason = why_plain_attention(model.described) if isinstance(model, Decoder) else None
+    reason = _why_plain_attention(model.described, config) if isinstance(model, Decoder) else None
     if reason is not None:
-        check_plain_attention(config, reason)
         _log.warning("the model runs with torch's plain attention, which is slow on a GPU: %s", reason)
     group = None if ranks is None else ranks.collective
     _prepare_gpu(model, config, adapters, group)
@@ -249,6 +252,13 @@ def _gpu_runner(
     if ranks is not None:
         pages = ranks.agree_on_pages(pages)
     return GpuRunner.sized(model, config, pages, pooling=pooling, adapters=adapters, ranks=ranks, group=group)
+
+
+def _why_plain_attention(described: Architecture, config: ResolvedConfig) -> str | None:
+    reason = why_plain_attention(described)
+    if reason is not None:
+        check_plain_attention(config, reason)
+    return reason
 
 
 def _prepare_gpu(
