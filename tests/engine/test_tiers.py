@@ -1,7 +1,7 @@
 """Pages below the device's: what is evicted is found again, and nobody can tell from the tokens."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from random import Random
 from typing import Any
@@ -263,10 +263,10 @@ def test_a_page_that_is_computed_sooner_than_it_arrives_is_the_one_that_is_kept(
     run(made, *(prompt(stem, stem, 33) for stem in range(3)))
     tiers = made.engine.tiers
     assert tiers is not None
-    tiers.costs.pays = lambda pages, tokens: False  # type: ignore[method-assign]
+    tiers.costs.pays = lambda *_, **__: False  # type: ignore[method-assign]
     made.add(prompt(0, 3, 33))
     made.step()
-    tiers.costs.pays = lambda pages, tokens: True  # type: ignore[method-assign]
+    tiers.costs.pays = lambda *_, **__: True  # type: ignore[method-assign]
     made.add(make_request(4, STEMS[0][:33], max_tokens=2, priority=-1))
     scheduler = made.engine.scheduler
     assert scheduler.kv.admit(scheduler.waiting[0], hit_limit=32) is Admission.FETCHING
@@ -399,22 +399,79 @@ def test_what_a_fork_has_just_evicted_is_written_when_the_engine_stops(num_slots
     assert pending > 0
 
 
-def test_fetching_pays_until_it_is_known_to_be_slower_and_is_tried_again_later() -> None:
+@pytest.mark.parametrize("disk", [False, True])
+def test_fetching_pays_until_it_is_known_to_be_slower_and_is_tried_again_later(disk: bool) -> None:
     costs = FetchCosts()
-    assert costs.pays(4, 64)
-    costs.note_fetch(10, 1.0)
+    assert costs.pays(4, 64, disk=disk)
+    costs.note_fetch(10, 1.0, disk=disk)
     costs.note_prompt(1000, 1.0)
-    assert not costs.pays(4, 64)
-    assert costs.pays(4, 640)
-    answers = [costs.pays(4, 64) for _ in range(40)]
+    assert not costs.pays(4, 64, disk=disk)
+    assert costs.pays(4, 640, disk=disk)
+    answers = [costs.pays(4, 64, disk=disk) for _ in range(40)]
     assert answers.count(True) == 1
     for _ in range(100):
-        costs.note_fetch(1000, 1.0)
-    assert costs.pays(4, 64)
+        costs.note_fetch(1000, 1.0, disk=disk)
+    assert costs.pays(4, 64, disk=disk)
+
+
+def test_a_slow_disk_says_nothing_about_host_memory() -> None:
+    costs = FetchCosts()
+    costs.note_prompt(1000, 1.0)
+    costs.note_fetch(1000, 1.0, disk=False)
+    for _ in range(100):
+        costs.note_fetch(10, 1.0, disk=True)
+    assert costs.pays(4, 64, disk=False)
+    assert not costs.pays(4, 64, disk=True)
+
+
+def test_a_look_ahead_is_no_refusal() -> None:
+    """A sequence that waited for 32 steps was once taken for 32 that were refused."""
+    costs = FetchCosts()
+    costs.note_prompt(1000, 1.0)
+    costs.note_fetch(10, 1.0, disk=True)
+    assert not any(costs.pays(4, 64, disk=True, is_turn=False) for _ in range(100))
+    answers = [costs.pays(4, 64, disk=True) for _ in range(33)]
+    assert answers == [False] * 32 + [True]
+
+
+def test_behind_a_slow_disk_what_is_in_host_memory_is_fetched_all_the_same() -> None:
+    """Two slots hold the beginning of the first prompt, and the disk the rest of it."""
+    made = driver(num_slots=2, disk_pages=16)
+    run(made, prompt(0, 0), prompt(1, 1), prompt(2, 2, 13))
+    tiers = made.engine.tiers
+    assert tiers is not None
+    found = tiers.find(tiers._tree.match(STEMS[0], limit=16), STEMS[0], 16)
+    assert found is not None
+    in_slots = sum(isinstance(each.source, int) for each in found)
+    assert 0 < in_slots < len(found) == 4
+    tiers.costs.pays = lambda *_, disk, **__: not disk  # type: ignore[method-assign]
+    run(made, prompt(0, 3))
+    assert made.engine.scheduler.counters.fetched_pages == in_slots
+    assert made.engine.scheduler.counters.fetched_disk_pages == 0
+    assert hits(made) == in_slots * SIZE
+
+
+def test_each_tier_is_judged_by_its_own_seconds() -> None:
+    made = driver(num_slots=2, disk_pages=16)
+    costs = FetchCosts()
+    tiers = made.engine.tiers
+    assert tiers is not None
+    run(made, prompt(0, 0), prompt(1, 1), prompt(2, 2, 13))
+    tiers.costs = costs
+    arrivals = made.store.arrivals
+
+    def slow(timeout: float = 0.0) -> list[Arrival]:
+        return [replace(each, seconds=10.0, disk_seconds=9.999) for each in arrivals(timeout)]
+
+    made.store.arrivals = slow  # type: ignore[method-assign]
+    run(made, prompt(0, 3))
+    costs.note_prompt(1000, 1.0)
+    assert costs.pays(1, SIZE, disk=False)
+    assert not costs.pays(1, SIZE, disk=True)
 
 
 def test_an_arrival_of_nothing_says_nothing_about_the_pace() -> None:
     costs = FetchCosts()
-    costs.note_fetch(Arrival(1, 0, 5.0).num_good, 5.0)
+    costs.note_fetch(0, 5.0, disk=True)
     costs.note_prompt(1000, 1.0)
-    assert costs.pays(1, 16)
+    assert costs.pays(1, 16, disk=True)

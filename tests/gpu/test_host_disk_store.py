@@ -13,7 +13,7 @@ from torch import Tensor
 from triton_device import DEVICE
 
 from ostro.engine.core import EngineCore
-from ostro.engine.page_store import Fetch, Spill, Store
+from ostro.engine.page_store import Arrival, Fetch, Spill, Store
 from ostro.engine.request import Request
 from ostro.engine.tiers import Tiers
 from ostro.runner.gpu.host_disk_store import HostDiskStore
@@ -80,6 +80,18 @@ def test_pages_come_back_from_host_and_disk_in_one_fetch(tmp_path: Path) -> None
         sources = (0, 1, 2, 3, digest(0), digest(1), digest(2), digest(3), digest(9))
         assert fetched(store, Fetch(1, sources, tuple(range(10, 19)))) == 9
         assert torch.equal(memory[:, :, 10:19], before[:, :, [4, 5, 6, 7, 0, 1, 2, 3, 8]])
+
+
+def test_an_arrival_tells_what_its_pages_from_disk_took(tmp_path: Path) -> None:
+    memory = torch.randn(2, 2, 21, 2, 4, 8, device=DEVICE)
+    with store_of(memory, tmp_path, num_slots=2) as store:
+        store.carry_out([Store(0, 0), Spill(digest(1), page=1)])
+        store.carry_out([Fetch(1, (0,), (10,)), Fetch(2, (0, digest(1)), (11, 12))])
+        arrived: dict[int, Arrival] = {}
+        while len(arrived) < 2:
+            arrived |= {each.ticket: each for each in store.arrivals(timeout=0.05)}
+        assert arrived[1].disk_seconds == 0.0
+        assert 0.0 < arrived[2].disk_seconds <= arrived[2].seconds
 
 
 def test_what_the_disk_lost_ends_a_fetch_there(tmp_path: Path) -> None:

@@ -105,5 +105,5 @@ class FixedCosts(FetchCosts):
         super().__init__()
         self._share, self._random = share, Random(seed)
 
-    def pays(self, pages: int, tokens: int) -> bool:
+    def pays(self, pages: int, tokens: int, *, disk: bool, is_turn: bool = True) -> bool:
         return self._random.random() < self._share

@@ -98,7 +98,7 @@ class KVCache:
             return Admission.SOON_CACHED
         if not self._has_room(seq, node, spare):
             return Admission.NO_ROOM
-        if self._tiers is not None and self._fetches(self._tiers, seq, node, hit_limit):
+        if self._tiers is not None and self._fetches(self._tiers, seq, node, hit_limit, is_turn=True):
             return Admission.FETCHING
         self._tree.lock(node)
         self._nodes[seq.id] = node
@@ -115,7 +115,7 @@ class KVCache:
         if not self._has_room(seq, node, spare):
             return False
         if self._tiers is not None:
-            self._fetches(self._tiers, seq, node, hit_limit)
+            self._fetches(self._tiers, seq, node, hit_limit, is_turn=False)
         return True
 
     @property
@@ -257,15 +257,16 @@ class KVCache:
         newly_locked = sum(not each.locks for each in node.path())
         return self.pages_for(seq.num_tokens) - node.depth + spare <= self.available - newly_locked
 
-    def _fetches(self, tiers: Tiers, seq: Sequence, node: Node, limit: int) -> bool:
+    def _fetches(self, tiers: Tiers, seq: Sequence, node: Node, limit: int, *, is_turn: bool) -> bool:
         """Whether the sequence has to wait for pages after `node`: some are arriving, or are worth fetching now."""
         found = tiers.find(node, seq.token_ids, limit)
         if found is None:
             return True
-        if not tiers.pays(found):
+        wanted = tiers.worthwhile(found, is_turn=is_turn)
+        if not wanted:
             return False
-        held = tiers.hold(node, found)
-        tiers.fetch(node, held, found, self._allocate(len(found)))
+        held = tiers.hold(node, wanted)
+        tiers.fetch(node, held, wanted, self._allocate(len(wanted)))
         return True
 
     def _grow(self, seq: Sequence, count: int, *, after: int | None) -> None:

@@ -50,6 +50,8 @@ class Arrival:
     """Pages that have what was asked for, from the first on. The others are not below any more."""
     seconds: float
     """How long the copies took, without the wait for their turn."""
+    disk_seconds: float = 0.0
+    """How much of this the pages from disk took."""
     num_damaged: int = 0
     """Pages that the disk had, and that turned out to be damaged."""
 

@@ -169,8 +169,17 @@ class Tiers:
             found.append(Below(key, digest))
         return found
 
-    def pays(self, found: Sequence[Below]) -> bool:
-        return bool(found) and self.costs.pays(len(found), len(found) * self._tree.page_size)
+    def worthwhile(self, found: Sequence[Below], *, is_turn: bool) -> Sequence[Below]:
+        """What of it is quicker to fetch than to compute: all, those in slots, or nothing. `is_turn` if it is computed
+        now otherwise.
+        """
+        num_slots = sum(isinstance(source, int) for _, source in found)
+        num_disk, size = len(found) - num_slots, self._tree.page_size
+        if num_slots and not self.costs.pays(num_slots, num_slots * size, disk=False, is_turn=is_turn):
+            return ()
+        if num_disk and not self.costs.pays(num_disk, num_disk * size, disk=True, is_turn=is_turn):
+            return found[:num_slots]
+        return found
 
     def hold(self, node: Node, found: Sequence[Below]) -> Node:
         """Locks a node and those stored below it, so that making room for their pages does not cost their slots."""
@@ -201,11 +210,13 @@ class Tiers:
         if arrival.ticket not in self._fetching:
             return []
         nodes, pages, num_slots = self._fetching.pop(arrival.ticket)
-        self.counters.fetched_pages += min(arrival.num_good, num_slots)
-        self.counters.fetched_disk_pages += max(0, arrival.num_good - num_slots)
+        from_host, from_disk = min(arrival.num_good, num_slots), max(0, arrival.num_good - num_slots)
+        self.counters.fetched_pages += from_host
+        self.counters.fetched_disk_pages += from_disk
         self.counters.lost_pages += arrival.num_damaged
         self.counters.fetch_seconds += arrival.seconds
-        self.costs.note_fetch(arrival.num_good, arrival.seconds)
+        self.costs.note_fetch(from_host, arrival.seconds - arrival.disk_seconds, disk=False)
+        self.costs.note_fetch(from_disk, arrival.disk_seconds, disk=True)
         self._tree.unlock(nodes[-1])
         free: list[int] = []
         for at in reversed(range(len(nodes))):

@@ -46,7 +46,7 @@ class DiskStore:
 
     def arrivals(self, timeout: float = 0.0) -> list[Arrival]:
         ended = self._disk.ended(timeout)
-        return [Arrival(each.ticket, each.num_good, each.seconds, num_damaged=len(each.lost)) for each in ended]
+        return [Arrival(each.ticket, each.num_good, each.seconds, each.seconds, len(each.lost)) for each in ended]
 
     def close(self, hot: Sequence[Spill] = ()) -> None:
         if self._outlives:

@@ -28,6 +28,7 @@ class _Job:
     num_read: int = 0
     """Pages that are being read from disk."""
     seconds: float = 0.0
+    disk_seconds: float = 0.0
     num_damaged: int = 0
 
 
@@ -146,6 +147,7 @@ class HostDiskStore:
     def _take_read(self, ended: Ended) -> None:
         job, num_good = self._waiting[0], ended.num_good
         job.seconds += ended.seconds
+        job.disk_seconds += ended.seconds
         job.num_damaged += len(ended.lost)
         if num_good < job.num_read:
             # What follows is of no use without it.
@@ -164,6 +166,8 @@ class HostDiskStore:
         job.num_good += arrival.num_good
         job.seconds += arrival.seconds
         was_read = bool(self._waiting) and self._waiting[0] is job
+        if was_read:
+            job.disk_seconds += arrival.seconds
         if job.num_good == len(job.fetch.sources):
             self._end(job)
         elif was_read:
@@ -172,7 +176,7 @@ class HostDiskStore:
             self._queue(job)
 
     def _end(self, job: _Job) -> None:
-        self._arrived.append(Arrival(job.fetch.ticket, job.num_good, job.seconds, job.num_damaged))
+        self._arrived.append(Arrival(job.fetch.ticket, job.num_good, job.seconds, job.disk_seconds, job.num_damaged))
         if self._waiting and self._waiting[0] is job:
             self._waiting.popleft()
             if self._waiting:
