@@ -7,9 +7,11 @@ reads it: the torch modules, the native core's lowering, the GPU's fused kernels
     for layer in layers:
         x += residual_scale * attention_post_norm(attention(attention_norm(x)))      a norm that is None is skipped
         x += residual_scale * mlp_post_norm(mlp(mlp_norm(x)))                        parallel: reads x before attention
+        x = stream_scale * (x + input(x))                                            where the layer has these
     logits = softcap(scale * head(norm(x)))
 
-Tensors have their full names in Hugging Face checkpoints.
+`SideExperts` says what experts beside the MLP add to its output; `LayerInputs` and `LayerInput`, what a layer's own
+input is. Tensors have their full names in Hugging Face checkpoints.
 """
 
 from collections.abc import Iterator
