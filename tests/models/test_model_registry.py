@@ -59,11 +59,21 @@ def test_a_context_beyond_the_models_own_is_refused_with_the_limit(config: Mappi
 
 
 @pytest.mark.parametrize(
-    "name", ["Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForCausalLM", "Qwen3NextForCausalLM"]
+    "name",
+    [
+        *("Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForCausalLM", "Qwen3NextForCausalLM"),
+        *("Qwen3_5ForSequenceClassification", "Qwen3_5MoeTextModel"),
+    ],
 )
 def test_layers_with_a_recurrent_state_are_refused_by_name(name: str) -> None:
     with pytest.raises(UnsupportedModel, match=f"{name} is not supported: its layers keep a recurrent state"):
         build({**LLAMA, "architectures": [name]})
+
+
+@pytest.mark.parametrize("name", ["qwen3_5_text", "qwen3_5_moe", "qwen3_next"])
+def test_a_model_type_with_a_recurrent_state_is_refused_by_name(name: str) -> None:
+    with pytest.raises(UnsupportedModel, match=f"{name} is not supported: its layers keep a recurrent state"):
+        build({**LLAMA, "architectures": None, "model_type": name})
 
 
 def test_a_shorter_context_may_be_asked_for() -> None:

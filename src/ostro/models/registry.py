@@ -47,7 +47,8 @@ _FILES = (
     "starcoder2",
 )
 _ENCODER_FILES = ("bert", "modernbert", "roberta", "xlm_roberta")
-_RECURRENT = re.compile(r"Qwen3(_5|Next|_5Moe)(ForCausalLM|ForConditionalGeneration|TextModel|Model)")
+_RECURRENT = re.compile(r"Qwen3(_5|Next)\w*|qwen3_(5|next)\w*")
+"""Architectures and model types."""
 
 
 def _families(files: tuple[str, ...]) -> tuple[Family, ...]:
@@ -70,8 +71,9 @@ def describe(config: Mapping[str, object], *, max_seq_len: int | None = None) ->
     reader = ConfigReader(config)
     names, family = reader.texts("architectures"), family_of(config)
     if family is None:
-        found = ", ".join(names) or reader.text("model_type", "(none named)")
-        if any(map(_RECURRENT.fullmatch, names)):
+        named = names or (reader.text("model_type", "(none named)"),)
+        found = ", ".join(named)
+        if any(map(_RECURRENT.fullmatch, named)):
             raise UnsupportedModel(
                 f"Architecture {found} is not supported: its layers keep a recurrent state, and the cache holds keys "
                 "and values alone. Qwen 3 and Qwen 3 MoE are supported."
