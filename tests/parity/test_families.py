@@ -234,6 +234,13 @@ CASES: Mapping[str, Config] = {
         "top_k_experts": 3,
         "moe_intermediate_size": 40,
     },
+    "gemma4-twelve-layers": {
+        **GEMMA,
+        "model_type": "gemma4_text",
+        "num_hidden_layers": 12,
+        "hidden_size_per_layer_input": 0,
+        "global_head_dim": 32,
+    },
     "gemma4-own-values": {
         **GEMMA,
         "model_type": "gemma4_text",

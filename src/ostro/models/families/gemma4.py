@@ -173,9 +173,10 @@ def _layer_input(layer: HubLayer, width: int, act: Activation) -> LayerInput:
 
 def _layer_heads(config: ConfigReader, shape: ModelShape, slides: tuple[bool, ...]) -> tuple[Heads, ...]:
     """Layers without a window have sizes of their own; in newer files any layer may, in a table."""
-    local, tables = Heads(shape.num_kv_heads, shape.head_dim), config.table("per_layer_config")
+    local, tables = Heads(shape.num_kv_heads, shape.head_dim), _layer_tables(config, len(slides))
     if tables is not None:
-        return tuple(_own_heads(config, tables, index, local, shape.num_heads) for index in range(len(slides)))
+        own = [tables.get(index, {}) for index in range(len(slides))]
+        return tuple(_own_heads(config, table, index, local, shape.num_heads) for index, table in enumerate(own))
     kv = config.get("num_global_key_value_heads") if config.flag("attention_k_eq_v", False) else None
     kv_heads = local.kv if kv is None else config.integer("num_global_key_value_heads", most=MOST_HEADS)
     _check_kv_heads(config, "num_global_key_value_heads", kv_heads, shape.num_heads)
@@ -183,8 +184,24 @@ def _layer_heads(config: ConfigReader, shape: ModelShape, slides: tuple[bool, ..
     return tuple(local if sliding else whole for sliding in slides)
 
 
-def _own_heads(config: ConfigReader, tables: Mapping[str, object], layer: int, usual: Heads, num_heads: int) -> Heads:
-    table = ConfigReader(tables, config.source).table(str(layer)) or {}
+def _layer_tables(config: ConfigReader, num_layers: int) -> dict[int, Mapping[str, object]] | None:
+    """The tables of `per_layer_config`, by layer; their keys may have leading zeros."""
+    tables = config.table("per_layer_config")
+    if tables is None:
+        return None
+    layers = {
+        str(index).zfill(width): index for index in range(num_layers) for width in range(len(str(num_layers)) + 1)
+    }
+    found: dict[int, Mapping[str, object]] = {}
+    for key in tables:
+        if key not in layers or layers[key] in found:
+            wanted = f"keyed by the numbers of layers, 0 to {num_layers - 1}, each once, and not by {shown(key)}"
+            raise config.bad("per_layer_config", dict(tables), wanted)
+        found[layers[key]] = ConfigReader(tables, config.source).table(key) or {}
+    return found
+
+
+def _own_heads(config: ConfigReader, table: Mapping[str, object], layer: int, usual: Heads, num_heads: int) -> Heads:
     if unknown := table.keys() - {"head_dim", "num_key_value_heads"}:
         raise UnsupportedModel(
             f"{config.source}: 'per_layer_config' gives layer {layer} a {shown(min(unknown))} of its own, which is not "
