@@ -77,7 +77,7 @@ FAMILIES: Mapping[str, Mapping[str, object]] = {
     "llama4_text": {
         **WIDE,
         "architectures": ["Llama4ForCausalLM"],
-        "num_experts": 6,
+        "num_local_experts": 6,
         "num_experts_per_tok": 1,
         "intermediate_size_mlp": 40,
         "interleave_moe_layer_step": 2,

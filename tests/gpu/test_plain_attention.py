@@ -32,13 +32,14 @@ Config = Mapping[str, object]
 LLAMA4: Config = {
     **LLAMA,
     "architectures": ["Llama4ForCausalLM"],
+    "head_dim": 8,
     "num_local_experts": 4,
     "num_experts_per_tok": 2,
     "attention_chunk_size": 12,
     "no_rope_layers": [1, 0],
 }
 GEMMA4: Config = {**BY_MODEL_TYPE["gemma4_text"], "vocab_size": 64, "max_position_embeddings": 512}
-GEMMA4 = {**GEMMA4, "hidden_size": 32, "vocab_size_per_layer_input": 64}
+GEMMA4 = {**GEMMA4, "hidden_size": 32, "head_dim": 8, "vocab_size_per_layer_input": 64}
 
 
 def described(config: Config, max_seq_len: int | None = None) -> Architecture:

@@ -162,8 +162,9 @@ CONFIGS: Mapping[str, Mapping[str, object]] = {
     },
     "llama4": {
         **_SIZES,
-        **_EXPERTS,
         "architectures": ["Llama4ForCausalLM"],
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
         "attention_chunk_size": 16,
         "floor_scale": 4,
         "intermediate_size_mlp": 48,

@@ -310,6 +310,7 @@ CASES: Mapping[str, Config] = {
         "rope_theta": 500000.0,
         "rope_scaling": {**LLAMA3, "factor": 16.0, "high_freq_factor": 1.0},
     },
+    "llama4-dense": {**TINY, "model_type": "llama4_text", "head_dim": 16, "rope_theta": 500.0, "moe_layers": []},
     "llama4-one-expert": {
         **MIXTURE,
         "model_type": "llama4_text",

@@ -19,6 +19,7 @@ GREEDY = SamplingParams(max_tokens=12, temperature=0)
 LLAMA4: Mapping[str, object] = {
     **LLAMA,
     "architectures": ["Llama4ForCausalLM"],
+    "head_dim": 8,
     "num_local_experts": 4,
     "num_experts_per_tok": 2,
     "attention_chunk_size": 12,
@@ -28,6 +29,7 @@ LLAMA4: Mapping[str, object] = {
 GEMMA4: Mapping[str, object] = {
     **LLAMA,
     "architectures": ["Gemma4ForCausalLM"],
+    "head_dim": 8,
     "num_hidden_layers": 4,
     "layer_types": ["sliding_attention", "full_attention"] * 2,
     "sliding_window": 12,

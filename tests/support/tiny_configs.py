@@ -50,6 +50,7 @@ MIXTURES: Mapping[str, Mapping[str, object]] = {
         **LLAMA,
         **LOCAL_EXPERTS,
         "architectures": ["Llama4ForCausalLM"],
+        "head_dim": 4,
         "attention_chunk_size": 12,
         "floor_scale": 8,
         "attn_scale": 0.1,
@@ -131,6 +132,7 @@ BY_MODEL_TYPE: Mapping[str, Mapping[str, object]] = {
     "gemma4_text": {
         **LLAMA,
         "architectures": ["Gemma4ForCausalLM"],
+        "head_dim": 4,
         "num_hidden_layers": 4,
         "layer_types": ["sliding_attention", "full_attention"] * 2,
         "sliding_window": 12,

@@ -47,13 +47,21 @@ _ROPES: Mapping[str, Mapping[str, object]] = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
 }
 _PERIOD = 6
-_INPUT = 256
+_DEFAULTS: Mapping[str, object] = {
+    "head_dim": 256,
+    "hidden_size_per_layer_input": 256,
+    "max_position_embeddings": 131072,
+    "num_key_value_heads": 4,
+    "rms_norm_eps": 1e-6,
+    "sliding_window": 512,
+}
 _SOFTCAP = (1e-3, 1e6)
 _EXPERTS = ExpertNames(router="router.proj", up=("experts.gate_up_proj",), down="experts.down_proj")
 
 
 def describe(config: ConfigReader, max_seq_len: int | None) -> Architecture:
     _check_variant(config)
+    config = ConfigReader({**_DEFAULTS, **config.values}, config.source)
     shape = decoder_shape(config, max_seq_len)
     slides = sliding_layers(config, shape.num_layers, otherwise=lambda layer: (layer + 1) % _PERIOD != 0)
     # The last layer never does, whatever the file says.
@@ -61,7 +69,7 @@ def describe(config: ConfigReader, max_seq_len: int | None) -> Architecture:
     heads, sources = _layer_heads(config, shape, slides), _kv_layers(config, slides)
     shape = replace(shape, layer_heads=tuple(map(_heads_kept, heads, sources)))
     inputs = _layer_inputs(config, shape)
-    window, act = config.integer("sliding_window", 512), activation(config, "hidden_activation", "gelu_pytorch_tanh")
+    window, act = config.integer("sliding_window"), activation(config, "hidden_activation", "gelu_pytorch_tanh")
     bias, shares = config.flag("attention_bias", False), config.flag("attention_k_eq_v", False)
     widens = config.flag("use_double_wide_mlp", False)
     sizes = None
@@ -130,7 +138,7 @@ def _unread(config: ConfigReader) -> frozenset[str]:
 
 
 def _layer_inputs(config: ConfigReader, shape: ModelShape) -> LayerInputs | None:
-    width = _count(config, "hidden_size_per_layer_input", _INPUT, most=MOST_INNER // shape.num_layers)
+    width = _count(config, "hidden_size_per_layer_input", 0, most=MOST_INNER // shape.num_layers)
     if not width:
         return None
     rows = config.integer("vocab_size_per_layer_input", shape.vocab_size, most=MOST_VOCAB)

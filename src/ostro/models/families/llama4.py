@@ -4,6 +4,7 @@ rotate attend within chunks, and norm heads without weights; the others see ever
 Without max_seq_len, one chunk is served: the attention kernels for GPUs know no longer context.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from ostro.errors import UnsupportedModel
@@ -25,16 +26,25 @@ from ostro.models.limits import EPS, MOST_INNER, MOST_LAYERS, STRENGTH
 from ostro.models.rope_settings import RopeSettings, rope_settings
 from ostro.models.row_order import Pairs
 
-_THETA = 500000.0
-_CHUNK = 8192
+_DEFAULTS: Mapping[str, object] = {
+    "attention_chunk_size": 8192,
+    "head_dim": 128,
+    "intermediate_size_mlp": 16384,
+    "max_position_embeddings": 131072,
+    "num_experts_per_tok": 1,
+    "num_key_value_heads": 8,
+    "num_local_experts": 16,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500000.0,
+}
 _NAMES = ExpertNames(
     router="feed_forward.router", up=("feed_forward.experts.gate_up_proj",), down="feed_forward.experts.down_proj"
 )
 
 
 def describe(config: ConfigReader, max_seq_len: int | None) -> Architecture:
-    config = ConfigReader({"rope_theta": _THETA, **config.values}, config.source)
-    chunk = config.integer("attention_chunk_size", _CHUNK)
+    config = ConfigReader({**_DEFAULTS, **config.values}, config.source)
+    chunk = config.integer("attention_chunk_size")
     rope = rope_settings(config)
     shape = decoder_shape(config, max_seq_len or min(chunk, rope.default_context()))
     rotates = rotating_layers(config, shape.num_layers)
@@ -43,10 +53,11 @@ def describe(config: ConfigReader, max_seq_len: int | None) -> Architecture:
     scaling, bias = _query_scaling(config), config.flag("attention_bias", False)
     order, scale = Pairs(shape.head_dim, rope.rotary_dim(shape.head_dim)), shape.head_dim**-0.5
     mixed, act = _mixed_layers(config, shape.num_layers), activation(config, "hidden_act", "silu")
-    sizes, width = mixture(config, shape), config.integer("intermediate_size_mlp", 16384, most=MOST_INNER)
+    sizes = mixture(config, shape) if mixed else None
+    width = config.integer("intermediate_size_mlp", most=MOST_INNER)
 
     def mlp(layer: HubLayer) -> MLP | Experts:
-        if layer.index not in mixed:
+        if sizes is None or layer.index not in mixed:
             return replace(layer, inner_size=width).gated_mlp(act, parent="feed_forward")
         found = layer.experts(sizes, act, normalized=False, names=_NAMES)
         up, down = (replace(each, weight="", transposed=True) for each in (found.up, found.down))
