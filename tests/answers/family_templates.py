@@ -260,6 +260,17 @@ GEMMA_2 = """\
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<start_of_turn>model\\n' }}{%- endif %}"""
 
+# Gemma 4's reasoning is turned on by a token in the system message, and off by an empty thought at the prompt's end.
+GEMMA_4 = """\
+{{- bos_token }}
+{%- set ordered = messages[0].role == 'system' %}
+{%- if ordered or enable_thinking %}{{- '<|turn>system\\n' + ('<|think|>\\n' if enable_thinking else '') }}
+{{- messages[0].content if ordered else '' }}{{- '<turn|>\\n' }}{%- endif %}
+{%- for message in messages %}{%- if not (loop.first and ordered) %}
+{{- '<|turn>' + message.role + '\\n' + message.content + '<turn|>\\n' }}{%- endif %}{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|turn>model\\n' }}
+{%- if not enable_thinking %}{{- '<|channel>thought\\n<channel|>' }}{%- endif %}{%- endif %}"""
+
 # Granite 3's reasoning is turned on by an order to the model, and the prompt's end does not show it.
 GRANITE_3 = """\
 {%- if thinking %}<|start_of_role|>system<|end_of_role|>Think within <think></think> first.<|end_of_text|>

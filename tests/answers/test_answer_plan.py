@@ -443,6 +443,15 @@ def test_reasoning_is_begun_for_the_model_only_where_it_is_on(
         assert (reading.prompt_suffix, reading.free_until) == (("<think>\n", "</think>") if thinks else ("", ""))
 
 
+def test_a_channel_is_begun_with_its_name() -> None:
+    channel = ReasoningMarkers("<|channel>", "<channel|>", label="thought")
+    profile = TemplateProfile(reasoning=channel, thinking_variable="enable_thinking", thinks_unasked=False)
+    made = plan(profile=profile, structured=JSON, reasoning=ReasoningSettings(enabled=True))
+    assert made.reading("…<|turn>model\n").prompt_suffix == "<|channel>thought\n"
+    assert made.reading("…<|channel>thought\n").in_reasoning
+    assert not made.reading("…<|channel>thought\n<channel|>").in_reasoning
+
+
 def test_automatic_calls_leave_the_model_to_begin_its_reasoning() -> None:
     made = plan(profile=QWEN, tools=[F])
     assert made.reading("…").prompt_suffix == ""

@@ -13,6 +13,7 @@ from family_templates import (
     DEEPSEEK_R1,
     DEEPSEEK_V31,
     GEMMA_2,
+    GEMMA_4,
     GLM_4,
     GRANITE_3,
     HARMONY,
@@ -40,6 +41,7 @@ from ostro.text.renderer import RenderLimits
 from ostro.text.tokenizer import Tokenizer
 
 THINK = ReasoningMarkers("<think>", "</think>")
+CHANNEL = ReasoningMarkers("<|channel>", "<channel|>", label="thought")
 _FULL = TemplateProfile(
     tools_in_prompt=True, argument_form="mapping", results=True, several_calls=True, null_content=True
 )
@@ -81,6 +83,10 @@ FAMILIES: Mapping[str, tuple[str, TemplateProfile]] = {
     "Granite 3": (GRANITE_3, TemplateProfile(reasoning=THINK, thinking_variable="thinking", thinks_unasked=False)),
     "GLM 4": (GLM_4, TemplateProfile()),
     "Gemma 2": (GEMMA_2, TemplateProfile(system=False, late_system=False, alternates=True)),
+    "Gemma 4": (
+        GEMMA_4,
+        TemplateProfile(reasoning=CHANNEL, thinking_variable="enable_thinking", thinks_unasked=False),
+    ),
 }
 
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
@@ -183,6 +189,8 @@ def test_markers_that_are_special_tokens_are_found() -> None:
         marker = tokenizer.special_id("[TOOL_CALLS]")
         assert marker is not None
         assert profile_of(tokenizer) == replace(FAMILIES["Mistral v3"][1], special_ids={"[TOOL_CALLS]": marker})
+    with closing(tokenizer_with(GEMMA_4, "<|channel>", "<channel|>")) as tokenizer:
+        assert set(profile_of(tokenizer).special_ids) == {"<|channel>", "<channel|>"}
 
 
 def test_model_without_a_template_has_no_support() -> None:

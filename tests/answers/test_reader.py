@@ -124,6 +124,22 @@ def test_reasoning_is_split_from_the_text(
     assert events == [*([Reasoning(reasoning)] if reasoning else []), *([Text(text)] if text else [])]
 
 
+@pytest.mark.parametrize(
+    ("raw", "events"),
+    [
+        ("<|channel>thought\nSo.\n<channel|>Hi", [Reasoning("So.\n"), Text("Hi")]),
+        ("<|channel>thought\nthought\n<channel|>Hi", [Reasoning("thought\n"), Text("Hi")]),
+        ("<|channel>So.<channel|>Hi", [Reasoning("So."), Text("Hi")]),
+        ("thought\nHi", [Text("thought\nHi")]),
+        ("<|channel>tho", [Reasoning("tho")]),
+    ],
+    ids=["labelled", "twice", "unlabelled", "text", "cut"],
+)
+def test_a_channels_name_is_not_reasoning(raw: str, events: list[Event]) -> None:
+    """Gemma 4's reasoning and its markers were parts of the answer."""
+    assert read(raw, markers=ReasoningMarkers("<|channel>", "<channel|>", label="thought"), cut=True) == events
+
+
 def test_reader_knows_whether_it_is_in_the_reasoning() -> None:
     reader = new_reader(markers=THINK)
     reader.push("<think>")

@@ -208,7 +208,7 @@ class AnswerPlan:
     def _is_open(self, prompt: str, markers: ReasoningMarkers) -> bool:
         if self.continued is not None:
             return self.continued.rfind(markers.start) > self.continued.rfind(markers.end)
-        return prompt.rstrip().endswith(markers.start)
+        return prompt.rstrip().endswith(markers.start + markers.label)
 
     def _is_closed(self, prompt: str) -> bool:
         markers = self.profile.reasoning
@@ -220,7 +220,7 @@ class AnswerPlan:
         needed = self._is_forced or self.structured is not None or self.reasoning.budget is not None
         if markers is None or not needed or not self._thinks or self._is_closed(prompt):
             return ""
-        return f"{markers.start}\n"
+        return f"{markers.start}{markers.label}\n"
 
     @property
     def _thinks(self) -> bool:

@@ -28,6 +28,7 @@ _REASONING = (
     ReasoningMarkers("<seed:think>", "</seed:think>"),
     ReasoningMarkers("<thinking>", "</thinking>"),
     ReasoningMarkers("<reasoning>", "</reasoning>"),
+    ReasoningMarkers("<|channel>", "<channel|>", label="thought"),
 )
 _THINKING_VARIABLES = ("enable_thinking", "thinking")
 _EFFORT = "reasoning_effort"

@@ -9,6 +9,8 @@ from typing import Literal
 class ReasoningMarkers:
     start: str
     end: str
+    label: str = ""
+    """What models write right after the start, as a part of the marker: the name of a channel."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -141,6 +141,8 @@ class AnswerReader:
         begins = yield from self._scanner.literal(self._markers.start)
         if begins:
             self._scanner.release()
+            if self._markers.label:
+                yield from self._scanner.literal(self._markers.label)
         else:
             self._scanner.go_back()
         self.is_reasoning = begins
