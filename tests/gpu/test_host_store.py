@@ -1,7 +1,9 @@
 """Host memory below a GPU's pages: copies are of what pages held when they were asked for, and tokens stay the same."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ from tiny_models import LLAMA, VOCAB, random_model
 from torch import Tensor
 from triton_device import DEVICE
 
+from ostro.config import EngineConfig
 from ostro.engine.core import EngineCore
 from ostro.engine.page_store import Fetch, Move, Store
 from ostro.engine.request import Request
@@ -18,6 +21,7 @@ from ostro.errors import ModelError
 from ostro.runner.gpu.host_store import HostStore
 from ostro.runner.gpu.pinned import pinned, unpin
 from ostro.runner.gpu.runner import GpuRunner
+from ostro.runner.tiers import _host_store
 from ostro.sampling_params import SamplingParams
 
 ON_GPU = DEVICE.type == "cuda"
@@ -107,13 +111,15 @@ def test_a_prompt_that_is_fetched_gets_the_same_token() -> None:
 class Registry:
     """Stands in for CUDA's: which memory is registered."""
 
-    def __init__(self, error: int = 0) -> None:
+    def __init__(self, room: int = 1 << 40) -> None:
         self.registered: dict[int, int] = {}
-        self._error = error
+        self._room = room
 
     def cudaHostRegister(self, address: int, size: int, flags: int) -> int:  # noqa: N802
+        if size > self._room:
+            return 2
         self.registered[address] = size
-        return self._error
+        return 0
 
     def cudaHostUnregister(self, address: int) -> int:  # noqa: N802
         del self.registered[address]
@@ -131,7 +137,38 @@ def test_memory_is_pinned_in_pieces_and_given_back(monkeypatch: pytest.MonkeyPat
     assert not registry.registered
 
 
-def test_memory_that_cannot_be_pinned_is_an_error_that_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "cudart", lambda: Registry(error=2))
-    with pytest.raises(ModelError, match=r"cannot be pinned \(CUDA error 2\). Lower kv_host_memory"):
-        pinned([5000])
+def test_memory_that_cannot_be_pinned_is_an_error_and_the_rest_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    registry = Registry(room=4500)
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: registry)
+    with pytest.raises(MemoryError, match=r"host memory cannot be pinned \(CUDA error 2\)"):
+        pinned([4000, 5000, 10])
+    assert not registry.registered
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs Linux")
+def test_memory_to_pin_is_private_since_shared_memory_has_no_huge_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "cudart", Registry)
+    [piece] = pinned([8 << 20])
+    modes = []
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        span, mode, *_ = line.split()
+        first, stop = (int(each, 16) for each in span.split("-"))
+        if first <= piece.data_ptr() < stop:
+            modes.append(mode)
+    assert modes == ["rw-p"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "advice"),
+    [
+        ({"kv_host_memory": 1 << 20}, r"cannot be pinned\. Lower kv_host_memory\."),
+        ({"kv_disk": "somewhere"}, r"cannot be pinned\. Free some, or leave kv_disk out\."),
+    ],
+)
+def test_the_setting_that_asked_for_too_much_memory_is_named(settings: dict[str, Any], advice: str) -> None:
+    class Runner:
+        def host_store(self, num_slots: int) -> HostStore:
+            raise MemoryError("4.0 GiB of host memory cannot be pinned")
+
+    with pytest.raises(ModelError, match=advice):
+        _host_store(EngineConfig(model="any", **settings), Runner(), 4)  # type: ignore[arg-type]

@@ -15,7 +15,7 @@ from ostro.config import EngineConfig
 from ostro.engine.radix import Salt
 from ostro.engine.runner import ModelRunner
 from ostro.engine.tiers import Tiers
-from ostro.errors import BadRequest, Unsupported
+from ostro.errors import BadRequest, ModelError, Unsupported
 from ostro.machine import free_memory
 from ostro.runner.disk_store import DiskStore
 from ostro.runner.native.identity import model_facts
@@ -28,6 +28,7 @@ from ostro.version import __version__
 from ostro.weights import Checkpoint
 
 if TYPE_CHECKING:
+    from ostro.runner.gpu.host_store import HostStore
     from ostro.runner.gpu.runner import GpuRunner
 
 _DISK_SIZE = 20 << 30
@@ -76,20 +77,30 @@ def _below_gpu(checkpoint: Checkpoint, config: EngineConfig, runner: "GpuRunner"
             f"kv_host_memory has no room for a page, which takes {page_bytes} bytes. Raise it.", param="kv_host_memory"
         )
     if config.kv_disk is None and not config.kv_persist:
-        return Tiers(runner.host_store(num_slots))
+        return Tiers(_host_store(config, runner, num_slots))
     identity = _identity(checkpoint, config, runner, page_bytes)
     disk = _open_disk(checkpoint, config, identity, page_bytes)
     if disk is None:
-        return Tiers(runner.host_store(num_slots)) if num_slots else None
+        return Tiers(_host_store(config, runner, num_slots)) if num_slots else None
     passing = max(_FEWEST_PASSING, _PASSING_BYTES // page_bytes)
     store = HostDiskStore(
-        runner.host_store(num_slots + 2 * passing),
+        _host_store(config, runner, num_slots + 2 * passing),
         disk,
         num_slots=num_slots,
         num_incoming=passing,
         outlives=config.kv_persist,
     )
     return Tiers(store, root=_roots(identity, config))
+
+
+def _host_store(config: EngineConfig, runner: "GpuRunner", num_slots: int) -> "HostStore":
+    """Raises ModelError if there is not so much memory to pin."""
+    try:
+        return runner.host_store(num_slots)
+    except MemoryError as error:
+        disk = config.tier_settings[0]
+        advice = f"Free some, or leave {disk} out" if config.kv_host_memory is None else "Lower kv_host_memory"
+        raise ModelError(f"{error}. {advice}.") from error
 
 
 def _slots_bytes(asked: int) -> int:

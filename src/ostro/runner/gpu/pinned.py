@@ -12,22 +12,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ostro.errors import ModelError
-
 _THREADS = 8
 _PAGE = 4096
 
 
 def pinned(sizes: Sequence[int]) -> list[Tensor]:
-    """Pieces of so many bytes; give them back with `unpin`. Raises ModelError if there is not so much memory."""
-    pieces: list[Tensor] = []
-    try:
-        with ThreadPoolExecutor(_THREADS) as pool:
-            pieces += pool.map(_registered, sizes)
-    except (MemoryError, OSError, RuntimeError) as error:
-        size = f"{sum(sizes) / 2**30:.1f} GiB"
-        raise ModelError(f"{size} of host memory cannot be pinned ({error}). Lower kv_host_memory.") from error
-    return pieces
+    """Pieces of so many bytes; give them back with `unpin`. Raises MemoryError, a sentence without its full stop, if
+    there is not so much memory.
+    """
+    with ThreadPoolExecutor(_THREADS) as pool:
+        asked = [pool.submit(_registered, size) for size in sizes]
+    failed = [error for each in asked if (error := each.exception()) is not None]
+    if failed:
+        unpin([each.result() for each in asked if each.exception() is None])
+        raise MemoryError(f"{sum(sizes) / 2**30:.1f} GiB of host memory cannot be pinned ({failed[0]})") from failed[0]
+    return [each.result() for each in asked]
 
 
 def unpin(pieces: Sequence[Tensor]) -> None:
@@ -37,8 +36,11 @@ def unpin(pieces: Sequence[Tensor]) -> None:
 
 
 def _registered(num_bytes: int) -> Tensor:
-    memory = mmap.mmap(-1, num_bytes)
+    # Shared memory, the default, has no huge pages on most systems.
+    memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with suppress(AttributeError, OSError):
+        # A child's copy-on-write must not part the pages that the GPU knows from those that we write.
+        memory.madvise(mmap.MADV_DONTFORK)
         # Registered several times as fast, where the system has them.
         memory.madvise(mmap.MADV_HUGEPAGE)
     numbers = np.frombuffer(memory, np.uint8)
