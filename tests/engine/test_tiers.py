@@ -204,6 +204,17 @@ def test_a_request_that_is_aborted_while_its_pages_arrive_leaves_nothing_behind(
     run(made, prompt(0, 4))
 
 
+def test_what_is_hot_when_the_engine_stops_stays_on_disk_though_it_was_written_first() -> None:
+    made = driver(disk_pages=8)
+    run(made, prompt(0, 0), prompt(1, 1), prompt(2, 2), prompt(0, 3))
+    assert made.engine.scheduler.counters.fetched_disk_pages == 4
+    made.engine.close()
+    after = driver(disk_pages=8)
+    after.store.inherit(made.store)
+    run(after, prompt(0, 4))
+    assert hits(after) == 16
+
+
 def test_a_failed_step_forgets_what_was_to_be_fetched() -> None:
     made = driver(num_slots=16)
     run(made, prompt(0, 0), prompt(1, 1), prompt(2, 2))
