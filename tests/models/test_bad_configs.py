@@ -71,7 +71,7 @@ def test_more_than_a_head_never_rotates_nor_an_odd_part_of_it(family: str, facto
     """A partial_rotary_factor above one made the native core write beyond its buffers."""
     table = {"rope_type": "default", "partial_rotary_factor": factor}
     both = {"full_attention": table, "sliding_attention": table}
-    rope = both if family in ("gemma3_text", "gemma4_text", "olmo3") else table
+    rope = both if family in ("gemma3_text", "gemma4_text", "gemma4_unified_text", "olmo3") else table
     with pytest.raises(BadCheckpoint, match="'partial_rotary_factor'"):
         describe({**CONFIGS[family], "rope_parameters": rope})
 

@@ -71,6 +71,17 @@ A4B: Config = {
     "top_k_experts": 8,
     "moe_intermediate_size": 704,
 }
+DENSE_12B: Config = {
+    **GEMMA4,
+    "model_type": "gemma4_unified_text",
+    "attention_k_eq_v": True,
+    "hidden_size": 3840,
+    "intermediate_size": 15360,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "num_global_key_value_heads": 1,
+}
 DENSE_31B: Config = {
     **LARGER_GEMMA4,
     "hidden_size": 5376,
@@ -95,6 +106,7 @@ def described(config: Config) -> Architecture:
         pytest.param(MAVERICK, 400.7, 8192, id="Llama 4 Maverick"),
         pytest.param(E2B, 4.6, 131072, id="Gemma 4 E2B"),
         pytest.param(A4B, 25.2, 262144, id="Gemma 4 26B-A4B"),
+        pytest.param(DENSE_12B, 11.9, 262144, id="Gemma 4 12B"),
         pytest.param(DENSE_31B, 30.7, 262144, id="Gemma 4 31B"),
     ],
 )

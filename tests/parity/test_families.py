@@ -241,6 +241,15 @@ CASES: Mapping[str, Config] = {
         "hidden_size_per_layer_input": 0,
         "global_head_dim": 32,
     },
+    "gemma4_unified": {
+        **GEMMA,
+        "model_type": "gemma4_unified_text",
+        "num_hidden_layers": 6,
+        "global_head_dim": 32,
+        "num_global_key_value_heads": 1,
+        "attention_k_eq_v": True,
+        "final_logit_softcapping": 3.0,
+    },
     "gemma4-own-values": {
         **GEMMA,
         "model_type": "gemma4_text",

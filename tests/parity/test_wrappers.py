@@ -111,6 +111,23 @@ CASES: Mapping[str, tuple[str, Config]] = {
             "audio_token_id": 153,
         },
     ),
+    "gemma4_unified": (
+        "gemma4_unified",
+        {
+            "text_config": {
+                **TEXT,
+                "model_type": "gemma4_unified_text",
+                "sliding_window": 8,
+                "layer_types": ["sliding_attention", "full_attention"],
+                "global_head_dim": 32,
+            },
+            "vision_config": {"mm_embed_dim": 48, "output_proj_dims": 48, "mm_posemb_size": 8, "patch_size": 4},
+            "audio_config": {"audio_embed_dim": 16},
+            "image_token_id": 151,
+            "video_token_id": 152,
+            "audio_token_id": 153,
+        },
+    ),
     "llama4": (
         "llama4",
         {

@@ -74,7 +74,7 @@ MIXTURES: Mapping[str, Mapping[str, object]] = {
     },
 }
 """Families with experts."""
-TORCH_ONLY = frozenset({"gemma4_text", "llama4_text"})
+TORCH_ONLY = frozenset({"gemma4_text", "gemma4_unified_text", "llama4_text"})
 """Families that only torch's modules run."""
 EXPERT_SIZES: Mapping[str, object] = {
     **EXPERTS,
@@ -140,6 +140,15 @@ BY_MODEL_TYPE: Mapping[str, Mapping[str, object]] = {
         "num_kv_shared_layers": 2,
         "hidden_size_per_layer_input": 6,
         "vocab_size_per_layer_input": 32,
+        "final_logit_softcapping": 10.0,
+    },
+    "gemma4_unified_text": {
+        **LLAMA,
+        "architectures": ["Gemma4UnifiedForCausalLM"],
+        "head_dim": 4,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "sliding_window": 12,
+        "global_head_dim": 8,
         "final_logit_softcapping": 10.0,
     },
     "gpt2": GPT2,

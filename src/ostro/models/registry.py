@@ -23,6 +23,7 @@ _FILES = (
     "gemma2",
     "gemma3",
     "gemma4",
+    "gemma4_unified",
     "glm4",
     "gpt2",
     "gpt_neox",

@@ -179,7 +179,7 @@ def _check_names(path: Path, config: dict[str, object]) -> None:
 
 # Of multimodal models.
 _OTHER_SENSES = re.compile(
-    r"(model\.)?(vision_tower|vision_model|multi_modal_projector|visual|embed_vision|audio_tower|embed_audio)\."
+    r"(model\.)?(vision_(tower|model|embedder)|multi_modal_projector|visual|embed_vision|audio_tower|embed_audio)\."
 )
 _WRAPPED = re.compile(r"^(?:language_model\.model|model\.language_model)\.")
 # Masks and frequencies that old checkpoints stored among the weights.
