@@ -27,7 +27,9 @@ from quantized_packers import (
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from ostro.config import EngineConfig
 from ostro.errors import BadCheckpoint, ModelError, UnsupportedModel
+from ostro.planning import plan
 from ostro.weights import Checkpoint, open_checkpoint
 from ostro.weights.arrays import Weight
 from ostro.weights.quantized import read_scheme
@@ -514,6 +516,30 @@ def test_families_whose_matrices_are_transposed_are_refused(tmp_path: Path) -> N
     for read in (checkpoint.stored, checkpoint.arrays):
         with pytest.raises(UnsupportedModel, match=r"stores matrices as \[in, out\]"):
             read()
+
+
+@pytest.mark.parametrize("name", ["experts.gate_up_proj", "experts.0.gate_proj.weight"], ids=["stack", "apart"])
+def test_quantised_experts_of_stacks_are_refused_by_name(name: str, tmp_path: Path) -> None:
+    """They were called tensors of another model, and a plan took them to fit."""
+    config = {"architectures": ["Llama4ForCausalLM"], "model_type": "llama4_text", "vocab_size": 64, "hidden_size": 32}
+    config |= {"intermediate_size": 16, "intermediate_size_mlp": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config |= {"num_key_value_heads": 1, "head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 1}
+    config |= {
+        "max_position_embeddings": 64,
+        "rms_norm_eps": 1e-5,
+        "quantization_config": {"quant_method": "fbgemm_fp8"},
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    tensor = f"model.layers.0.feed_forward.{name}"
+    shape = (4, 32, 32) if name.endswith("gate_up_proj") else (16, 32)
+    found = {tensor: torch.zeros(shape).to(torch.float8_e4m3fn), f"{tensor}_scale": torch.ones(*shape[:-1], 1)}
+    save_file(found, tmp_path / SINGLE)
+    checkpoint = open_checkpoint(tmp_path)
+    for read in (checkpoint.stored, checkpoint.arrays):
+        with pytest.raises(UnsupportedModel, match=rf"{name}.*experts are quantised in a way"):
+            read()
+    with pytest.raises(UnsupportedModel, match="experts are quantised in a way"):
+        plan(tmp_path, EngineConfig(device="cpu"), memory=1 << 32)
 
 
 def test_pickles_are_refused(tmp_path: Path) -> None:

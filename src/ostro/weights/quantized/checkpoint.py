@@ -1,7 +1,8 @@
 """A quantised Hub checkpoint as a Checkpoint of ordinary weights: decodes what the plain one reads from the files."""
 
 import logging
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
@@ -17,12 +18,14 @@ from ostro.weights.arrays import Weight, tensor_of
 from ostro.weights.hf_checkpoint import HfCheckpoint
 from ostro.weights.pooling import Pooling
 from ostro.weights.quantized import read_scheme
-from ostro.weights.quantized.scheme import Scheme
+from ostro.weights.quantized.scheme import PLAIN, Scheme
 from ostro.weights.slices import SlicedWeight, sliced
 from ostro.weights.stored import Stored, TensorHeader
 
 if TYPE_CHECKING:
     import torch
+
+_ONE_EXPERT = re.compile(r"(?P<module>.+\.experts)\.\d+\.")
 
 _log = logging.getLogger(__name__)
 
@@ -62,13 +65,15 @@ class QuantizedCheckpoint:
         return self.plain.files
 
     def stored(self) -> Stored:
-        stored, shapes = self.plain.stored(), _shapes(self.config)
+        stored = self.plain.stored()
+        shapes = _shapes(self.config, stored.tensors)
         tensors = [_with_shape(header, shapes) for header in self.scheme.headers(stored.tensors)]
         return replace(stored, tensors=tensors, quantization=self.scheme.label)
 
     def arrays(self) -> Iterator[tuple[str, Weight]]:
-        _shapes(self.config)
-        names = [header.name for header in self.plain.stored().tensors]
+        headers = self.plain.stored().tensors
+        _shapes(self.config, headers)
+        names = [header.name for header in headers]
         return self.scheme.weights(names, self.plain.arrays())
 
     def slices(self) -> Iterator[tuple[str, SlicedWeight]]:
@@ -96,8 +101,10 @@ def _named_tensor(name: str, weight: Weight) -> tuple[str, "torch.Tensor"]:
     return name, tensor_of(weight)
 
 
-def _shapes(config: Mapping[str, object]) -> dict[str, tuple[int, ...]]:
-    """The shapes of the model's tensors. Refuses models whose matrices are not [out, in], as decoded ones are."""
+def _shapes(config: Mapping[str, object], headers: Iterable[TensorHeader]) -> dict[str, tuple[int, ...]]:
+    """The shapes of the model's tensors. Refuses models whose matrices are not [out, in], as decoded ones are, and
+    experts that are not stored as the architecture's are.
+    """
     described = describe(config)
     tensors = list(described.tensors()) if isinstance(described, Architecture) else []
     # Stacks of experts' matrices are decoded as the Hub's unquantised checkpoints have them.
@@ -106,7 +113,22 @@ def _shapes(config: Mapping[str, object]) -> dict[str, tuple[int, ...]]:
             "The model is quantised, and of an architecture that stores matrices as [in, out], for which Ostro does "
             "not read quantised checkpoints. Use the original model in safetensors, or a GGUF of it."
         )
+    _check_experts({tensor.name for tensor in tensors if tensor.stacked}, headers)
     return {tensor.name: tensor.shape for tensor in tensors}
+
+
+def _check_experts(stacks: Collection[str], headers: Iterable[TensorHeader]) -> None:
+    """Raises UnsupportedModel where the model has stacks of experts' matrices, and the files hold them one by one, or
+    quantised under the stack's own name. MXFP4's stacks have other names.
+    """
+    modules = {name.rpartition(".")[0] for name in stacks}
+    for header in headers:
+        one = _ONE_EXPERT.match(header.name)
+        if (header.name in stacks and header.format not in PLAIN) or (one is not None and one["module"] in modules):
+            raise UnsupportedModel(
+                f"Tensor {header.name!r}: the model's experts are quantised in a way that Ostro does not read for its "
+                "architecture. Use the original model in safetensors, or one whose experts are not quantised."
+            )
 
 
 def _with_shape(header: TensorHeader, shapes: Mapping[str, tuple[int, ...]]) -> TensorHeader:

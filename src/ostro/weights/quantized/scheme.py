@@ -17,7 +17,7 @@ from ostro.weights.quantized.weight import Packing, QuantizedWeight
 from ostro.weights.stored import TensorHeader
 
 WEIGHT = "weight"
-_PLAIN = ("F64", "F32", "F16", "BF16")
+PLAIN = ("F64", "F32", "F16", "BF16")
 Shape = tuple[int, ...]
 U = TypeVar("U")
 
@@ -93,7 +93,7 @@ class Scheme(ABC):
 
 
 def _is_plain(parts: Parts[T]) -> bool:
-    return parts.found.keys() == {WEIGHT} and parts[WEIGHT].format in _PLAIN
+    return parts.found.keys() == {WEIGHT} and parts[WEIGHT].format in PLAIN
 
 
 def refused(what: str) -> UnsupportedModel:
