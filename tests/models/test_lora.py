@@ -36,8 +36,16 @@ CONFIGS: Mapping[str, Mapping[str, object]] = {
     "gpt2": GPT2,
     "gpt_neox": {**LLAMA, "architectures": ["GPTNeoXForCausalLM"]},
     "glm4": {**LLAMA, "architectures": ["Glm4ForCausalLM"]},
+    "gemma4": {
+        **LLAMA,
+        "architectures": ["Gemma4ForCausalLM"],
+        "head_dim": 8,
+        "global_head_dim": 8,
+        "hidden_size_per_layer_input": 6,
+    },
 }
 TARGETS = {
+    "gemma4": (*ALL, "per_layer_input_gate", "per_layer_projection", "per_layer_model_projection"),
     "glm4": ("q_proj", "k_proj", "v_proj", "o_proj", "gate_up_proj", "down_proj"),
     "phi3": ("qkv_proj", "o_proj", "gate_up_proj", "down_proj"),
     "gpt2": ("c_attn", "c_proj", "c_fc"),
