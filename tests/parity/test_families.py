@@ -15,8 +15,9 @@ from transformers.core_model_loading import revert_weight_conversion
 from ostro.engine.core import EngineCore
 from ostro.engine.request import Request
 from ostro.engine.scheduler import Limits
+from ostro.models.architecture import Architecture
 from ostro.models.config import ConfigReader
-from ostro.models.registry import FAMILIES
+from ostro.models.registry import FAMILIES, describe
 from ostro.models.rope_settings import rope_settings
 from ostro.sampling_params import SamplingParams
 from ostro.torch_models.base import Model
@@ -499,7 +500,11 @@ def test_ministral_3_scales_queries_when_a_longer_context_is_asked_for() -> None
 
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # torch's notice of a CPU without bfloat16 instructions
 @pytest.mark.parametrize(
-    "name", ["llama", "qwen3", "gemma2", "gemma3", "gemma4", "gemma4-inputs", "olmo2", "gpt2", "hrm_text"]
+    "name",
+    [
+        *("llama", "qwen3", "gemma2", "gemma3", "gemma4", "gemma4-inputs", "gemma4-experts"),
+        *("llama4", "llama4-one-expert", "llama4-dense", "olmo2", "gpt2", "hrm_text"),
+    ],
 )
 def test_bfloat16_strays_from_float32_no_further_than_transformers_does(name: str) -> None:
     reference = reference_model(CASES[name])
@@ -520,6 +525,16 @@ def test_rope_frequencies_are_bit_for_bit_those_of_transformers(name: str) -> No
     rope = Rotary(rope_settings(config), head_dim=head_dim, max_seq_len=64)
     expected = reference.model.rotary_emb.inv_freq
     assert torch.equal(rope.frequencies, torch.cat((-expected, expected)))
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name.startswith("gemma4")])
+def test_both_ropes_of_gemma_4_are_within_a_last_bit_of_those_of_transformers(name: str) -> None:
+    described, reference = describe(CASES[name]), reference_model(CASES[name])
+    assert isinstance(described, Architecture)
+    for index, kind in enumerate(("full_attention", "sliding_attention")):
+        rope = Rotary(described.ropes[index], head_dim=described.rope_head_dim(index), max_seq_len=64)
+        expected = getattr(reference.model.rotary_emb, f"{kind}_inv_freq")
+        torch.testing.assert_close(rope.frequencies, torch.cat((-expected, expected)), rtol=2**-23, atol=0)
 
 
 @pytest.mark.parametrize("name", ["qwen3", "llama", "gpt2", "gpt_neox", "hrm_text"])
