@@ -99,6 +99,7 @@ LIBRARIES: Mapping[str, Mapping[str, When | None]] = {
         "kernels.gpu.signatures": None,
         "kernels.gpu.tile_attention": None,
         "kernels.gpu.tilings": None,
+        "kernels.plain_attention_memory": None,
         "torch_models": "anywhere",
         "runner": "anywhere",
         "runner.load": "inside functions",
