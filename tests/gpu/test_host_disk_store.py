@@ -60,6 +60,12 @@ def digest(number: int) -> bytes:
     return bytes([number]) * 32
 
 
+def await_disk(store: HostDiskStore, *numbers: int) -> None:
+    """Until the disk has pages that were spilled: on a GPU they are on their way first."""
+    while not all(store.holds(digest(number)) for number in numbers):
+        store.arrivals(timeout=0.01)
+
+
 def fetched(store: HostDiskStore, fetch: Fetch) -> int:
     """How many pages have arrived."""
     store.carry_out([fetch])
@@ -76,6 +82,7 @@ def test_pages_come_back_from_host_and_disk_in_one_fetch(tmp_path: Path) -> None
     with store_of(memory, tmp_path, num_slots=4) as store:
         store.carry_out([*(Store(page, page) for page in range(4)), *(Spill(digest(at), slot=at) for at in range(4))])
         store.carry_out([*(Store(4 + at, at) for at in range(4)), Spill(digest(9), page=8)])
+        await_disk(store, 0, 1, 2, 3, 9)
         memory.zero_()
         sources = (0, 1, 2, 3, digest(0), digest(1), digest(2), digest(3), digest(9))
         assert fetched(store, Fetch(1, sources, tuple(range(10, 19)))) == 9
@@ -86,6 +93,7 @@ def test_an_arrival_tells_what_its_pages_from_disk_took(tmp_path: Path) -> None:
     memory = torch.randn(2, 2, 21, 2, 4, 8, device=DEVICE)
     with store_of(memory, tmp_path, num_slots=2) as store:
         store.carry_out([Store(0, 0), Spill(digest(1), page=1)])
+        await_disk(store, 1)
         store.carry_out([Fetch(1, (0,), (10,)), Fetch(2, (0, digest(1)), (11, 12))])
         arrived: dict[int, Arrival] = {}
         while len(arrived) < 2:
@@ -98,6 +106,7 @@ def test_what_the_disk_lost_ends_a_fetch_there(tmp_path: Path) -> None:
     memory = torch.randn(2, 2, 21, 2, 4, 8, device=DEVICE)
     with store_of(memory, tmp_path, num_slots=2) as store:
         store.carry_out([Store(0, 0), Store(1, 1), *(Spill(digest(page), page=page) for page in range(2, 7))])
+        await_disk(store, 2, 3, 4, 5, 6)
         sources = (0, 1, digest(2), digest(3), digest(99), digest(5))
         assert fetched(store, Fetch(1, sources, tuple(range(10, 16)))) == 4
         assert fetched(store, Fetch(2, (digest(98), digest(2)), (10, 11))) == 0
@@ -108,6 +117,7 @@ def test_fetches_wait_for_one_another_at_the_disk(tmp_path: Path) -> None:
     before = memory.clone()
     with store_of(memory, tmp_path, num_slots=2) as store:
         store.carry_out([Store(0, 0), *(Spill(digest(page), page=page) for page in range(1, 9))])
+        await_disk(store, *range(1, 9))
         memory.zero_()
         sources = tuple(digest(page) for page in range(1, 9))
         store.carry_out([Fetch(at, sources, tuple(range(9 * at, 9 * at + 8))) for at in (1, 2)])

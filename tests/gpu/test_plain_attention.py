@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from model_files import write_checkpoint
+from native_models import needs_library
 from test_gpu_runner import GREEDY, ON_GPU, on_cpu, requests, run, tokens
 from tiny_configs import BY_MODEL_TYPE
 from tiny_models import LLAMA, random_model
@@ -93,8 +94,9 @@ def test_a_plan_refuses_tiers_on_a_gpu(tmp_path: Path, settings: Config) -> None
         plan(directory, EngineConfig(device="cuda", **settings), memory=1 << 32)  # type: ignore[arg-type]
 
 
+@needs_library
 def test_plan_and_loading_refuse_tiers_where_torch_runs_the_model_on_a_cpu(tmp_path: Path) -> None:
-    """The plan called them fitting, and the engine refused them once all weights were loaded."""
+    """Loading does so before it reads weights."""
     directory = write_checkpoint(tmp_path, GEMMA4, random_model(GEMMA4))
     config = EngineConfig(device="cpu", kv_persist=True)
     message = r"kv_persist needs .* the native CPU core, .*: its layers differ in their heads"
