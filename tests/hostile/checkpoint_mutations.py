@@ -146,6 +146,15 @@ CONFIGS: Mapping[str, Mapping[str, object]] = {
         "top_k_experts": 2,
         "moe_intermediate_size": 16,
     },
+    "gemma4-unified": {
+        **_SIZES,
+        "architectures": ["Gemma4UnifiedForCausalLM"],
+        "head_dim": 8,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "sliding_window": 8,
+        "global_head_dim": 16,
+        "final_logit_softcapping": 30.0,
+    },
     "gemma4": {
         **_SIZES,
         "architectures": ["Gemma4ForCausalLM"],

@@ -113,7 +113,7 @@ def test_sigterm_lets_requests_finish_and_refuses_new_ones(tmp_path: Path) -> No
 
 
 def test_request_whose_head_is_still_arriving_is_answered_by_a_server_that_ends(tmp_path: Path) -> None:
-    """Its connection was closed as an idle one."""
+    """Its connection is not an idle one."""
     body = b'{"prompt": "a", "max_tokens": 2}'
     head = b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
     request = head + b"Content-Length: %d\r\n\r\n" % len(body) + body
@@ -121,7 +121,9 @@ def test_request_whose_head_is_still_arriving_is_answered_by_a_server_that_ends(
         address = ("127.0.0.1", int(server.url.rpartition(":")[2]))
         with socket.create_connection(address, 10) as new, socket.create_connection(address, 10) as kept:
             kept.sendall(b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
-            assert kept.recv(1 << 16).startswith(b"HTTP/1.1 200 ")
+            answered = b""
+            while not answered.endswith(b"}"):
+                answered += kept.recv(1 << 16)
             for connection in (new, kept):
                 connection.sendall(request[:60])
             # Once these are answered, what was sent before them has arrived.
