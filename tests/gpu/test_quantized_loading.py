@@ -135,8 +135,14 @@ def test_scores_are_those_of_the_dequantised_twin(name: str, length: int, tmp_pa
     expected = scores(TorchRunner(twin, page_size=16, num_pages=8), prompt)
     runner = GpuRunner(loaded(tmp_path), page_size=16, num_pages=8, max_batch_tokens=32, max_batch_seqs=2)
     assert runner.spec.precision.startswith({"gptq": "int4", "int": "int8", "fp8": "fp8"}[name.split("-")[0]])
-    # In bfloat16 near ties fall either way, and for several rows of 8-bit floats the inputs are rounded to 8 bits, too.
-    near = 0.01 if not ON_GPU else 1.0
+    near = 0.01
+    if ON_GPU and name.startswith("fp8") and length > 1:
+        # The inputs of several rows are rounded to 8 bits, too.
+        near = 1.0
+    elif ON_GPU:
+        # In bfloat16, what its rounding does to the twin.
+        rounded = scores(TorchRunner(twin.bfloat16(), page_size=16, num_pages=8), prompt)
+        near = 0.1 + 2 * max(abs(ours - theirs) for ours, theirs in zip(rounded, expected, strict=True))
     assert scores(runner, prompt) == pytest.approx(expected, abs=near)
 
 
