@@ -101,7 +101,7 @@ def test_what_the_disk_has_given_up_or_a_failure_has_cut_short_is_not_lost() -> 
     made.engine.scheduler.abort_all()
     made.add(prompt(0, 4))
     made.engine.scheduler.schedule()
-    assert made.engine.scheduler.kv.is_fetching
+    assert made.engine.scheduler.kv.is_moving
     made.store._disk.clear()
     made.finish()
     made.check_outcomes(prompt(0, 4))
@@ -197,7 +197,7 @@ def test_a_request_that_is_aborted_while_its_pages_arrive_leaves_nothing_behind(
     run(made, prompt(0, 0), prompt(1, 1), prompt(2, 2))
     made.add(prompt(0, 3))
     made.engine.scheduler.schedule()
-    assert made.engine.scheduler.kv.is_fetching
+    assert made.engine.scheduler.kv.is_moving
     made.abort(3)
     assert made.engine.has_work
     made.finish()

@@ -1,5 +1,6 @@
 """Disk below host memory below pages: what comes back is what went, whichever way it took."""
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,11 +14,12 @@ from torch import Tensor
 from triton_device import DEVICE
 
 from ostro.engine.core import EngineCore
-from ostro.engine.page_store import Arrival, Fetch, Spill, Store
+from ostro.engine.page_store import Arrival, Fetch, Offer, Spill, Store
 from ostro.engine.request import Request
 from ostro.engine.tiers import Tiers
 from ostro.runner.gpu.host_disk_store import HostDiskStore
 from ostro.runner.gpu.host_store import HostStore
+from ostro.runner.page_bundles import PageBundles
 from ostro.runner.page_disk import PageDisk
 from ostro.runner.page_file import open_page_file
 
@@ -44,12 +46,22 @@ class Slots:
 
 @contextmanager
 def store_of(
-    memory: Tensor, directory: Path, *, num_slots: int, spare: int = 64, incoming: int = 3, outlives: bool = False
+    memory: Tensor,
+    directory: Path,
+    *,
+    num_slots: int,
+    spare: int = 64,
+    incoming: int = 3,
+    outlives: bool = False,
+    shared: Path | None = None,
 ) -> Iterator[HostDiskStore]:
     host = HostStore(memory, num_slots + spare + incoming)
+    bundles = None
+    if shared is not None:
+        bundles = PageBundles(shared, identity=IDENTITY, page_bytes=host.page_bytes, limit=1 << 20)
     name = "model.pages" if outlives else None
     file = open_page_file(directory, name, identity=IDENTITY, page_bytes=host.page_bytes, limit=1 << 20)
-    disk = PageDisk(file)
+    disk = PageDisk(file, bundles)
     yield HostDiskStore(host, disk, num_slots=num_slots, num_incoming=incoming, outlives=outlives)
     if not disk._thread.is_alive():
         return
@@ -141,6 +153,36 @@ def test_without_spare_memory_a_page_is_not_kept(tmp_path: Path) -> None:
         assert torch.equal(memory[:, :, 2], memory[:, :, 1])
 
 
+def test_pages_that_are_offered_come_to_another_store_whatever_room_there_is(tmp_path: Path) -> None:
+    memory, other = torch.randn(2, 2, 21, 2, 4, 8, device=DEVICE), torch.zeros(2, 2, 21, 2, 4, 8, device=DEVICE)
+    digests = tuple(digest(number) for number in range(7))
+    with store_of(memory, tmp_path, num_slots=2, spare=3, shared=tmp_path) as store:
+        store.carry_out([Offer(1, digests[:5], (4, 3, 2, 1, 0)), Offer(2, digests[5:], (5, 6))])
+        assert set(store.under_way) == {1, 2}
+        good: dict[int, int] = {}
+        while len(good) < 2:
+            good |= {each.ticket: each.num_good for each in store.arrivals(timeout=0.05)}
+        assert good == {1: 5, 2: 2}
+        assert all(store.is_shared(each) for each in digests)
+        assert len(store._spare) == 3
+    with store_of(other, tmp_path, num_slots=2, shared=tmp_path) as store:
+        assert fetched(store, Fetch(1, digests, tuple(range(10, 17)))) == 7
+    assert torch.equal(other[:, :, 10:17], memory[:, :, [4, 3, 2, 1, 0, 5, 6]])
+
+
+def test_offers_to_a_disk_that_takes_nothing_end_and_give_their_memory_back(tmp_path: Path) -> None:
+    memory = torch.randn(2, 2, 21, 2, 4, 8, device=DEVICE)
+    with store_of(memory, tmp_path, num_slots=0, spare=3, shared=tmp_path / "shared") as store:
+        [directory] = (tmp_path / "shared").iterdir()
+        directory.rmdir()
+        store.carry_out([Offer(1, (digest(1), digest(2)), (1, 2))])
+        while not (arrived := store.arrivals(timeout=0.05)):
+            pass
+        assert [each.num_good for each in arrived] == [0]
+        assert len(store._spare) == 3
+        assert not store.under_way
+
+
 def a_driver(store: HostDiskStore, slots: Slots) -> Driver:
     made = Driver(page_size=SIZE, num_pages=PAGES, vocab_size=VOCABULARY, steps_ahead=1)
     made.runner.fake._slots = slots  # type: ignore[assignment]
@@ -172,6 +214,36 @@ def test_an_engine_over_all_tiers_gives_what_is_computed_without_pages(tmp_path:
             counters = made.engine.scheduler.counters
             found += counters.fetched_disk_pages
             assert not counters.lost_pages
+    assert found > 0
+
+
+@pytest.mark.parametrize("num_slots", [0, 6])
+def test_engines_that_offer_to_one_another_give_what_is_computed_without_pages(tmp_path: Path, num_slots: int) -> None:
+    offered = found = 0
+    for seed in range(4):
+        slots, others = Slots(PAGES), Slots(PAGES)
+        with (
+            store_of(slots.memory, tmp_path, num_slots=num_slots, spare=2, shared=tmp_path / str(seed)) as store,
+            store_of(others.memory, tmp_path, num_slots=num_slots, spare=2, shared=tmp_path / str(seed)) as other,
+        ):
+            made, second, asked = a_driver(store, slots), a_driver(other, others), requests(seed)
+            for at in range(0, len(asked), 2):
+                made.run(*asked[at : at + 2])
+                for request in asked[at : at + 2]:
+                    made.engine.offer(request.prompt_ids, None, lambda _: None)
+                made.add(asked[at])
+                made.finish()
+            made.engine.offer_all()
+            made.finish()
+            looked = threading.Event()
+            second.engine.look(looked.set)
+            assert looked.wait(30)
+            for request in asked:
+                second.run(request)
+            second.check_outcomes(*asked)
+            offered += made.engine.scheduler.counters.offered_pages
+            found += second.engine.scheduler.counters.fetched_disk_pages
+    assert offered > 0
     assert found > 0
 
 

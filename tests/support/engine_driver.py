@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from fake_tiers import FakePageStore, FixedCosts
+from fake_tiers import FakePageStore, FixedCosts, Shared
 from guessed_drafts import GuessedDrafts
 from scripted_grammar import EOS, AutomatonMatcher, ScriptedGrammars
 
@@ -123,10 +123,12 @@ class Driver:
         disk_pages: int = 0,
         loss: float = 0.0,
         fetched: float = 1.0,
+        shared: Shared | None = None,
     ) -> None:
         """With `max_sampled` sequences draft, and each draft is right with a probability of `accuracy`; with one of
         `patience` a step waits for results so that it can have drafts. With `num_slots` or `disk_pages` evicted pages
         go there; `fetched` is the share of prefixes that are fetched from there, and `loss` that of damaged pages.
+        `shared` is what engines leave to one another.
         """
         limits = Limits(max_batch_tokens=max_batch_tokens, max_batch_seqs=max_batch_seqs)
         if not keeps_kv:
@@ -144,13 +146,14 @@ class Driver:
         )
         self.runner = CheckedRunner(fake, limits)
         self.speculation = GuessedDrafts(fake, accuracy, patience=patience) if max_sampled else None
-        self.store = FakePageStore(fake, num_slots=num_slots, disk_pages=disk_pages, loss=loss)
+        self.store = FakePageStore(fake, num_slots=num_slots, disk_pages=disk_pages, loss=loss, shared=shared)
+        has_tiers = bool(num_slots or disk_pages or shared is not None)
         self.engine = EngineCore(
             self.runner,
             limits,
             prefix_caching=prefix_caching,
             speculation=self.speculation,
-            tiers=Tiers(self.store, costs=FixedCosts(fetched), root=public_root) if num_slots or disk_pages else None,
+            tiers=Tiers(self.store, costs=FixedCosts(fetched), root=public_root) if has_tiers else None,
         )
         self.grammars = ScriptedGrammars(vocab_size)
         self.outcomes: dict[tuple[int, int], Outcome] = {}

@@ -2,23 +2,45 @@
 some of what they are given.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from random import Random
+from typing import NamedTuple
 
 from ostro.engine.fetch_costs import FetchCosts
-from ostro.engine.page_store import Arrival, Fetch, Move, Source, Spill, Store
+from ostro.engine.page_store import Arrival, Fetch, Move, Offer, Source, Spill, Store
 from ostro.runner.fake import FakeRunner
+
+Shared = dict[bytes, list[int]]
+"""What engines leave to one another."""
+
+
+class _Offering(NamedTuple):
+    offer: Offer
+    pages: list[list[int]]
+    """What they were when the offer began."""
+
+    @property
+    def ticket(self) -> int:
+        return self.offer.ticket
 
 
 class FakePageStore:
     def __init__(
-        self, runner: FakeRunner, *, num_slots: int, disk_pages: int = 0, loss: float = 0.0, seed: int = 0
+        self,
+        runner: FakeRunner,
+        *,
+        num_slots: int,
+        disk_pages: int = 0,
+        loss: float = 0.0,
+        seed: int = 0,
+        shared: Shared | None = None,
     ) -> None:
         """`loss` is how likely a page on disk turns out to be damaged when it is read."""
         self._runner, self._disk_pages, self._loss = runner, disk_pages, loss
+        self._shared = shared
         self._slots: list[list[int] | None] = [None] * num_slots
         self._disk: dict[bytes, list[int]] = {}
-        self._under_way: list[Fetch] = []
+        self._under_way: list[Fetch | _Offering] = []
         self._random = Random(seed)
         self.stores: list[Store] = []
         self.num_damaged = 0
@@ -35,7 +57,17 @@ class FakePageStore:
 
     def holds(self, digest: bytes) -> bool:
         self.num_asked += 1
-        return digest in self._disk
+        return digest in self._disk or self.is_shared(digest)
+
+    @property
+    def shares(self) -> bool:
+        return self._shared is not None
+
+    def is_shared(self, digest: bytes) -> bool:
+        return self._shared is not None and digest in self._shared
+
+    def look(self, done: Callable[[], None]) -> None:
+        done()
 
     @property
     def under_way(self) -> Collection[int]:
@@ -53,6 +85,8 @@ class FakePageStore:
                     for page in move.pages:
                         self._runner.write_page(page)
                     self._under_way.append(move)
+                case Offer():
+                    self._under_way.append(_Offering(move, [self._runner.read_page(page) for page in move.pages]))
 
     def arrivals(self, timeout: float = 0.0) -> list[Arrival]:
         """Some of what is under way arrives, and the first if the engine waits for it."""
@@ -60,10 +94,13 @@ class FakePageStore:
         if timeout and not arrived:
             arrived = self._under_way[:1]
         self._under_way = [move for move in self._under_way if move not in arrived]
-        return [self._arrive(move) for move in arrived]
+        return [self._arrive(move) if isinstance(move, Fetch) else self._leave(move) for move in arrived]
 
     def close(self, hot: Sequence[Spill] = ()) -> None:
         self.carry_out(hot[::-1])
+        if self._shared is not None:
+            for digest, page, slot in hot:
+                self._shared[digest] = self._runner.read_page(page) if page is not None else self._slot(slot)
 
     def inherit(self, closed: "FakePageStore") -> None:
         """Begins with what another has left on disk."""
@@ -78,12 +115,21 @@ class FakePageStore:
             self._runner.write_page(page, slots)
         return Arrival(move.ticket, len(move.pages), 0.0)
 
+    def _leave(self, offering: _Offering) -> Arrival:
+        """A store may read a page at any time until it tells that it has: it must be the same at the end."""
+        offer, begun = offering
+        assert [self._runner.read_page(page) for page in offer.pages] == begun, "a page changed while it was offered"
+        num_good = self._random.randrange(len(begun)) if self._random.random() < self._loss else len(begun)
+        assert self._shared is not None
+        self._shared.update(zip(offer.digests[:num_good], begun[:num_good], strict=True))
+        return Arrival(offer.ticket, num_good, 0.0)
+
     def _read(self, source: Source) -> list[int] | None:
         if isinstance(source, int):
             return self._slot(source)
         if self._random.random() < self._loss and self._disk.pop(source, None) is not None:
             self.num_damaged += 1
-        return self._disk.get(source)
+        return self._disk.get(source) or (self._shared or {}).get(source)
 
     def _write(self, digest: bytes, slots: list[int]) -> None:
         assert self._disk.pop(digest, slots) == slots, "a page on disk is not what it should be"

@@ -11,12 +11,13 @@ sampling deferred: `results of 1` yield the masks, then `sample 2` is launched w
 
 import time
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from ostro.engine.batch import Batch
 from ostro.engine.constraint import Prototype
+from ostro.engine.kv import salt_of
 from ostro.engine.profile import Profile, Recorded
 from ostro.engine.request import Request
 from ostro.engine.runner import ModelRunner, Step
@@ -72,7 +73,7 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        return self.scheduler.has_work or bool(self._under_way) or self.scheduler.kv.is_fetching
+        return self.scheduler.has_work or bool(self._under_way) or self.scheduler.kv.is_moving
 
     def check(self, request: Request) -> None:
         """Raises BadRequest for a request that can never run."""
@@ -84,6 +85,28 @@ class EngineCore:
 
     def abort(self, request_id: int, choice: int | None = None) -> None:
         self.scheduler.abort(request_id, choice)
+
+    def num_found(self, prompt_ids: Sequence[int], adapter: str | None = None) -> int:
+        """How many tokens of a prompt, of a request without a salt, are cached here or found in lower tiers."""
+        return self.scheduler.kv.num_found(list(prompt_ids), salt_of(adapter))
+
+    def look(self, done: Callable[[], None]) -> None:
+        """Finds out what other engines have left by now, and then calls `done`, perhaps in another thread."""
+        if self.tiers is None:
+            done()
+        else:
+            self.tiers.store.look(done)
+
+    def offer(self, prompt_ids: Sequence[int], adapter: str | None, done: Callable[[int], None]) -> None:
+        """Leaves a prompt to other engines, as far as it is computed here. `done` is told, within this call or a later
+        step, how many of its tokens they find.
+        """
+        self.scheduler.kv.offer(list(prompt_ids), salt_of(adapter), done)
+
+    def offer_all(self) -> None:
+        """Leaves all prefixes that the device holds to other engines, within later steps."""
+        if self.tiers is not None:
+            self.tiers.offer_all()
 
     def step(self, scheduled: Callable[[], None] = lambda: None) -> list[Progress]:
         """Launches the next step, applies the results that are due, and returns each sequence's progress from them.
@@ -125,7 +148,7 @@ class EngineCore:
         return gains
 
     def _take_arrivals(self, timeout: float = 0.0) -> None:
-        if self.tiers is not None and self.tiers.is_fetching:
+        if self.tiers is not None and self.tiers.is_moving:
             for arrival in self.tiers.store.arrivals(timeout):
                 self.scheduler.take_arrival(arrival)
 

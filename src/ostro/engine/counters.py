@@ -26,6 +26,8 @@ class Counters:
     """Pages fetched from host memory, and from disk; and those that were lost or damaged there."""
     fetched_disk_pages: int = 0
     lost_pages: int = 0
+    offered_pages: int = 0
+    """Pages left to other engines."""
     fetch_seconds: float = 0.0
     """Time that these copies took, beside the steps."""
     outer_steps: int = 0

@@ -9,7 +9,7 @@ A page that fills moves into the tree. So every page is free, in the tree, or ow
 needs a reference count.
 """
 
-from collections.abc import Container
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -119,8 +119,24 @@ class KVCache:
         return True
 
     @property
-    def is_fetching(self) -> bool:
-        return self._tiers is not None and self._tiers.is_fetching
+    def is_moving(self) -> bool:
+        """Whether pages are being fetched from lower tiers, or offered to other engines: they are locked meanwhile."""
+        return self._tiers is not None and self._tiers.is_moving
+
+    def num_found(self, token_ids: list[int], salt: Salt) -> int:
+        """How many tokens of a prompt are cached, on the device or below."""
+        node = self._tree.match(token_ids, limit=len(token_ids), salt=salt)
+        below = () if self._tiers is None else self._tiers.find(node, token_ids, len(token_ids))
+        # If some of it is arriving already, so is what it was fetched for.
+        return len(token_ids) if below is None else (node.depth + len(below)) * self.page_size
+
+    def offer(self, token_ids: list[int], salt: Salt, done: Callable[[int], None]) -> None:
+        """Leaves a prompt's pages to other engines. `done` is told, now or later, how many tokens of it others find."""
+        if self._tiers is None:
+            done(0)
+        else:
+            node = self._tree.match(token_ids, limit=len(token_ids), salt=salt)
+            self._tiers.offer(node, lambda num_pages: done(num_pages * self.page_size))
 
     def take_arrival(self, arrival: Arrival) -> None:
         assert self._tiers is not None
@@ -287,5 +303,9 @@ class KVCache:
         # Without prefix caching a request still shares pages among its own choices, so it gets a salt of its own.
         if not self.prefix_caching:
             return f"\0request {request.id}"
-        # With an adapter the same tokens have different keys and values. A pair cannot collide with a caller's salt.
-        return request.cache_salt if request.adapter is None else (request.adapter, request.cache_salt)
+        return salt_of(request.adapter, request.cache_salt)
+
+
+def salt_of(adapter: str | None, cache_salt: str = "") -> Salt:
+    """With an adapter the same tokens have different keys and values. A pair cannot collide with a caller's salt."""
+    return cache_salt if adapter is None else (adapter, cache_salt)

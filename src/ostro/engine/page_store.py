@@ -5,9 +5,10 @@ steps around them, so that a copy is always of what the engine means:
 
     step 1 writes page 7 ── Store(page 7, slot 3) ── step 2 overwrites page 7      the slot has what step 1 wrote
     Fetch(slot 3 -> page 9) ── arrives ── step 5 reads page 9                      no step before it uses page 9
+    step 1 writes page 7 ── Offer(page 7) ── arrives ── step 5 overwrites page 7   nobody writes to it meanwhile
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -38,16 +39,25 @@ class Fetch(NamedTuple):
     pages: tuple[int, ...]
 
 
-Move = Store | Spill | Fetch
+class Offer(NamedTuple):
+    """Leaves pages to other engines. Nobody writes to the pages until the arrival is told."""
+
+    ticket: int
+    digests: tuple[bytes, ...]
+    pages: tuple[int, ...]
+
+
+Move = Store | Spill | Fetch | Offer
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A fetch that has ended."""
+    """A fetch or an offer that has ended."""
 
     ticket: int
     num_good: int
-    """Pages that have what was asked for, from the first on. The others are not below any more."""
+    """Pages that have what was asked for, from the first on. Others that were fetched are not below any more; others
+    that were offered are not there."""
     seconds: float
     """How long the copies took, without the wait for their turn."""
     disk_seconds: float = 0.0
@@ -69,18 +79,29 @@ class PageStore(Protocol):
         """Whether a page is on disk, as far as is known."""
 
     @property
+    def shares(self) -> bool:
+        """Whether pages can be left to other engines. If not, nothing is offered."""
+
+    def is_shared(self, digest: bytes) -> bool:
+        """Whether other engines find a page, as far as is known."""
+
+    def look(self, done: Callable[[], None]) -> None:
+        """Finds out what other engines have left by now, and then calls `done`, perhaps in another thread."""
+
+    @property
     def under_way(self) -> Collection[int]:
-        """Tickets of fetches that have begun, and that `arrivals` has not returned. True also after a move has failed:
-        what is not among them writes to no page.
+        """Tickets of fetches and offers that have begun, and that `arrivals` has not returned. True also after a move
+        has failed: what is not among them neither writes to a page nor reads one.
         """
 
     def carry_out(self, moves: Sequence[Move]) -> None:
         """Begins the moves, in order: after the steps launched so far, and before any that is launched later."""
 
     def arrivals(self, timeout: float = 0.0) -> list[Arrival]:
-        """Fetches that have ended since the last call; waits for one, if none has, for up to `timeout` seconds."""
+        """Fetches and offers that have ended since the last call; waits for up to `timeout` seconds if none has."""
 
     def close(self, hot: Sequence[Spill] = ()) -> None:
         """If the disk outlives the engine, writes those of these pages that it does not hold, the most recently used
-        first, and keeps the others there. Waits for all that is being written. Nothing may be moved afterwards.
+        first, and keeps the others there. Leaves them to other engines, if it `shares`. Waits for all that is being
+        written. Nothing may be moved afterwards.
         """

@@ -214,7 +214,7 @@ class Scheduler:
         if not chunks:
             self._carry_on(chunks, budgets)
         if not chunks:
-            assert self._under_way or not self.has_work or self.kv.is_fetching, "sequences wait and none can run"
+            assert self._under_way or not self.has_work or self.kv.is_moving, "sequences wait and none can run"
             return None
         if self.speculation is not None:
             self._add_drafts(self.speculation, chunks, max(budgets.values()))
@@ -572,7 +572,7 @@ class Scheduler:
         """
         while not self.kv.extend(seq, seq.num_tokens):
             victim = self.running[-1]
-            if victim is self.running[0] and self.kv.is_fetching:
+            if victim is self.running[0] and self.kv.is_moving:
                 return False
             self._preempt(victim)
             if victim is seq:

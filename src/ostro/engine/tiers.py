@@ -7,17 +7,21 @@ what is stored, spilled and fetched; `engine.page_store` carries it out. Knows n
 A page that was fetched keeps its slot, so that it can be evicted again without a copy. Slots are given up oldest first,
 leaves before their parents, because nobody finds a page whose ancestors are gone. On disk there is no tree: a page is
 found by a digest of the model and of every token up to its end, also after a restart.
+
+Where engines share pages, a prefix can be offered to the others, who then find it as if it were on their own disk. Its
+path is locked meanwhile, so that its pages stay what they are.
 """
 
 import heapq
 from array import array
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from hashlib import blake2b
 from typing import NamedTuple
 
 from ostro.engine.counters import Counters
 from ostro.engine.fetch_costs import FetchCosts
-from ostro.engine.page_store import Arrival, Fetch, Move, PageStore, Source, Spill, Store
+from ostro.engine.page_store import Arrival, Fetch, Move, Offer, PageStore, Source, Spill, Store
 from ostro.engine.radix import NOWHERE, Node, PageKey, RadixCache, Salt
 
 DIGEST_BYTES = 32
@@ -41,6 +45,14 @@ class _Fetching(NamedTuple):
     """How many of them come from slots."""
 
 
+class _Offering(NamedTuple):
+    node: Node
+    """It is locked."""
+    nodes: tuple[Node, ...]
+    """Those on its path whose pages are being written, from the upmost down."""
+    done: Callable[[int], None]
+
+
 class Tiers:
     def __init__(
         self,
@@ -60,6 +72,10 @@ class Tiers:
         self._pushes = 0
         self._moves: list[Move] = []
         self._fetching: dict[int, _Fetching] = {}
+        self._offering: dict[int, _Offering] = {}
+        # Leaves whose paths are still to be offered, one after the other, and whether one is.
+        self._hot: deque[Node] = deque()
+        self._is_offering_hot = False
         self._next_ticket = 0
         self._is_closed = False
 
@@ -72,11 +88,13 @@ class Tiers:
         return not self.num_slots_used and not self.store.on_disk
 
     @property
-    def is_fetching(self) -> bool:
-        return bool(self._fetching)
+    def is_moving(self) -> bool:
+        """Whether pages are being fetched or offered: they are locked until that has ended."""
+        return bool(self._fetching or self._offering or self._hot)
 
     def carry_out(self) -> None:
         """Begins the moves that were decided since the last call. Call it before the next step is launched."""
+        self._offer_hot()
         # Taken before they begin: after a failure `abandon` asks the store which fetches have begun.
         moves, self._moves = self._moves, []
         if moves:
@@ -207,6 +225,8 @@ class Tiers:
 
     def take(self, arrival: Arrival) -> list[int]:
         """Makes the pages that have arrived available. Returns the others, which are free again."""
+        if (offering := self._offering.pop(arrival.ticket, None)) is not None:
+            self._end_offer(offering, arrival.num_good)
         if arrival.ticket not in self._fetching:
             return []
         nodes, pages, num_slots = self._fetching.pop(arrival.ticket)
@@ -232,6 +252,52 @@ class Tiers:
             self._offer(node)
         return free
 
+    # ---- to other engines
+
+    def offer(self, node: Node, done: Callable[[int], None]) -> None:
+        """Leaves the pages on the path to a resident node to other engines. `done` is told, now or later, how many of
+        them others find, from the first on.
+        """
+        if not self.store.shares or self._digest(node) is None:
+            done(0)
+            return
+        fresh = [each for each in node.path() if not self.store.is_shared(self._public_digest(each))][::-1]
+        if not fresh:
+            done(node.depth)
+            return
+        self._tree.lock(node)
+        self._next_ticket += 1
+        self._offering[self._next_ticket] = _Offering(node, tuple(fresh), done)
+        digests = tuple(self._public_digest(each) for each in fresh)
+        self._moves.append(Offer(self._next_ticket, digests, tuple(each.page for each in fresh)))
+
+    def offer_all(self) -> None:
+        """Leaves all that the device holds to other engines, path by path, the most recently used first."""
+        leaves = (node for node in self._tree.nodes() if node.is_resident and not node.num_resident)
+        self._hot = deque(sorted(leaves, key=lambda node: -node.last_used)) if self.store.shares else deque()
+
+    def _offer_hot(self) -> None:
+        """Begins the next of these, unless one is under way: all that is offered is locked."""
+        while self._hot and not self._is_offering_hot:
+            node = self._hot.popleft()
+            if node.is_resident and not any(each.is_arriving for each in node.path()):
+                self._is_offering_hot = True
+                self.offer(node, self._end_hot)
+
+    def _end_hot(self, num_pages: int) -> None:
+        self._is_offering_hot = False
+
+    def _end_offer(self, offering: _Offering, num_good: int) -> None:
+        node, nodes, done = offering
+        self._tree.unlock(node)
+        self.counters.offered_pages += num_good
+        done(node.depth if num_good == len(nodes) else nodes[num_good].depth - 1)
+
+    def _public_digest(self, node: Node) -> bytes:
+        digest = self._digest(node)
+        assert digest is not None, "a salt's pages are nobody else's"
+        return digest
+
     # ---- digests
 
     def _digest(self, node: Node) -> bytes | None:
@@ -256,7 +322,8 @@ class Tiers:
         that were not made count as made: forget them all.
         """
         self._moves = []
-        ended = sorted(self._fetching.keys() - set(self.store.under_way))
+        self._hot.clear()
+        ended = sorted((self._fetching.keys() | self._offering.keys()) - set(self.store.under_way))
         return [page for ticket in ended for page in self.take(Arrival(ticket, 0, 0.0))]
 
     def forget_all(self) -> None:
@@ -286,9 +353,11 @@ class Tiers:
         self.store.close(hot)
 
     def locked(self) -> Iterator[Node]:
-        """Nodes that fetches lock, each as often as it is locked."""
+        """Nodes that fetches and offers lock, each as often as it is locked."""
         for fetching in self._fetching.values():
             yield from fetching.nodes[-1].path()
+        for offering in self._offering.values():
+            yield from offering.node.path()
 
     def needless(self) -> Iterator[int]:
         """Pages that arrive for nodes that have others by now."""

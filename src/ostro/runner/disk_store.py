@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Protocol
 
-from ostro.engine.page_store import Arrival, Fetch, Move, Spill, Store
+from ostro.engine.page_store import Arrival, Fetch, Move, Offer, Spill, Store
 from ostro.runner.page_disk import Bytes, PageDisk
 
 
@@ -30,6 +30,16 @@ class DiskStore:
         return self._disk.holds(digest)
 
     @property
+    def shares(self) -> bool:
+        return self._disk.shares
+
+    def is_shared(self, digest: bytes) -> bool:
+        return self._disk.is_shared(digest)
+
+    def look(self, done: Callable[[], None]) -> None:
+        self._disk.look(done)
+
+    @property
     def under_way(self) -> Collection[int]:
         return self._disk.under_way
 
@@ -41,6 +51,10 @@ class DiskStore:
                 case Fetch(ticket=ticket, sources=sources, pages=pages):
                     digests = [source for source in sources if isinstance(source, bytes)]
                     self._disk.read(ticket, digests, [self._pages.page(page) for page in pages])
+                case Offer(ticket=ticket, digests=offered, pages=pages):
+                    # Not copied: nobody writes to them.
+                    views = [self._pages.page(page) for page in pages]
+                    self._disk.offer(ticket, list(zip(offered, views, strict=True)))
                 case Store():
                     raise AssertionError("there are no slots")
 
@@ -49,9 +63,7 @@ class DiskStore:
         return [Arrival(each.ticket, each.num_good, each.seconds, each.seconds, len(each.lost)) for each in ended]
 
     def close(self, hot: Sequence[Spill] = ()) -> None:
-        if self._outlives:
-            self._disk.write_all([(move.digest, self._copy_of(move)) for move in hot])
-        self._disk.close()
+        self._disk.close([(move.digest, self._copy_of(move)) for move in hot], outlives=self._outlives)
 
     def _copy_of(self, move: Spill) -> Callable[[], Bytes]:
         assert move.page is not None, "there are no slots"

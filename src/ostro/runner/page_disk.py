@@ -1,5 +1,7 @@
 """Pages on disk by their digests: which there are, and a thread that reads and writes them. Knows no engine.
 
+Some are in this engine's own file, others in bundles that engines leave to one another; either may be missing.
+
 Jobs are done in the order in which they were given, so that a page that is still being written can already be read.
 The index belongs to the caller's thread: what the other finds out, it tells in `ended`.
 """
@@ -9,12 +11,15 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from ostro.runner.page_bundles import PageBundles
 from ostro.runner.page_file import PageFile
 
 Bytes = npt.NDArray[np.uint8]
@@ -22,6 +27,10 @@ Bytes = npt.NDArray[np.uint8]
 # Pages that wait to be written take up to so much memory, but at least a few; others are dropped then.
 _MOST_WAITING = 256 << 20
 _FEWEST_WAITING = 8
+# How often a thread that has nothing to do looks for new bundles.
+_LOOK_SECONDS = 0.5
+# Pages that are left to others when an engine ends are in bundles of this size: whoever ends it may be in a hurry.
+_BUNDLE_BYTES = 64 << 20
 
 _log = logging.getLogger(__name__)
 
@@ -36,12 +45,26 @@ class _Write(NamedTuple):
 
 class _Read(NamedTuple):
     ticket: int
-    wanted: tuple[tuple[int, bytes, Bytes], ...]
-    """Each page's record, its digest, and where it goes."""
+    wanted: tuple[tuple[int | None, bytes, Bytes], ...]
+    """Each page's record, or None if it is in a bundle; its digest; and where it goes."""
+
+
+class _Offer(NamedTuple):
+    ticket: int | None
+    """None if nobody waits for it."""
+    pages: tuple[tuple[bytes, Bytes], ...]
+    done: Callable[[], None]
+
+
+class _Look(NamedTuple):
+    done: Callable[[], None]
+
+
+_Job = _Write | _Read | _Offer | _Look
 
 
 class Ended(NamedTuple):
-    """A read that has ended, with the pages that are right, from the first on."""
+    """A read that has ended, with the pages that are right, from the first on; or an offer, with those written."""
 
     ticket: int
     num_good: int
@@ -51,36 +74,43 @@ class Ended(NamedTuple):
 
 
 class PageDisk:
-    def __init__(self, file: PageFile) -> None:
-        self._file = file
-        found = sorted(file.found())
+    def __init__(self, file: PageFile | None, bundles: PageBundles | None = None) -> None:
+        """At least one of them."""
+        pages = bundles if file is None else file
+        assert pages is not None, "there is nowhere to keep a page"
+        self._file, self._bundles, self.page_bytes = file, bundles, pages.page_bytes
+        self.num_records = 0 if file is None else file.num_records
+        found = [] if file is None else sorted(file.found())
         # Least recently used first. Of a page that was written twice, the later record counts.
         self._index: OrderedDict[bytes, int] = OrderedDict((each.digest, each.record) for each in found)
         used = set(self._index.values())
-        self._free = [record for record in reversed(range(file.num_records)) if record not in used]
+        self._free = [record for record in reversed(range(self.num_records)) if record not in used]
         self._order = found[-1].order + 1 if found else 0
-        self._room = threading.Semaphore(max(_FEWEST_WAITING, _MOST_WAITING // file.page_bytes))
-        self._is_failing = False
+        self._most_waiting = max(_FEWEST_WAITING, _MOST_WAITING // self.page_bytes)
+        self._room = threading.Semaphore(self._most_waiting)
+        self._is_failing = self._is_blind = False
         self.under_way: set[int] = set()
-        """Tickets of reads that `ended` has not returned."""
-        self._jobs: SimpleQueue[_Write | _Read | None] = SimpleQueue()
+        """Tickets of reads and offers that `ended` has not returned."""
+        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._ended: SimpleQueue[Ended] = SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="pages", daemon=True)
         self._thread.start()
 
     def __len__(self) -> int:
-        return len(self._index)
+        """Pages of its own, and those in bundles."""
+        return len(self._index) + (0 if self._bundles is None else len(self._bundles))
 
     @property
-    def num_records(self) -> int:
-        return self._file.num_records
-
-    @property
-    def page_bytes(self) -> int:
-        return self._file.page_bytes
+    def shares(self) -> bool:
+        """Whether there are bundles, for others to find."""
+        return self._bundles is not None
 
     def holds(self, digest: bytes) -> bool:
-        return digest in self._index
+        return digest in self._index or self.is_shared(digest)
+
+    def is_shared(self, digest: bytes) -> bool:
+        """Whether others find the page as well."""
+        return self._bundles is not None and self._bundles.holds(digest)
 
     def write(self, digest: bytes, page: Callable[[], Bytes], done: Callable[[], None] = lambda: None) -> None:
         """Has what `page` returns written, unless too many wait for that already: then the page is not kept. Calls
@@ -117,18 +147,41 @@ class PageDisk:
 
     def read(self, ticket: int, digests: Sequence[bytes], into: Sequence[Bytes]) -> None:
         """Begins to read pages; `ended` tells when they are there."""
-        records = []
+        records: list[int | None] = []
         for digest in digests:
-            if (record := self._index.get(digest)) is None:
+            if (record := self._index.get(digest)) is not None:
+                self._index.move_to_end(digest)
+            elif not self.is_shared(digest):
                 break
-            self._index.move_to_end(digest)
             records.append(record)
         # Before it begins: an interrupt in between must not free the memory that it reads to.
         self.under_way.add(ticket)
         self._jobs.put(_Read(ticket, tuple(zip(records, digests, into, strict=False))))
 
+    def offer(self, ticket: int, pages: Sequence[tuple[bytes, Bytes]], done: Callable[[], None] = lambda: None) -> None:
+        """Begins to leave pages to others; `ended` tells how many it has left. Calls `done`, in another thread, when
+        the bytes are not needed any more.
+        """
+        self.under_way.add(ticket)
+        self._jobs.put(_Offer(ticket, tuple(pages), done))
+
+    def offer_all(self, pages: Sequence[tuple[bytes, Callable[[], Bytes]]]) -> None:
+        """Has those pages left to others that are not there yet, in bundles, the first of them first."""
+        each = max(1, min(self._most_waiting, _BUNDLE_BYTES // self.page_bytes))
+        fresh = [(digest, page) for digest, page in pages if not self.is_shared(digest)]
+        for at in range(0, len(fresh), each):
+            some = fresh[at : at + each]
+            for _ in some:
+                self._room.acquire()
+            bundle = tuple((digest, page()) for digest, page in some)
+            self._jobs.put(_Offer(None, bundle, partial(self._room.release, len(some))))
+
+    def look(self, done: Callable[[], None]) -> None:
+        """Looks for new bundles, and then calls `done`, in another thread."""
+        self._jobs.put(_Look(done))
+
     def ended(self, timeout: float = 0.0) -> list[Ended]:
-        """The reads that have ended since the last call; waits for the first of them for up to `timeout` seconds."""
+        """The reads and offers that have ended since the last call; waits for the first for up to `timeout` seconds."""
         ended: list[Ended] = []
         try:
             ended.append(self._ended.get(timeout=timeout) if timeout else self._ended.get_nowait())
@@ -142,20 +195,65 @@ class PageDisk:
                 self._free.append(record)
         return ended
 
-    def close(self) -> None:
-        """Waits until all is written."""
+    def close(self, hot: Sequence[tuple[bytes, Callable[[], Bytes]]] = (), *, outlives: bool = False) -> None:
+        """Leaves the pages that are hot to others, and if the file outlives this process, to the next one. Waits until
+        all is written.
+        """
+        if self.shares:
+            self.offer_all(hot)
+        if outlives:
+            self.write_all(hot)
         self._jobs.put(None)
         self._thread.join()
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
+        if self._bundles is not None:
+            self._bundles.close()
 
     def _work(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            if isinstance(job, _Read):
-                self._ended.put(self._read(job))
-            else:
-                self._write(job)
-                job.done()
-                self._room.release()
+        while (job := self._next_job()) is not None:
+            match job:
+                case _Read():
+                    self._ended.put(self._read(job))
+                case _Write():
+                    self._write(job)
+                    job.done()
+                    self._room.release()
+                case _Offer():
+                    self._offer(job)
+                case _Look():
+                    self._look()
+                    job.done()
+
+    def _next_job(self) -> _Job | None:
+        while self._bundles is not None:
+            with suppress(Empty):
+                return self._jobs.get(timeout=_LOOK_SECONDS)
+            self._look()
+        return self._jobs.get()
+
+    def _look(self) -> None:
+        if self._bundles is None:
+            return
+        try:
+            self._bundles.look()
+        except OSError as error:
+            if not self._is_blind:
+                _log.warning("prefixes of other engines are not found: %s", error)
+            self._is_blind = True
+        else:
+            self._is_blind = False
+
+    def _offer(self, job: _Offer) -> None:
+        began, num_written = time.perf_counter(), 0
+        try:
+            if self._bundles is not None:
+                num_written = self._bundles.write(job.pages)
+        except Exception:  # noqa: BLE001  whatever it is, somebody waits for the answer
+            _log.exception("pages could not be left to other engines")
+        job.done()
+        if job.ticket is not None:
+            self._ended.put(Ended(job.ticket, num_written, (), time.perf_counter() - began))
 
     def _read(self, job: _Read) -> Ended:
         began = time.perf_counter()
@@ -164,15 +262,17 @@ class PageDisk:
                 return Ended(job.ticket, at, (digest,), time.perf_counter() - began)
         return Ended(job.ticket, len(job.wanted), (), time.perf_counter() - began)
 
-    def _is_right(self, record: int, digest: bytes, into: Bytes) -> bool:
+    def _is_right(self, record: int | None, digest: bytes, into: Bytes) -> bool:
         try:
-            return self._file.read(record, digest, into.data)
+            if record is None:
+                return self._bundles is not None and self._bundles.read(digest, into.data)
+            return self._file is not None and self._file.read(record, digest, into.data)
         except Exception:  # noqa: BLE001  whatever it is, a request waits for the answer
             _log.exception("a page on disk could not be read, and is computed again")
             return False
 
     def _write(self, job: _Write) -> None:
-        if self._is_failing:
+        if self._is_failing or self._file is None:
             return
         try:
             self._file.write(job.record, job.digest, job.order, job.page.data)

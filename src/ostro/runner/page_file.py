@@ -43,19 +43,27 @@ class Found(NamedTuple):
 
 
 class PageFile:
+    """Takes over an open file, of which up to `limit` bytes are used. `prepare` it, or check that it `is_ours`."""
+
     def __init__(self, descriptor: int, *, identity: bytes, page_bytes: int, limit: int) -> None:
-        """Takes over an open file, of which up to `limit` bytes are used. What is not a file of these pages becomes an
-        empty one. Raises OSError if it cannot be written.
-        """
         self._descriptor, self.page_bytes = descriptor, page_bytes
-        self.num_records = max(0, (limit - _HEADER_BYTES) // (_RECORD_BYTES + page_bytes))
+        self.num_records = pages_within(limit, page_bytes)
         header = _HEADER.pack(_MAGIC, identity, page_bytes)
-        header += _sum_of(header)
-        if os.pread(descriptor, len(header), 0) != header:
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, header, 0)
-        elif os.fstat(descriptor).st_size > self._offset(self.num_records):
-            os.ftruncate(descriptor, self._offset(self.num_records))
+        self._header = header + _sum_of(header)
+
+    def is_ours(self) -> bool:
+        """Whether it is a file of these pages."""
+        return os.pread(self._descriptor, len(self._header), 0) == self._header
+
+    def prepare(self) -> None:
+        """Makes it an empty file if it is not a file of these pages, and cuts off what is beyond the limit. Raises
+        OSError if it cannot be written.
+        """
+        if not self.is_ours():
+            os.ftruncate(self._descriptor, 0)
+            os.pwrite(self._descriptor, self._header, 0)
+        elif os.fstat(self._descriptor).st_size > self._offset(self.num_records):
+            os.ftruncate(self._descriptor, self._offset(self.num_records))
 
     def close(self) -> None:
         os.close(self._descriptor)
@@ -113,10 +121,12 @@ def open_page_file(directory: Path, name: str | None, *, identity: bytes, page_b
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor = _temporary(directory) if name is None else _lasting(directory / name)
         try:
-            return PageFile(descriptor, identity=identity, page_bytes=page_bytes, limit=limit)
+            file = PageFile(descriptor, identity=identity, page_bytes=page_bytes, limit=limit)
+            file.prepare()
         except BaseException:
             os.close(descriptor)
             raise
+        return file
     except OSError as error:
         raise PageFileUnusable(f"{directory} cannot take pages ({error.strerror or error})") from error
 
@@ -154,4 +164,14 @@ def _lasting(path: Path) -> int:
     raise PageFileUnusable(f"{path} {reason}")
 
 
-__all__ = ["Found", "PageFile", "PageFileUnusable", "open_page_file"]
+def pages_within(limit: int, page_bytes: int) -> int:
+    """How many pages a file of so many bytes has room for."""
+    return max(0, (limit - _HEADER_BYTES) // (_RECORD_BYTES + page_bytes))
+
+
+def file_bytes(num_pages: int, page_bytes: int) -> int:
+    """The size of a file that has so many pages."""
+    return _HEADER_BYTES + num_pages * (_RECORD_BYTES + page_bytes)
+
+
+__all__ = ["Found", "PageFile", "PageFileUnusable", "file_bytes", "open_page_file", "pages_within"]

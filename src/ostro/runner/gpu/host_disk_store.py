@@ -6,7 +6,8 @@ The engine's slots are places that move. A slot that is spilled hands its memory
     memory    4 1 7 0 2 │ 3 5 6                                  │ 8 9
 
 If no memory is spare, the disk is slower than the device, and the page is not kept. Pages from disk come through the
-incoming memory, one fetch at a time, as many as fit there at once.
+incoming memory, one fetch at a time, as many as fit there at once. Pages that are offered to other engines leave
+through spare memory, one offer at a time, as many as there is memory for.
 """
 
 from collections import deque
@@ -14,9 +15,12 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from ostro.engine.page_store import Arrival, Fetch, Move, Spill, Store
+from ostro.engine.page_store import Arrival, Fetch, Move, Offer, Spill, Store
 from ostro.runner.gpu.host_store import HostStore
 from ostro.runner.page_disk import Bytes, Ended, PageDisk
+
+# How often to ask whether pages that are offered have arrived in host memory.
+_POLL_SECONDS = 0.002
 
 
 @dataclass
@@ -30,6 +34,19 @@ class _Job:
     seconds: float = 0.0
     disk_seconds: float = 0.0
     num_damaged: int = 0
+
+
+@dataclass
+class _Offering:
+    """An offer, part by part."""
+
+    offer: Offer
+    num_good: int = 0
+    memory: tuple[int, ...] = ()
+    """Where the part that is on its way is."""
+    stored: Callable[[], bool] | None = None
+    """Whether it has arrived there; None once the disk writes it."""
+    seconds: float = 0.0
 
 
 class HostDiskStore:
@@ -50,6 +67,8 @@ class HostDiskStore:
         """By ticket: whose part the host fetches."""
         self._waiting: deque[_Job] = deque()
         """Jobs whose next part is on disk. The first is under way."""
+        self._offers: deque[_Offering] = deque()
+        """The first is under way, once there is spare memory for it."""
         self._arrived: list[Arrival] = []
 
     @property
@@ -60,8 +79,18 @@ class HostDiskStore:
         return self._disk.holds(digest)
 
     @property
+    def shares(self) -> bool:
+        return self._disk.shares
+
+    def is_shared(self, digest: bytes) -> bool:
+        return self._disk.is_shared(digest)
+
+    def look(self, done: Callable[[], None]) -> None:
+        self._disk.look(done)
+
+    @property
     def under_way(self) -> Collection[int]:
-        waiting = {job.fetch.ticket for job in self._waiting}
+        waiting = {job.fetch.ticket for job in self._waiting} | {each.offer.ticket for each in self._offers}
         return waiting | set(self._host.under_way) | {each.ticket for each in self._arrived}
 
     def carry_out(self, moves: Sequence[Move]) -> None:
@@ -80,6 +109,8 @@ class HostDiskStore:
                     leaving.append((digest, memory))
                 case Fetch():
                     on_host += self._begin(_Job(move))
+                case Offer():
+                    self._offers.append(_Offering(move))
         self._host.carry_out(on_host)
         if leaving:
             stored = self._host.stored()
@@ -88,9 +119,16 @@ class HostDiskStore:
 
     def arrivals(self, timeout: float = 0.0) -> list[Arrival]:
         self._write_stored()
-        reading = bool(self._waiting) and not self._on_host
-        for ended in self._disk.ended(timeout if reading else 0.0):
-            self._take_read(ended)
+        self._offer_next()
+        is_offering = bool(self._offers)
+        reading = (bool(self._waiting) or is_offering) and not self._on_host
+        # What is offered may still be on its way to host memory, which nothing tells.
+        wait = min(timeout, _POLL_SECONDS) if is_offering else timeout
+        for ended in self._disk.ended(wait if reading else 0.0):
+            if is_offering and ended.ticket == self._offers[0].offer.ticket:
+                self._take_offered(ended)
+            else:
+                self._take_read(ended)
         for arrival in self._host.arrivals(0.0 if reading else timeout):
             self._take_part(self._on_host.pop(arrival.ticket), arrival)
         arrived, self._arrived = self._arrived, []
@@ -99,9 +137,7 @@ class HostDiskStore:
     def close(self, hot: Sequence[Spill] = ()) -> None:
         self._host.close()
         self._write_stored()
-        if self._outlives:
-            self._disk.write_all([(move.digest, partial(self._bytes_of, move)) for move in hot])
-        self._disk.close()
+        self._disk.close([(move.digest, partial(self._bytes_of, move)) for move in hot], outlives=self._outlives)
 
     # ---- down
 
@@ -116,6 +152,41 @@ class HostDiskStore:
             return self._host.slot(self._memory[move.slot])
         assert move.page is not None
         return self._host.page(move.page)
+
+    def _offer_next(self) -> None:
+        """Goes on with the first offer: takes what is spare for its next part, or has it written once it is there."""
+        if not self._offers:
+            return
+        job = self._offers[0]
+        if not job.memory and self._spare:
+            digests = job.offer.digests[job.num_good :]
+            job.memory = tuple(self._spare.popleft() for _ in range(min(len(self._spare), len(digests))))
+            pages = job.offer.pages[job.num_good :]
+            try:
+                self._host.carry_out([Store(page, memory) for page, memory in zip(pages, job.memory, strict=False)])
+            except BaseException:
+                self._spare.extend(job.memory)
+                self._end_offer(job)
+                raise
+            job.stored = self._host.stored()
+        if job.stored is not None and job.stored():
+            job.stored = None
+            digests = job.offer.digests[job.num_good : job.num_good + len(job.memory)]
+            pages_bytes = [self._host.slot(memory) for memory in job.memory]
+            done = partial(self._spare.extend, job.memory)
+            self._disk.offer(job.offer.ticket, list(zip(digests, pages_bytes, strict=True)), done)
+
+    def _take_offered(self, ended: Ended) -> None:
+        job = self._offers[0]
+        job.num_good += ended.num_good
+        job.seconds += ended.seconds
+        is_short, job.memory = ended.num_good < len(job.memory), ()
+        if is_short or job.num_good == len(job.offer.digests):
+            self._end_offer(job)
+
+    def _end_offer(self, job: _Offering) -> None:
+        self._offers.popleft()
+        self._arrived.append(Arrival(job.offer.ticket, job.num_good, job.seconds))
 
     # ---- up
 

@@ -18,7 +18,7 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from ostro.engine.page_store import Arrival, Fetch, Move, Spill, Store
+from ostro.engine.page_store import Arrival, Fetch, Move, Offer, Spill, Store
 from ostro.runner.gpu.pinned import pinned, unpin
 from ostro.runner.page_disk import Bytes
 
@@ -48,6 +48,7 @@ class _UnderWay(NamedTuple):
 
 class HostStore:
     on_disk = 0
+    shares = False
 
     def __init__(self, memory: Tensor, num_slots: int) -> None:
         """`memory` has the pages: [layers, key or value, pages, …]. Its last page is no sequence's."""
@@ -81,6 +82,12 @@ class HostStore:
     def holds(self, digest: bytes) -> bool:
         return False
 
+    def is_shared(self, digest: bytes) -> bool:
+        return False
+
+    def look(self, done: Callable[[], None]) -> None:
+        done()
+
     @property
     def under_way(self) -> Collection[int]:
         return {each.fetch.ticket for each in self._under_way} | {each.ticket for each in self._arrived}
@@ -96,7 +103,7 @@ class HostStore:
                     self._store(stores)
                     stores = []
                     self._fetch(move)
-                case Spill():
+                case Spill() | Offer():
                     raise AssertionError("there is no disk")
         self._store(stores)
 
