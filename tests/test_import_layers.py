@@ -159,7 +159,7 @@ LIBRARIES: Mapping[str, Mapping[str, When | None]] = {
     "uvicorn": {"server": "anywhere"},
     "prometheus_client": {"server": "anywhere", "ray": "anywhere"},
     "opentelemetry": {"server.tracing.tracer": "anywhere"},
-    "httpx": {"client": "anywhere"},
+    "httpx": {"client": "anywhere", "server.remote_prefill": "anywhere"},
     "anyio": {"client": "anywhere"},
     "ray": {"ray.application": "anywhere", "ray.router": "anywhere"},
     "lm_eval": {"evaluation": "anywhere"},

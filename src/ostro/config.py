@@ -45,6 +45,7 @@ _MOST = {
     "kv_memory_limit": 1 << 50,
     "kv_host_memory": 1 << 50,
     "kv_disk_size": 1 << 60,
+    "kv_shared_size": 1 << 60,
     "max_running_tokens": 1 << 40,
     "max_batch_tokens": 1 << 24,
     "max_batch_seqs": 1 << 16,
@@ -60,7 +61,14 @@ _MOST = {
 }
 
 # Tiers below the KV cache's pages, each with the value that leaves it out.
-_NO_TIERS: Mapping[str, object] = {"kv_host_memory": None, "kv_disk": None, "kv_disk_size": None, "kv_persist": False}
+_NO_TIERS: Mapping[str, object] = {
+    "kv_host_memory": None,
+    "kv_disk": None,
+    "kv_disk_size": None,
+    "kv_persist": False,
+    "kv_shared": None,
+    "kv_shared_size": None,
+}
 
 _DTYPES: Mapping[str, DType] = {
     **dict.fromkeys(("float32", "fp32", "f32", "float", "full"), "float32"),
@@ -212,6 +220,17 @@ class EngineConfig:
             "with a cache_salt are never written"
         ),
     )
+    kv_shared: str | None = field(
+        default=None,
+        metadata=_means(
+            "directory in which engines of the same model and settings leave cached prefixes to one another: when they "
+            "stop, and when a prefill server is asked to (default: none)"
+        ),
+    )
+    kv_shared_size: int | None = field(
+        default=None,
+        metadata=_means("how much each model's prefixes take there, such as 50G; the oldest go first (default: 20G)"),
+    )
     max_running_tokens: int | None = field(
         default=None,
         metadata=_means("KV cache size in tokens, for all sequences together (default: what fits in memory)"),
@@ -339,6 +358,8 @@ class EngineConfig:
             raise BadRequest(f"{name} is for cached prefixes: leave it out, or leave prefix_caching on.", param=name)
         if self.kv_disk_size is not None and self.kv_disk is None and not self.kv_persist:
             raise BadRequest("kv_disk_size needs kv_disk or kv_persist.", param="kv_disk_size")
+        if self.kv_shared_size is not None and self.kv_shared is None:
+            raise BadRequest("kv_shared_size needs kv_shared.", param="kv_shared_size")
         if not 0 < self.gpu_memory_utilization <= 1:
             raise BadRequest(
                 f"gpu_memory_utilization must be above 0 and at most 1, got {self.gpu_memory_utilization}.",

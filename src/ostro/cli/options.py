@@ -61,6 +61,8 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--kv-disk", metavar="DIR", help=_meaning("kv_disk"))
     group.add_argument("--kv-disk-size", type=memory_size, metavar="SIZE", help=_meaning("kv_disk_size"))
     group.add_argument("--kv-persist", action="store_true", help=_meaning("kv_persist"))
+    group.add_argument("--kv-shared", metavar="DIR", help=_meaning("kv_shared"))
+    group.add_argument("--kv-shared-size", type=memory_size, metavar="SIZE", help=_meaning("kv_shared_size"))
     group.add_argument("--deterministic", action="store_true", help=_meaning("deterministic"))
     add_kernel_option(group)
     group.add_argument(
@@ -163,6 +165,8 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         kv_disk=args.kv_disk,
         kv_disk_size=args.kv_disk_size,
         kv_persist=args.kv_persist,
+        kv_shared=args.kv_shared,
+        kv_shared_size=args.kv_shared_size,
         deterministic=args.deterministic,
         kernel_choices=args.kernel_choices,
         cascade_attention=args.cascade_attention,

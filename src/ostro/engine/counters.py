@@ -36,6 +36,9 @@ class Counters:
     compile_seconds: float = 0.0
     """Time spent compiling programs, and how many were compiled after the engine was ready."""
     recompiles: int = 0
+    remote_prefills: int = 0
+    """Prompts that another server was asked to compute, and how often it did not; counted by the API process."""
+    failed_prefills: int = 0
     restarts: int = 0
     """How often the engine process was restarted; counted by the API process."""
 

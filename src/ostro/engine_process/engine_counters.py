@@ -9,13 +9,18 @@ class EngineCounters:
     """One engine's totals. Each of its processes counts from zero; the totals do not, and outlive the engine."""
 
     def __init__(self) -> None:
-        self.restarts = 0
+        self.restarts = self.remote_prefills = self.failed_prefills = 0
         self._before = Counters()
         self._last = Counters()
 
     @property
     def totals(self) -> Counters:
-        return replace(self._before + self._last, restarts=self.restarts)
+        return replace(
+            self._before + self._last,
+            restarts=self.restarts,
+            remote_prefills=self.remote_prefills,
+            failed_prefills=self.failed_prefills,
+        )
 
     def take(self, counters: Counters) -> None:
         """Takes the latest counters of the current process."""

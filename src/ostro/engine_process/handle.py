@@ -29,6 +29,7 @@ from ostro.engine_process.messages import (
     Abort,
     Boot,
     EndProfile,
+    FindPrefix,
     Following,
     FromEngine,
     Heartbeat,
@@ -36,6 +37,9 @@ from ostro.engine_process.messages import (
     Loading,
     Located,
     ModelInfo,
+    OfferAll,
+    OfferPrefix,
+    PrefixTold,
     Profiled,
     Ready,
     Refused,
@@ -183,6 +187,9 @@ class EngineHandle:
         # The one suspect that the engine may run, and the messages of those that wait for it to finish.
         self._suspect: int | None = None
         self._held_back: dict[int, bytes] = {}
+        # Questions about prefixes that the engine has not answered, by their number.
+        self._asked: dict[int, asyncio.Future[int]] = {}
+        self._num_asked = 0
         # The profile under way, by its path.
         self._profiles: dict[str, asyncio.Future[Profiled]] = {}
         self._process: subprocess.Popen[bytes] | None = None
@@ -266,6 +273,35 @@ class EngineHandle:
     def abort(self, request_id: int, choice: int | None = None) -> None:
         if self.state is State.READY:
             self._send(Abort(request_id, choice))
+
+    async def find_prefix(self, prompt_ids: tuple[int, ...], adapter: str | None = None, *, look: bool = False) -> int:
+        """How many tokens of a prompt, of a request without a salt, need not be computed; `look` finds out first what
+        other engines have left. Raises Unavailable unless the engine is ready and stays so.
+        """
+        return await self._ask(FindPrefix(self._num_asked, prompt_ids, adapter, look))
+
+    async def offer_prefix(self, prompt_ids: tuple[int, ...], adapter: str | None = None) -> int:
+        """Leaves a prompt to other engines, as far as it is computed. Returns how many of its tokens they find. Raises
+        Unavailable unless the engine is ready and stays so.
+        """
+        return await self._ask(OfferPrefix(self._num_asked, prompt_ids, adapter))
+
+    def offer_all(self) -> None:
+        """Has all prefixes left to other engines, beside what there is to do."""
+        if self.state is State.READY:
+            self._send(OfferAll())
+
+    async def _ask(self, question: FindPrefix | OfferPrefix) -> int:
+        if self.state is not State.READY:
+            raise self.unavailable()
+        self._num_asked += 1
+        answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._asked[question.id] = answer
+        self._send(question)
+        try:
+            return await answer
+        finally:
+            self._asked.pop(question.id, None)
 
     async def profile(self, path: str, *, seconds: float, max_steps: int) -> Profiled:
         """Profiles the engine into a new file, for so long or so many steps, whichever ends first.
@@ -465,6 +501,9 @@ class EngineHandle:
             case Refused(request_id=request_id, message=text, param=param):
                 if (stream := self._streams.get(request_id)) is not None:
                     stream.fail(BadRequest(text, param=param))
+            case PrefixTold(id=id, num_tokens=num_tokens):
+                if (answer := self._asked.get(id)) is not None and not answer.done():
+                    answer.set_result(num_tokens)
             case Profiled(path=path):
                 # Writing it may have taken longer than any step.
                 self._idle_seconds = 0.0
@@ -544,6 +583,9 @@ class EngineHandle:
         self._held_back.clear()
         for stream in list(self._streams.values()):
             stream.fail(Unavailable(message))
+        for answer in self._asked.values():
+            if not answer.done():
+                answer.set_exception(Unavailable(message))
         while self._profiles:
             self._profiles.popitem()[1].set_exception(Unavailable(message))
 

@@ -42,6 +42,28 @@ class Abort(Message, frozen=True):
     choice: int | None = None
 
 
+class FindPrefix(Message, frozen=True):
+    """How much of a prompt, of a request without a salt, is cached or in lower tiers? The answer is PrefixTold."""
+
+    id: int
+    prompt_ids: tuple[int, ...]
+    adapter: str | None = None
+    look: bool = False
+    """Whether to look first for what other engines have left."""
+
+
+class OfferPrefix(Message, frozen=True):
+    """Leave a prompt to other engines, as far as it is computed. The answer is PrefixTold, with what they find."""
+
+    id: int
+    prompt_ids: tuple[int, ...]
+    adapter: str | None = None
+
+
+class OfferAll(Message, frozen=True):
+    """Leave all prefixes to other engines, beside what there is to do."""
+
+
 class StartProfile(Message, frozen=True):
     """Profile the next steps into a file; the answer is Profiled."""
 
@@ -166,6 +188,11 @@ class Refused(Message, frozen=True):
     param: str | None = None
 
 
+class PrefixTold(Message, frozen=True):
+    id: int
+    num_tokens: int
+
+
 class Profiled(Message, frozen=True):
     """A profile has ended."""
 
@@ -176,8 +203,10 @@ class Profiled(Message, frozen=True):
     """Why there is no such file."""
 
 
-ToEngine = Boot | Submit | Abort | StartProfile | EndProfile | Stop
-FromEngine = Logged | Located | Loading | Ready | Following | LoadFailed | Heartbeat | Stepped | Refused | Profiled
+ToEngine = Boot | Submit | Abort | FindPrefix | OfferPrefix | OfferAll | StartProfile | EndProfile | Stop
+FromEngine = (
+    Logged | Located | Loading | Ready | Following | LoadFailed | Heartbeat | Stepped | Refused | PrefixTold | Profiled
+)
 
 _encoder = msgspec.msgpack.Encoder()
 _to_engine: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -37,6 +38,7 @@ from ostro.engine_process.messages import (
     Abort,
     Boot,
     EndProfile,
+    FindPrefix,
     Following,
     FromEngine,
     Heartbeat,
@@ -44,6 +46,9 @@ from ostro.engine_process.messages import (
     Loading,
     Located,
     ModelInfo,
+    OfferAll,
+    OfferPrefix,
+    PrefixTold,
     Profiled,
     Ready,
     Refused,
@@ -109,9 +114,9 @@ class Inbox:
         """The next message; blocks until there is one."""
         return self._messages.get()
 
-    def put(self, compiled: Compiled) -> None:
+    def put(self, message: FindPrefix | Compiled) -> None:
         """Adds a message from this process itself; safe from any thread."""
-        self._messages.put(compiled)
+        self._messages.put(message)
 
     def empty(self) -> bool:
         return self._messages.empty()
@@ -164,13 +169,22 @@ class EngineLoop:
         while not self.inbox.empty() or not self.core.has_work:
             if not self.core.has_work:
                 self._check_pages()
-            match self.inbox.get():
+            message = self.inbox.get()
+            match message:
                 case Submit(request=request):
                     self._submit(request)
                 case Compiled() as compiled:
                     self._take_compiled(compiled)
                 case Abort(request_id=request_id, choice=choice):
                     self._abort(request_id, choice)
+                case FindPrefix(look=True):
+                    self.core.look(partial(self.inbox.put, msgspec.structs.replace(message, look=False)))
+                case FindPrefix(id=id, prompt_ids=prompt_ids, adapter=adapter):
+                    self._tell_prefix(id, self.core.num_found(prompt_ids, adapter))
+                case OfferPrefix(id=id, prompt_ids=prompt_ids, adapter=adapter):
+                    self.core.offer(prompt_ids, adapter, partial(self._tell_prefix, id))
+                case OfferAll():
+                    self.core.offer_all()
                 case StartProfile(path=path, max_steps=max_steps):
                     self._start_profile(path, max_steps)
                 case EndProfile():
@@ -219,6 +233,9 @@ class EngineLoop:
             self.core.add(request, prototype)
         except BadRequest as error:
             self._refuse(request, error)
+
+    def _tell_prefix(self, id: int, num_tokens: int) -> None:
+        self.channel.send(PrefixTold(id, num_tokens))
 
     def _refuse(self, request: Request, error: OstroError) -> None:
         self.channel.send(Refused(request.id, error.message, error.param))

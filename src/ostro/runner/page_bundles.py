@@ -49,7 +49,7 @@ class PageBundles:
         self.page_bytes, self._identity, self._limit = page_bytes, identity, limit
         self.most_pages = pages_within(limit, page_bytes)
         """In one bundle."""
-        self._directory = directory / identity.hex()
+        self.directory = directory / identity.hex()
         self._places: dict[bytes, _Place] = {}
         self._bundles: dict[str, tuple[bytes, ...]] = {}
         """What each has; nothing if it cannot be used."""
@@ -58,7 +58,7 @@ class PageBundles:
         self._changed, self._listed = 0, 0.0
         self._has_failed = False
         try:
-            self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             self.look()
         except OSError as error:
             raise PageFileUnusable(f"{directory} cannot take pages ({error.strerror or error})") from error
@@ -71,12 +71,12 @@ class PageBundles:
 
     def look(self) -> None:
         """Finds out which bundles there are. Raises OSError if the directory cannot be read."""
-        changed = self._directory.stat().st_mtime_ns
+        changed = self.directory.stat().st_mtime_ns
         if changed == self._changed and time.monotonic() - self._listed < _BELIEVED_SECONDS:
             return
         settled = changed < time.time_ns() - _TICK_SECONDS * 1e9
         self._changed, self._listed = changed if settled else 0, time.monotonic()
-        names = {name for name in os.listdir(self._directory) if name.endswith(_SUFFIX)}
+        names = {name for name in os.listdir(self.directory) if name.endswith(_SUFFIX)}
         for name in self._bundles.keys() - names:
             self._forget(name)
         for name in sorted(names - self._bundles.keys()):
@@ -111,7 +111,7 @@ class PageBundles:
             self._write(name, pages)
         except OSError as error:
             if not self._has_failed:
-                _log.warning("no prefixes are left to other engines in %s: %s", self._directory, error)
+                _log.warning("no prefixes are left to other engines in %s: %s", self.directory, error)
             self._has_failed = True
             return 0
         self._has_failed = False
@@ -119,13 +119,13 @@ class PageBundles:
         return len(pages)
 
     def _write(self, name: str, pages: Sequence[tuple[bytes, Bytes]]) -> None:
-        descriptor, unfinished = tempfile.mkstemp(suffix=_UNFINISHED, dir=self._directory)
+        descriptor, unfinished = tempfile.mkstemp(suffix=_UNFINISHED, dir=self.directory)
         file = self._file(descriptor, file_bytes(len(pages), self.page_bytes))
         try:
             file.prepare()
             for record, (digest, page) in enumerate(pages):
                 file.write(record, digest, record, page.data)
-            os.rename(unfinished, self._directory / name)
+            os.rename(unfinished, self.directory / name)
         except BaseException:
             with suppress(OSError):
                 os.unlink(unfinished)
@@ -136,7 +136,7 @@ class PageBundles:
     def _make_room(self, wanted: int) -> None:
         """Removes the oldest bundles, whose names begin with their time."""
         whole, now = [], time.time()
-        for entry in os.scandir(self._directory):
+        for entry in os.scandir(self.directory):
             with suppress(OSError):
                 status = entry.stat(follow_symlinks=False)
                 if entry.name.endswith(_SUFFIX):
@@ -148,7 +148,7 @@ class PageBundles:
             if used <= self._limit:
                 return
             with suppress(FileNotFoundError):
-                os.unlink(self._directory / name)
+                os.unlink(self.directory / name)
             self._forget(name)
             used -= size
 
@@ -185,7 +185,7 @@ class PageBundles:
 
     def _open(self, name: str) -> PageFile | None:
         """None if the bundle is gone or must not be used."""
-        path = self._directory / name
+        path = self.directory / name
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         except OSError:

@@ -101,6 +101,11 @@ class PageDisk:
         return len(self._index) + (0 if self._bundles is None else len(self._bundles))
 
     @property
+    def num_kept(self) -> int:
+        """Pages of its own."""
+        return len(self._index)
+
+    @property
     def shares(self) -> bool:
         """Whether there are bundles, for others to find."""
         return self._bundles is not None

@@ -20,8 +20,9 @@ from ostro.machine import free_memory
 from ostro.runner.disk_store import DiskStore
 from ostro.runner.native.identity import model_facts
 from ostro.runner.native.runner import NativeRunner
+from ostro.runner.page_bundles import PageBundles
 from ostro.runner.page_disk import PageDisk
-from ostro.runner.page_file import PageFileUnusable, open_page_file
+from ostro.runner.page_file import PageFile, PageFileUnusable, open_page_file
 from ostro.sources.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from ostro.sources.page_files import page_file_name, pages_root
 from ostro.version import __version__
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from ostro.runner.gpu.host_store import HostStore
     from ostro.runner.gpu.runner import GpuRunner
 
-_DISK_SIZE = 20 << 30
+_DISK_SIZE = _SHARED_SIZE = 20 << 30
 # Below a GPU, host memory for pages on their way to disk, and as much for those on their way back.
 _PASSING_BYTES = 256 << 20
 _FEWEST_PASSING = 4
@@ -76,7 +77,7 @@ def _below_gpu(checkpoint: Checkpoint, config: EngineConfig, runner: "GpuRunner"
         raise BadRequest(
             f"kv_host_memory has no room for a page, which takes {page_bytes} bytes. Raise it.", param="kv_host_memory"
         )
-    if config.kv_disk is None and not config.kv_persist:
+    if config.kv_disk is None and not config.kv_persist and config.kv_shared is None:
         return Tiers(_host_store(config, runner, num_slots))
     identity = _identity(checkpoint, config, runner, page_bytes)
     disk = _open_disk(checkpoint, config, identity, page_bytes)
@@ -124,6 +125,38 @@ def _identity(
 
 
 def _open_disk(checkpoint: Checkpoint, config: EngineConfig, identity: bytes, page_bytes: int) -> PageDisk | None:
+    file = _open_file(checkpoint, config, identity, page_bytes)
+    bundles = _open_bundles(config, identity, page_bytes)
+    if file is None and bundles is None:
+        return None
+    disk = PageDisk(file, bundles)
+    if config.kv_persist and disk.num_records:
+        _log.info("found %d cached pages on disk", disk.num_kept)
+    return disk
+
+
+def _open_bundles(config: EngineConfig, identity: bytes, page_bytes: int) -> PageBundles | None:
+    if config.kv_shared is None:
+        return None
+    directory, limit = Path(config.kv_shared).expanduser(), config.kv_shared_size or _SHARED_SIZE
+    try:
+        bundles = PageBundles(directory, identity=identity, page_bytes=page_bytes, limit=limit)
+    except PageFileUnusable as error:
+        _log.warning("prefixes are not shared with other engines: %s", error)
+        return None
+    if not bundles.most_pages:
+        _log.warning(
+            "prefixes are not shared with other engines: kv_shared_size has no room for a page of %d bytes", page_bytes
+        )
+        return None
+    # Engines find one another's prefixes only under the same name.
+    _log.info("found %d pages of other engines in %s", len(bundles), bundles.directory)
+    return bundles
+
+
+def _open_file(checkpoint: Checkpoint, config: EngineConfig, identity: bytes, page_bytes: int) -> PageFile | None:
+    if config.kv_disk is None and not config.kv_persist:
+        return None
     directory = Path(config.kv_disk).expanduser() if config.kv_disk is not None else pages_root()
     name = page_file_name(checkpoint.name, checkpoint.path) if config.kv_persist else None
     limit = config.kv_disk_size or _DISK_SIZE
@@ -132,12 +165,9 @@ def _open_disk(checkpoint: Checkpoint, config: EngineConfig, identity: bytes, pa
     except PageFileUnusable as error:
         _log.warning("prefixes are not kept on disk: %s", error)
         return None
-    disk = PageDisk(file)
-    if not disk.num_records:
+    if not file.num_records:
         _log.warning("prefixes are not kept on disk: kv_disk_size has no room for a page of %d bytes", page_bytes)
-    elif config.kv_persist:
-        _log.info("found %d cached pages on disk", len(disk))
-    return disk
+    return file
 
 
 def _roots(identity: bytes, config: EngineConfig) -> Callable[[Salt], bytes | None]:

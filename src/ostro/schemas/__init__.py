@@ -52,6 +52,8 @@ from ostro.schemas.native import (
     GenerateUsageEvent,
     LoglikelihoodRequest,
     LoglikelihoodResponse,
+    PrefillRequest,
+    PrefillResponse,
     PseudoLoglikelihoodResponse,
     TokenCounts,
 )
@@ -143,6 +145,8 @@ __all__ = [
     "ModelCard",
     "ModelList",
     "ModelStats",
+    "PrefillRequest",
+    "PrefillResponse",
     "ProfileRequest",
     "ProfileResponse",
     "PromptLogprob",

@@ -75,6 +75,17 @@ class GenerateUsageEvent(WireModel):
     usage: TokenCounts
 
 
+class PrefillRequest(RequestModel):
+    model: str = "default"
+    prompts: Prompts
+
+
+class PrefillResponse(WireModel):
+    num_tokens: list[int]
+    """How many tokens of each prompt other servers find: those of its full pages, or fewer if they cannot be written.
+    """
+
+
 class LoglikelihoodRequest(RequestModel):
     """Prompts and continuations are both texts, or both token ids."""
 

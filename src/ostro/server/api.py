@@ -45,6 +45,8 @@ class HttpOptions:
 
     profile_directory: Path | None = None
     """Where /admin/profile writes; None refuses it."""
+    prefills: bool = False
+    """Whether it computes prompts for other servers: /prefill."""
     response_store_bytes: int = 64 << 20
     """Memory for stored responses; 0 stores none."""
     response_store_seconds: float = 3600.0

@@ -31,6 +31,7 @@ from ostro.weights.adapter import read_base
 
 if TYPE_CHECKING:
     from ostro.planning import Plan
+    from ostro.server.remote_prefill import RemotePrefill
     from ostro.sources.models import AdapterFiles, FoundModel
 
 _NAMED = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?)=(?!=)(?P<rest>.+)", re.ASCII)
@@ -275,6 +276,23 @@ def _service(settings: ServeSettings, spec: ModelSpec, files: Files | None) -> M
         tokenizer=files.tokenizer,
         stall_seconds=settings.stall_timeout,
         load_stall_seconds=settings.load_stall_timeout,
+        prefill=_prefill(settings, spec),
+    )
+
+
+def _prefill(settings: ServeSettings, spec: ModelSpec) -> "RemotePrefill | None":
+    if settings.prefill_url is None or spec.config.kv_shared is None:
+        return None
+    # Imports an HTTP client, which no other server needs.
+    from ostro.server.remote_prefill import RemotePrefill
+
+    keys = settings.prefill_key
+    return RemotePrefill(
+        settings.prefill_url,
+        model=spec.name,
+        key=keys[0].get_secret_value() if keys else None,
+        min_tokens=settings.prefill_min_tokens,
+        seconds=settings.prefill_timeout,
     )
 
 

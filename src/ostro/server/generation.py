@@ -50,6 +50,8 @@ class Job:
     respond: Callable[[Model, list[Completion]], WireModel]
     chunks: Callable[[Model, list[Completion]], Chunks] | None = None
     """For a stream: creates the writer of its events, given the completions that are being generated."""
+    finish: Callable[[Model, list[EngineRequest]], Awaitable[None]] | None = None
+    """What is left to do once all completions have ended, before `respond`."""
 
 
 class Answer(Response):
@@ -76,7 +78,10 @@ class Answer(Response):
                     if job.chunks is not None:
                         await self._stream(ticket, generations, partial(job.chunks, model), send)
                         return
-                    response = await self._respond(model, await _all(ticket, generations))
+                    completions = await _all(ticket, generations)
+                    if job.finish is not None:
+                        await ticket.within(job.finish(model, requests))
+                    response = await self._respond(model, completions)
                 finally:
                     _note_course(self._record, generations)
             await response(scope, receive, send)

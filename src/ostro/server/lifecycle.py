@@ -351,9 +351,9 @@ class Server:
                 raise ModelError(only.failure)
             if serving.done():
                 return 1
-        return await self._drained(gate, http)
+        return await self._drained(models, gate, http)
 
-    async def _drained(self, gate: Gate, http: HttpServer) -> int:
+    async def _drained(self, models: Models, gate: Gate, http: HttpServer) -> int:
         if http.end_keep_alive():
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(min(_HEAD_SECONDS, self._settings.drain_timeout)):
@@ -362,6 +362,8 @@ class Server:
             # Some requests may have arrived without being admitted yet.
             await asyncio.sleep(_ADMITTING_SECONDS)
         gate.drain()
+        # Those who take over find the prefixes while requests here still run.
+        models.offer_all()
         self._log.info("draining", requests=gate.num_inside, seconds=self._settings.drain_timeout)
         try:
             await asyncio.wait_for(gate.emptied(), self._settings.drain_timeout)

@@ -69,6 +69,11 @@ class Models:
             self._beginning.cancel()
         await self.pool.stop()
 
+    def offer_all(self) -> None:
+        """Has all models' cached prefixes left to other servers, if they share any."""
+        for _, service in self.loaded():
+            service.offer_all()
+
     @asynccontextmanager
     async def use(self, name: str) -> AsyncIterator[Model]:
         """The model, loaded if necessary, and kept loaded until the block is left."""

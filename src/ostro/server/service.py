@@ -10,7 +10,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from ostro.config import EngineConfig
 from ostro.engine.admission import AdmissionRules
@@ -29,6 +29,9 @@ from ostro.server.chat_preparation import ChatPreparation
 from ostro.server.chat_request import ChatRequest, PreparedChat
 from ostro.text.tokenizer import ChatText, Tokenizer
 from ostro.weights import Pooling, open_checkpoint
+
+if TYPE_CHECKING:
+    from ostro.server.remote_prefill import RemotePrefill
 
 __all__ = ["Generation", "ModelService", "State"]
 
@@ -53,8 +56,11 @@ class Generation:
     this aborts an unfinished request in the engine. Raises Unavailable if the engine is not ready, or dies.
     """
 
-    def __init__(self, handle: EngineHandle, frontend: Frontend, request: Request) -> None:
+    def __init__(
+        self, handle: EngineHandle, frontend: Frontend, request: Request, prefill: "RemotePrefill | None" = None
+    ) -> None:
         self.request = request
+        self._prefill = prefill
         self._collector = frontend.collector(request)
         self.completion: Completion = self._collector.completion
         self.first_token: float | None = None
@@ -88,6 +94,8 @@ class Generation:
         await self._deltas.aclose()
 
     async def _run(self, handle: EngineHandle) -> AsyncGenerator[list[Delta], None]:
+        if self._prefill is not None:
+            await self._prefill.ask(handle, self.request)
         stream = self._stream = handle.submit(self.request)
         take = self._collector.take
         try:
@@ -118,11 +126,14 @@ class ModelService:
         tokenizer: str | None = None,
         stall_seconds: float = 60.0,
         load_stall_seconds: float = 600.0,
+        prefill: "RemotePrefill | None" = None,
     ) -> None:
         """`path` is the location of the model's files, if known, and `name` the model's name at their source.
-        `tokenizer` is the location of a separate tokenizer, if settings name one and it is known.
+        `tokenizer` is the location of a separate tokenizer, if settings name one and it is known. `prefill` has long
+        prompts computed by another server.
         """
         self.config = config
+        self._prefill = prefill
         self._tokenizer_path = None if tokenizer is None else Path(tokenizer)
         self._handle = EngineHandle(
             config, path=path, name=name, stall_seconds=stall_seconds, load_stall_seconds=load_stall_seconds
@@ -218,11 +229,23 @@ class ModelService:
     async def stop(self) -> None:
         """Ends the engine. Unfinished requests fail with Unavailable."""
         await self._handle.stop()
+        if self._prefill is not None:
+            await self._prefill.close()
         if self._loading is not None:
             await asyncio.wait([self._loading])
         self._threads.shutdown(wait=False, cancel_futures=True)
         if self._frontend is not None:
             self._frontend.close()
+
+    async def offer(self, request: Request) -> int:
+        """Leaves the prompt of a request that has ended to other engines. Returns how many of its tokens they find."""
+        if request.cache_salt:
+            return 0
+        return await self._handle.offer_prefix(request.prompt_ids, request.adapter)
+
+    def offer_all(self) -> None:
+        """Has all cached prefixes left to other engines, if they share any, beside what there is to do."""
+        self._handle.offer_all()
 
     async def profile(self, path: Path, *, seconds: float, max_steps: int) -> Profiled:
         """Profiles the engine into a file: see `EngineHandle.profile`."""
@@ -417,7 +440,7 @@ class ModelService:
 
     def stream(self, request: Request) -> Generation:
         """Runs a prepared request. It is submitted when first read, and aborted when closed or cancelled."""
-        return Generation(self._handle, self._loaded(), request)
+        return Generation(self._handle, self._loaded(), request, self._prefill)
 
     async def complete(self, request: Request) -> Completion:
         """Runs a prepared request to its end."""

@@ -205,6 +205,25 @@ class ServeSettings(BaseSettings):
     gcs_model_prefix: str = Field("models/", description="where the models are in that bucket")
     local_dev: bool = Field(False, description="settings for a small machine; also applies with a bucket")
 
+    # prefill and decode in different servers
+    role: Literal["both", "prefill", "decode"] = Field(
+        "both",
+        description=(
+            "prefill also computes prompts for other servers (POST /prefill); decode has a server of that role compute "
+            "long prompts, and goes on from there. Both need kv_shared"
+        ),
+    )
+    prefill_url: Annotated[str, AfterValidator(_http_address)] | None = Field(
+        None, description="for role decode: the prefill server's address, such as http://prefill:8000"
+    )
+    prefill_key: Annotated[Secrets, Field(max_length=1)] = Field((), description="the API key for prefill_url")
+    prefill_min_tokens: Positive = Field(
+        512, description="for role decode: prompts of which fewer tokens are not cached are computed here"
+    )
+    prefill_timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
+        30.0, description="for role decode: seconds after which a prompt is computed here instead"
+    )
+
     # engine
     tokenizer: str | None = Field(None, description=meaning_of("tokenizer"))
     chat_template: str | None = Field(None, description=meaning_of("chat_template"))
@@ -218,6 +237,8 @@ class ServeSettings(BaseSettings):
     kv_disk: str | None = Field(None, description=meaning_of("kv_disk"))
     kv_disk_size: Bytes | None = Field(None, description=meaning_of("kv_disk_size"))
     kv_persist: bool = Field(False, description=meaning_of("kv_persist"))
+    kv_shared: str | None = Field(None, description=meaning_of("kv_shared"))
+    kv_shared_size: Bytes | None = Field(None, description=meaning_of("kv_shared_size"))
     max_running_tokens: Positive | None = Field(None, description=meaning_of("max_running_tokens"))
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = Field(
         0.9, description=meaning_of("gpu_memory_utilization")
@@ -486,6 +507,8 @@ class ServeSettings(BaseSettings):
             kv_disk=self.kv_disk,
             kv_disk_size=self.kv_disk_size,
             kv_persist=self.kv_persist,
+            kv_shared=self.kv_shared,
+            kv_shared_size=self.kv_shared_size,
             max_running_tokens=self.max_running_tokens,
             gpu_memory_utilization=self.gpu_memory_utilization,
             cuda_graphs=not self.disable_cuda_graph,
@@ -534,6 +557,7 @@ class ServeSettings(BaseSettings):
             openai_strict=self.openai_strict,
             healthz_waits=self.healthz_waits_for_model,
             profile_directory=self.profile,
+            prefills=self.role == "prefill",
             response_store_bytes=self.response_store,
             response_store_seconds=self.response_store_seconds,
         )

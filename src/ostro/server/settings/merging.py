@@ -221,6 +221,7 @@ def _check_together(settings: ServeSettings) -> None:
             own.engine()
         except BadRequest as error:
             raise wrong_own(name, str(error)) from None
+    _check_role(settings)
     if settings.max_bodies_size is not None and settings.max_bodies_size < settings.max_body_size:
         raise BadRequest(
             f"max_bodies_size ({settings.max_bodies_size}) is less than max_body_size ({settings.max_body_size}): the "
@@ -239,6 +240,22 @@ def _check_together(settings: ServeSettings) -> None:
         )
     if not all(each.get_secret_value().isascii() for name in SECRETS for each in getattr(settings, name)):
         raise BadRequest("An API key travels in a header, so it must be plain ASCII. Choose another one.")
+
+
+def _check_role(settings: ServeSettings) -> None:
+    if settings.role != "both" and settings.kv_shared is None:
+        raise BadRequest(
+            f"role {settings.role} needs kv_shared: the directory through which prompts are handed over. Set it to the "
+            "same one on prefill and decode servers.",
+            param="role",
+        )
+    if settings.role == "decode":
+        if settings.prefill_url is None:
+            raise BadRequest("role decode needs prefill_url: the server that computes prompts.", param="role")
+        return
+    for name in ("prefill_url", "prefill_key", "prefill_min_tokens", "prefill_timeout"):
+        if getattr(settings, name) != ServeSettings.model_fields[name].default:
+            raise BadRequest(f"{name} is for role decode. Leave it out, or set role to decode.", param=name)
 
 
 def _refusal(error: ErrorDetails, given: Mapping[str, Given]) -> BadRequest:

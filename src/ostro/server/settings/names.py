@@ -76,6 +76,7 @@ REFUSED: Mapping[str, str] = {
 # The first setting of each group, in class order: for the help and the docs.
 GROUPS: Mapping[str, str] = {
     "model": "Models",
+    "role": "Prefill and decode",
     "tokenizer": "Engine",
     "hrm_dialect": "HRM models",
     "threads": "Device and precision",
@@ -84,6 +85,6 @@ GROUPS: Mapping[str, str] = {
     "max_concurrent_requests": "Limits",
     "log_level": "Logging",
 }
-SECRETS = ("api_key", "priority_key", "admin_key")
+SECRETS = ("api_key", "priority_key", "admin_key", "prefill_key")
 REPEATABLE = frozenset({"model", "models", "lora", "served_model_name"})
 ONLY_IN_FILES = frozenset({"model_settings"})
