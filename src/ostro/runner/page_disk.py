@@ -7,6 +7,8 @@ The index belongs to the caller's thread: what the other finds out, it tells in 
 """
 
 import logging
+import os
+import sys
 import threading
 import time
 from collections import OrderedDict
@@ -31,6 +33,8 @@ _FEWEST_WAITING = 8
 _LOOK_SECONDS = 0.5
 # Pages that are left to others when an engine ends are in bundles of this size: whoever ends it may be in a hurry.
 _BUNDLE_BYTES = 64 << 20
+# The thread's priority: a tenth of a core where steps want all of it.
+_NICE = 10
 
 _log = logging.getLogger(__name__)
 
@@ -216,6 +220,10 @@ class PageDisk:
             self._bundles.close()
 
     def _work(self) -> None:
+        if sys.platform == "linux":
+            # Of this thread alone: steps compute on all cores, and pages should not slow them down.
+            with suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
         while (job := self._next_job()) is not None:
             match job:
                 case _Read():

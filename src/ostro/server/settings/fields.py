@@ -221,7 +221,7 @@ class ServeSettings(BaseSettings):
         512, description="for role decode: prompts of which fewer tokens are not cached are computed here"
     )
     prefill_timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
-        30.0, description="for role decode: seconds after which a prompt is computed here instead"
+        120.0, description="for role decode: seconds after which a prompt is computed here instead"
     )
 
     # engine
