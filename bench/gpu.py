@@ -78,14 +78,14 @@ def settings(options: argparse.Namespace):  # type: ignore[no-untyped-def]
     )
 
 
-def random_model(config: dict[str, object], options: argparse.Namespace):  # type: ignore[no-untyped-def]
+def random_model(config: dict[str, object], options: argparse.Namespace, device: str = "cuda"):  # type: ignore[no-untyped-def]
     import torch
 
     from ostro.runner.devices import pick_dtype
     from ostro.torch_models.build import build_model
 
-    device = torch.device("cuda")
-    model = build_model(config, dtype=pick_dtype("auto", device), device=device, max_seq_len=options.max_seq_len)
+    place = torch.device(device)
+    model = build_model(config, dtype=pick_dtype("auto", place), device=place, max_seq_len=options.max_seq_len)
     torch.manual_seed(0)
     for parameter in model.parameters():
         parameter.data.normal_(0.0 if parameter.dim() > 1 else 1.0, 0.02)

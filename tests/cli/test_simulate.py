@@ -125,6 +125,11 @@ def test_what_is_measured_can_be_simulated(tmp_path: Path, capsys: pytest.Captur
     assert main(["simulate", "--measure", str(costs), "--model", str(model)]) == 0
     table = json.loads(costs.read_text())
     assert table["engine"]["max_seq_len"] == 4096
+    copies = table["copies"]
+    assert copies["page_bytes"] > 0
+    # The native core's pages are in host memory already.
+    assert copies["host"] is None
+    assert min(copies["disk"]["write"], copies["disk"]["read"], copies["disk"]["waiting"]) > 0
     assert set(table["endpoints"]) == {"chat", "completions"}
     # Its tokenizer takes text nearly letter by letter.
     assert all(each["tokens_per_word"] > 2 for each in table["endpoints"].values())

@@ -28,6 +28,12 @@ def test_a_table_is_read_as_it_was_written() -> None:
     assert read_table(msgspec.json.encode(cost_table()), "t.json") == cost_table()
 
 
+def test_a_table_from_before_copies_were_measured_is_read() -> None:
+    told = msgspec.to_builtins(cost_table())
+    del told["copies"]
+    assert read_table(msgspec.json.encode(told), "t.json").copies is None
+
+
 @pytest.mark.parametrize(
     ("place", "value", "named"),
     [
@@ -44,6 +50,11 @@ def test_a_table_is_read_as_it_was_written() -> None:
         ("endpoints.chat.request", -1.0, "endpoints.chat.request"),
         ("endpoints.chat.tokens_before", 1 << 40, "endpoints.chat"),
         ("endpoints.chat.tokens_per_word", 0.0, "endpoints.chat.tokens_per_word"),
+        ("copies.page_bytes", 0, "copies.page_bytes must be from 1"),
+        ("copies.host.out", -1.0, "copies.host.out"),
+        ("copies.host.staged", 0, "copies.host.staged"),
+        ("copies.disk.waiting", 1 << 40, "copies.disk.waiting"),
+        ("copies.disk.surprise", 1, "surprise"),
         ("surprise", 1, "surprise"),
     ],
 )

@@ -6,8 +6,24 @@ import msgspec
 
 from ostro.measure.bench.jobs import Level
 from ostro.measure.bench.workload import Span, Workload
-from ostro.simulation.costs import FORMAT, CostTable, EndpointCosts, EngineShape, StepTimes
+from ostro.simulation.costs import (
+    FORMAT,
+    CopyTimes,
+    CostTable,
+    DiskCopies,
+    EndpointCosts,
+    EngineShape,
+    HostCopies,
+    StepTimes,
+)
 from ostro.simulation.run import Simulation, SimulationOptions, simulate
+
+
+COPIES = CopyTimes(
+    page_bytes=1024,
+    host=HostCopies(pause=0.0, out=0.002, back=0.001, staged=4),
+    disk=DiskCopies(pause=0.0, write=0.008, read=0.004, waiting=16),
+)
 
 
 def cost_table(*, request: float = 0.0, event: float = 0.0, **shape: Any) -> CostTable:
@@ -27,6 +43,7 @@ def cost_table(*, request: float = 0.0, event: float = 0.0, **shape: Any) -> Cos
             prompt_context=0.0,
         ),
         event=event,
+        copies=COPIES,
         endpoints={"chat": costs, "completions": msgspec.structs.replace(costs, tokens_before=0, tokens_after=0)},
     )
 

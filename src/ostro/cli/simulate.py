@@ -25,7 +25,7 @@ from ostro.measure.bench.run import describe_machine
 from ostro.measure.bench.table import table as table_of
 from ostro.measure.bench.workload import WORDS
 from ostro.sampling_params import SamplingParams
-from ostro.simulation.costs import FORMAT, CostTable, EngineShape, read_table, with_shape
+from ostro.simulation.costs import read_table, with_shape
 from ostro.simulation.routing import Routing
 from ostro.simulation.run import SimulationOptions, simulate
 
@@ -148,7 +148,8 @@ def _refuse_others(args: argparse.Namespace) -> None:
 def _measure(args: argparse.Namespace) -> int:
     # Slow to import, and a simulation needs neither.
     from ostro.llm import LLM
-    from ostro.simulation.measuring import measure_steps
+    from ostro.runner.tiers import trial_stores
+    from ostro.simulation.measuring import measure_engine
     from ostro.simulation.server_costs import probe_server, with_server
 
     with written_whole(args.measure) as file:
@@ -163,17 +164,15 @@ def _measure(args: argparse.Namespace) -> int:
         llm = LLM(config=config if args.model is None else replace(config, model=args.model))
         runner = llm.core.runner
         params = llm.sampling_defaults.fill(SamplingParams(max_tokens=None))
-        steps = measure_steps(runner, params, watch=lambda what: _say(f"Timing steps: {what}"))
-        engine = CostTable(
-            format=FORMAT,
-            model=llm.name,
-            device=runner.spec.device,
-            engine=EngineShape.of(runner.spec),
-            step=steps,
-            event=0.0,
-            endpoints={},
-            machine=describe_machine(),
-        )
+        with trial_stores(runner) as stores:
+            engine = measure_engine(
+                runner,
+                params,
+                stores,
+                model=llm.name,
+                machine=describe_machine(),
+                watch=lambda what: _say(f"Timing {what}"),
+            )
         found: Any = msgspec.to_builtins(
             with_server(engine, probes, chat_prefix=_chat_prefix(llm) if "chat" in probes.alone else None)
         )

@@ -90,8 +90,9 @@ class PageDisk:
         used = set(self._index.values())
         self._free = [record for record in reversed(range(self.num_records)) if record not in used]
         self._order = found[-1].order + 1 if found else 0
-        self._most_waiting = max(_FEWEST_WAITING, _MOST_WAITING // self.page_bytes)
-        self._room = threading.Semaphore(self._most_waiting)
+        self.most_waiting = max(_FEWEST_WAITING, _MOST_WAITING // self.page_bytes)
+        """Pages that can wait to be written."""
+        self._room = threading.Semaphore(self.most_waiting)
         self._is_failing = self._is_blind = False
         self.under_way: set[int] = set()
         """Tickets of reads and offers that `ended` has not returned."""
@@ -176,7 +177,7 @@ class PageDisk:
 
     def offer_all(self, pages: Sequence[tuple[bytes, Callable[[], Bytes]]]) -> None:
         """Has those pages left to others that are not there yet, in bundles, the first of them first."""
-        each = max(1, min(self._most_waiting, _BUNDLE_BYTES // self.page_bytes))
+        each = max(1, min(self.most_waiting, _BUNDLE_BYTES // self.page_bytes))
         fresh = [(digest, page) for digest, page in pages if not self.is_shared(digest)]
         for at in range(0, len(fresh), each):
             some = fresh[at : at + each]

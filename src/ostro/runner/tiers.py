@@ -7,21 +7,24 @@ it, and an adapter's files. So a page is never found by another model, or by ano
 import hashlib
 import json
 import logging
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ostro.config import EngineConfig
+from ostro.engine.page_store import PageStore
 from ostro.engine.radix import Salt
 from ostro.engine.runner import ModelRunner
 from ostro.engine.tiers import Tiers
 from ostro.errors import BadRequest, ModelError, Unsupported
 from ostro.machine import free_memory
-from ostro.runner.disk_store import DiskStore
+from ostro.runner.disk_store import DiskStore, HostPages
 from ostro.runner.native.identity import model_facts
 from ostro.runner.native.runner import NativeRunner
 from ostro.runner.page_bundles import PageBundles
-from ostro.runner.page_disk import PageDisk
+from ostro.runner.page_disk import Bytes, PageDisk
 from ostro.runner.page_file import PageFile, PageFileUnusable, open_page_file
 from ostro.sources.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from ostro.sources.page_files import page_file_name, pages_root
@@ -33,6 +36,9 @@ if TYPE_CHECKING:
     from ostro.runner.gpu.runner import GpuRunner
 
 _DISK_SIZE = _SHARED_SIZE = 20 << 30
+_TRIAL_PAGES = 64
+# More than a page file has besides its pages, for each.
+_RECORD_ROOM = 4096
 # Below a GPU, host memory for pages on their way to disk, and as much for those on their way back.
 _PASSING_BYTES = 256 << 20
 _FEWEST_PASSING = 4
@@ -53,18 +59,79 @@ def open_tiers(checkpoint: Checkpoint, config: EngineConfig, runner: ModelRunner
             return None
         store = DiskStore(runner.program, disk, outlives=config.kv_persist)
         return Tiers(store, root=_roots(identity, config))
-    if runner.spec.device == "cuda" and runner.spec.devices == 1:
-        # Needs triton, which machines without a GPU may lack.
-        from ostro.runner.gpu.runner import GpuRunner
-
-        if isinstance(runner, GpuRunner):
-            return _below_gpu(checkpoint, config, runner)
+    if (gpu := _one_gpu(runner)) is not None:
+        return _below_gpu(checkpoint, config, gpu)
     setting = config.tier_settings[0]
     raise Unsupported(
         f"{setting} does not work on {runner.spec.backend}: it is for the native CPU core and for one NVIDIA GPU. "
         "Leave it out.",
         param=setting,
     )
+
+
+class TrialStores(NamedTuple):
+    """Each tier that a runner can have, small and by itself, to time its copies."""
+
+    page_bytes: int
+    host: PageStore | None
+    staged: int
+    """Pages that can be on their way to host memory."""
+    disk: PageStore | None
+    waiting: int
+    """Pages that can wait to be written."""
+
+
+@contextmanager
+def trial_stores(runner: ModelRunner) -> Iterator[TrialStores | None]:
+    """None for a runner that has no tiers. The disk is that of temporary files; None if these cannot be written."""
+    if isinstance(runner, NativeRunner):
+        with _trial_disk(runner.program, runner.program.page_bytes) as (store, disk):
+            yield TrialStores(runner.program.page_bytes, None, 0, store, disk.most_waiting if disk is not None else 0)
+        return
+    gpu = _one_gpu(runner)
+    if gpu is None:
+        yield None
+        return
+    host = gpu.host_store(_TRIAL_PAGES)
+    with closing(host), _trial_disk(_Slots(host), gpu.page_bytes) as (store, _):
+        yield TrialStores(gpu.page_bytes, host, host.most_staged, store, _passing(gpu.page_bytes))
+
+
+@contextmanager
+def _trial_disk(pages: HostPages, page_bytes: int) -> Iterator[tuple[DiskStore, PageDisk] | tuple[None, None]]:
+    directory, limit = Path(tempfile.gettempdir()), _TRIAL_PAGES * (page_bytes + _RECORD_ROOM)
+    try:
+        file = open_page_file(directory, None, identity=bytes(32), page_bytes=page_bytes, limit=limit)
+    except PageFileUnusable as error:
+        _log.warning("the disk is not measured: %s", error)
+        yield None, None
+        return
+    disk = PageDisk(file)
+    with closing(DiskStore(pages, disk, outlives=False)) as store:
+        yield store, disk
+
+
+class _Slots:
+    """Host memory below a GPU, as pages of a disk's."""
+
+    def __init__(self, host: "HostStore") -> None:
+        self._host = host
+
+    def page(self, number: int) -> Bytes:
+        return self._host.slot(number)
+
+
+def _one_gpu(runner: ModelRunner) -> "GpuRunner | None":
+    if runner.spec.device != "cuda" or runner.spec.devices != 1:
+        return None
+    # Needs triton, which machines without a GPU may lack.
+    from ostro.runner.gpu.runner import GpuRunner
+
+    return runner if isinstance(runner, GpuRunner) else None
+
+
+def _passing(page_bytes: int) -> int:
+    return max(_FEWEST_PASSING, _PASSING_BYTES // page_bytes)
 
 
 def _below_gpu(checkpoint: Checkpoint, config: EngineConfig, runner: "GpuRunner") -> Tiers | None:
@@ -83,7 +150,7 @@ def _below_gpu(checkpoint: Checkpoint, config: EngineConfig, runner: "GpuRunner"
     disk = _open_disk(checkpoint, config, identity, page_bytes)
     if disk is None:
         return Tiers(_host_store(config, runner, num_slots)) if num_slots else None
-    passing = max(_FEWEST_PASSING, _PASSING_BYTES // page_bytes)
+    passing = _passing(page_bytes)
     store = HostDiskStore(
         _host_store(config, runner, num_slots + 2 * passing),
         disk,

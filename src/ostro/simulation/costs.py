@@ -7,6 +7,8 @@ A step's time is that of the tokens it computes, plus what they attend to, plus 
 
 Steps that only decode have a curve of their own, because devices run them differently: matrix-vector kernels on a CPU,
 CUDA graphs on a GPU.
+
+Copies to and from the tiers below the KV cache take their time by the page, beside the steps.
 """
 
 import math
@@ -28,6 +30,7 @@ Knot = tuple[int, float]
 
 # Larger numbers are no engine's, and would have the simulator allocate what they say.
 _MOST = 1 << 26
+_MOST_PAGE_BYTES = 1 << 40
 
 
 class EngineShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -65,6 +68,35 @@ class StepTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Per pair of a prompt's token and one before it."""
 
 
+class HostCopies(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Between a GPU's pages and host memory, in seconds per page."""
+
+    pause: float
+    """Of the engine's own time, to have a page copied either way."""
+    out: float
+    back: float
+    staged: int
+    """Pages that can be on their way out: the next step waits while there are more."""
+
+
+class DiskCopies(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Between host memory and a disk, in seconds per page."""
+
+    pause: float
+    """Of the engine's own time, to have a page written."""
+    write: float
+    read: float
+    waiting: int
+    """Pages that can wait to be written: more of them are dropped."""
+
+
+class CopyTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    page_bytes: int
+    host: HostCopies | None = None
+    """None if pages are in host memory already."""
+    disk: DiskCopies | None = None
+
+
 class EndpointCosts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What surrounds the engine, for requests to one endpoint."""
 
@@ -91,6 +123,8 @@ class CostTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     event: float
     """Seconds that each streamed token adds to its step: the API process shares the machine with the engine."""
     endpoints: dict[Endpoint, EndpointCosts]
+    copies: CopyTimes | None = None
+    """None if the engine has no tiers, or they were not measured."""
     machine: dict[str, object] = {}
 
     def endpoint(self, name: Endpoint) -> EndpointCosts:
@@ -127,6 +161,8 @@ def _check(table: CostTable) -> None:
     for field in ("sampled", "decode_context", "prompt_context"):
         _check_seconds(f"step.{field}", getattr(table.step, field))
     _check_seconds("event", table.event)
+    if table.copies is not None:
+        _check_copies(table.copies)
     for endpoint, costs in table.endpoints.items():
         for field in EndpointCosts.__struct_fields__:
             _check_seconds(f"endpoints.{endpoint}.{field}", getattr(costs, field))
@@ -136,10 +172,24 @@ def _check(table: CostTable) -> None:
             raise ValueError(f"endpoints.{endpoint} has more tokens around a prompt than any model takes")
 
 
+def _check_copies(copies: CopyTimes) -> None:
+    _check_number("copies.page_bytes", copies.page_bytes, 1, _MOST_PAGE_BYTES)
+    for tier, times in (("host", copies.host), ("disk", copies.disk)):
+        for field in () if times is None else times.__struct_fields__:
+            name, value = f"copies.{tier}.{field}", getattr(times, field)
+            if field in ("staged", "waiting"):
+                _check_number(name, value, 1, _MOST)
+            else:
+                _check_seconds(name, value)
+
+
 def _check_capacity(name: str, shape: EngineShape, field: str) -> None:
-    least, value = 0 if field in ("steps_ahead", "context_price") else 1, getattr(shape, field)
-    if not least <= value <= _MOST:
-        raise ValueError(f"{name} must be from {least} to {_MOST}, and is {value}")
+    _check_number(name, getattr(shape, field), 0 if field in ("steps_ahead", "context_price") else 1, _MOST)
+
+
+def _check_number(name: str, value: float, least: int, most: int) -> None:
+    if not least <= value <= most:
+        raise ValueError(f"{name} must be from {least} to {most}, and is {value}")
 
 
 def _check_curve(name: str, knots: list[Knot]) -> None:

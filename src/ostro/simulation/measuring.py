@@ -1,8 +1,11 @@
-"""Measures how long an engine's steps take, and fits the table's curves to it. Knows no device and no server.
+"""Measures how long an engine's steps and its copies of pages take, and fits the table to it. Knows no device and no
+server.
 
 Each scenario sets up steps of one kind and times them on the real engine: rows that decode, after short and long
 contexts; chunks of prompts, at the beginning and after a cached prefix; prompts beside rows that decode. The median of
 each is one point; the curves go through the points.
+
+A store does copies in order, so pages that are fetched after they were stored tell how long both took.
 """
 
 import random
@@ -11,24 +14,41 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 from statistics import mean, median
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
+
+import msgspec
 
 from ostro.engine.batch import Batch
 from ostro.engine.core import EngineCore
+from ostro.engine.page_store import Arrival, Fetch, PageStore, Spill, Store
 from ostro.engine.request import Request
 from ostro.engine.runner import ModelRunner, RunnerSpec, Step, StepOutput
 from ostro.errors import BadRequest
 from ostro.sampling_params import SamplingParams
-from ostro.simulation.costs import Knot, StepTimes, Work, at
+from ostro.simulation.costs import (
+    FORMAT,
+    CopyTimes,
+    CostTable,
+    DiskCopies,
+    EngineShape,
+    HostCopies,
+    Knot,
+    StepTimes,
+    Work,
+    at,
+)
 
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _CHUNKS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 _SHORT, _LONG = 8, 512
-"""Contexts, in tokens."""
-_LONG_ROWS = (1, 2)
+"""Contexts, in tokens; the long one is of a whole step if that is more."""
+_LONG_STEPS = 8
+"""Long contexts of several rows take up to so many steps to compute."""
 _BESIDE = 16
 """Rows that decode beside a prompt."""
 _DECODE_STEPS = 6
+_COPIES = 64
+"""Pages."""
 ROUNDS = 3
 
 
@@ -64,7 +84,7 @@ def _scenarios(trial: "_Trial", spec: RunnerSpec) -> Iterable[tuple[str, Callabl
     # With long contexts a step's budget covers fewer tokens, but never beyond its number.
     chunks.append(min(spec.max_batch_tokens, longest - 1))
     # In whole pages, so that what is cached is all of it.
-    long = max(min(_LONG, longest // 2) // spec.page_size, 1) * spec.page_size
+    long = max(min(max(_LONG, spec.max_batch_tokens), longest // 2) // spec.page_size, 1) * spec.page_size
 
     def decoding(rows: int, context: int) -> tuple[str, Callable[[], Point]]:
         return f"{rows} rows, context {context}", lambda: trial.decode(rows, context)
@@ -75,8 +95,9 @@ def _scenarios(trial: "_Trial", spec: RunnerSpec) -> Iterable[tuple[str, Callabl
 
     for each in rows:
         yield decoding(each, _SHORT)
-    for each in _LONG_ROWS:
-        if each in rows and each * long <= longest:
+    room = min(_LONG_STEPS * spec.max_batch_tokens, spec.num_pages * spec.page_size // 2)
+    for each in rows:
+        if each * long <= room:
             yield decoding(each, long)
     for each in chunks:
         yield prompt(each, 0, 0)
@@ -85,6 +106,102 @@ def _scenarios(trial: "_Trial", spec: RunnerSpec) -> Iterable[tuple[str, Callabl
     beside = min(_BESIDE, most_rows - 1)
     if beside > 0:
         yield prompt(max(middle - beside, 2), 0, beside)
+
+
+class Stores(Protocol):
+    """Each tier below a runner's pages by itself: `CopyTimes` says what the numbers mean."""
+
+    @property
+    def page_bytes(self) -> int: ...
+    @property
+    def host(self) -> PageStore | None: ...
+    @property
+    def staged(self) -> int: ...
+    @property
+    def disk(self) -> PageStore | None: ...
+    @property
+    def waiting(self) -> int: ...
+
+
+def measure_engine(
+    runner: ModelRunner,
+    params: SamplingParams,
+    stores: Stores | None,
+    *,
+    model: str,
+    machine: dict[str, object],
+    rounds: int = ROUNDS,
+    watch: Callable[[str], None] = lambda _: None,
+) -> CostTable:
+    """A table without endpoints."""
+    steps = measure_steps(runner, params, rounds=rounds, watch=watch)
+    watch("copies of pages")
+    return CostTable(
+        format=FORMAT,
+        model=model,
+        device=runner.spec.device,
+        engine=EngineShape.of(runner.spec),
+        step=steps,
+        event=0.0,
+        endpoints={},
+        copies=None if stores is None else measure_copies(stores, runner.spec.num_pages),
+        machine=machine,
+    )
+
+
+def measure_copies(stores: Stores, num_pages: int) -> CopyTimes:
+    """Overwrites some of the runner's pages: nothing else may use them."""
+    host = disk = None
+    if stores.host is not None:
+        host = measure_host(stores.host, num_pages, staged=stores.staged)
+    if stores.disk is not None:
+        pages = num_pages if stores.host is None else stores.host.num_slots
+        disk = measure_disk(stores.disk, pages, waiting=stores.waiting)
+        if host is not None:
+            # A slot is handed to the disk as it is.
+            disk = msgspec.structs.replace(disk, pause=0.0)
+    return CopyTimes(page_bytes=stores.page_bytes, host=host, disk=disk)
+
+
+def measure_host(store: PageStore, num_pages: int, *, staged: int, rounds: int = ROUNDS) -> HostCopies:
+    """Copies pages to slots and back, overwriting some of the runner's `num_pages`. Nothing else may use them."""
+    count = min(_COPIES, store.num_slots, num_pages // 2)
+    stores = [Store(page, page) for page in range(count)]
+    trials = [
+        _copied(store, stores, Fetch(ticket, tuple(range(count)), tuple(range(count, 2 * count))))
+        for ticket in range(1, rounds + 1)
+    ]
+    pause, out, back = (median(times) / count for times in zip(*trials, strict=True))
+    return HostCopies(pause=pause / 2, out=out, back=back, staged=staged)
+
+
+def measure_disk(store: PageStore, num_pages: int, *, waiting: int, rounds: int = ROUNDS) -> DiskCopies:
+    """Writes pages to disk and reads them back, overwriting some of the runner's `num_pages`. Nothing else may use
+    them.
+    """
+    count = min(_COPIES, waiting, num_pages // 2)
+    trials = []
+    for ticket in range(1, rounds + 1):
+        digests = tuple(bytes([ticket, page]) * 16 for page in range(count))
+        spills = [Spill(digest, page=page) for page, digest in enumerate(digests)]
+        trials.append(_copied(store, spills, Fetch(ticket, digests, tuple(range(count, 2 * count)))))
+    pause, write, read = (median(times) / count for times in zip(*trials, strict=True))
+    return DiskCopies(pause=pause, write=write, read=read, waiting=waiting)
+
+
+def _copied(store: PageStore, down: Sequence[Store | Spill], up: Fetch) -> tuple[float, float, float]:
+    """How long the caller was held up, the copies down took, and those back up."""
+    began = time.perf_counter()
+    store.carry_out([*down, up])
+    held_up = time.perf_counter() - began
+    arrived: list[Arrival] = []
+    while not arrived:
+        arrived = store.arrivals(timeout=1.0)
+    seconds = time.perf_counter() - began
+    [arrival] = arrived
+    if arrival.num_good < len(up.pages):
+        raise BadRequest("Pages that were copied did not come back. Is the disk full? Choose another by TMPDIR.")
+    return held_up, max(seconds - arrival.seconds, 0.0), arrival.seconds
 
 
 class _Trial:

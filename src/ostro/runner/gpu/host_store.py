@@ -72,8 +72,10 @@ class HostStore:
         self._slots_each = each
         self._arrived: list[Arrival] = []
         self._under_way: deque[_UnderWay] = deque()
+        block = max(1, min(num_slots, _BLOCK_BYTES // self.page_bytes))
+        self.most_staged = _BLOCKS * block
+        """Pages that can be on their way out before steps wait."""
         if is_cuda:
-            block = max(1, min(num_slots, _BLOCK_BYTES // self.page_bytes))
             self._blocks = [_Block(self._staging(block), torch.cuda.Event()) for _ in range(_BLOCKS)]
             self._incoming = self._staging(block)
             self._next_block = 0
