@@ -6,9 +6,10 @@ from pathlib import Path
 import msgspec
 import pytest
 from model_directory import write_model
-from simulated import cost_table
+from simulated import COPIES, cost_table
 
 from ostro.cli import main
+from ostro.simulation.costs import CopyTimes
 
 
 @pytest.fixture
@@ -98,6 +99,9 @@ def test_smaller_engines_than_were_measured(costs: Path, tmp_path: Path) -> None
         (["--num-pages", "1000000000000"], "--num-pages must be from 1 to"),
         (["--max-batch-tokens", "1000000000000"], "--max-batch-tokens must be from 1 to"),
         (["--max-batch-seqs", "1000000000000"], "--max-batch-seqs must be from 1 to"),
+        (["--kv-host-memory", "1000"], "--kv-host-memory must have room"),
+        (["--kv-disk-size", "100000G", "--kv-host-memory", "1M"], "--kv-disk-size must have room"),
+        (["--kv-disk-size", "1M", "--no-prefix-caching"], "--kv-disk-size keeps cached prefixes"),
         (["--cost-per-hour", "0"], "--cost-per-hour"),
         (["--rate", "x"], "--rate"),
         (["--slo", "speed=1s"], "--slo"),
@@ -110,6 +114,41 @@ def test_invalid_options_are_refused(
 ) -> None:
     assert main(["simulate", "--costs", str(costs), *args]) == 2
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("copies", "flag"),
+    [
+        (None, "--kv-host-memory"),
+        (None, "--kv-disk-size"),
+        (msgspec.structs.replace(COPIES, host=None), "--kv-host-memory"),
+        (msgspec.structs.replace(COPIES, disk=None), "--kv-disk-size"),
+    ],
+)
+def test_tiers_that_were_not_measured_are_refused_by_name(
+    copies: CopyTimes | None, flag: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "costs.json"
+    path.write_bytes(msgspec.json.encode(msgspec.structs.replace(cost_table(), copies=copies)))
+    assert main(["simulate", "--costs", str(path), flag, "1M"]) == 2
+    assert f"{flag} needs to know how long copies of pages take" in capsys.readouterr().err
+
+
+def test_tiers_below_the_kv_cache_find_what_it_has_evicted(
+    costs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prompts, output, found = tmp_path / "prompts.txt", tmp_path / "r.json", []
+    prompts.write_text("".join(" ".join(f"{name}{word}" for word in range(60)) + "\n" for name in "abcd"))
+    load = ["--prompts", str(prompts), "--requests", "16", "--output-file", str(output), "--num-pages", "40"]
+    for tiers in ([], ["--kv-host-memory", "64K"], ["--kv-host-memory", "20K", "--kv-disk-size", "1M"]):
+        assert main(["simulate", "--costs", str(costs), *load, "--output-len", "1", *tiers]) == 0
+        found.append(json.loads(output.read_text())["levels"][0]["fleet"])
+    without, host, both = found
+    assert without["pages_stored"] == without["pages_fetched_host"] == 0
+    assert host["pages_fetched_host"] > 0
+    assert both["pages_fetched_disk"] > 0
+    assert min(host["hit_tokens"], both["hit_tokens"]) > without["hit_tokens"]
+    assert "to host memory" in capsys.readouterr().out
 
 
 def test_no_load_can_be_chosen_to_measure_by(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

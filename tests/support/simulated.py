@@ -18,7 +18,6 @@ from ostro.simulation.costs import (
 )
 from ostro.simulation.run import Simulation, SimulationOptions, simulate
 
-
 COPIES = CopyTimes(
     page_bytes=1024,
     host=HostCopies(pause=0.0, out=0.002, back=0.001, staged=4),

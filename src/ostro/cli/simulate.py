@@ -14,6 +14,7 @@ import msgspec
 
 from ostro.cli.files import read_text, written_whole
 from ostro.cli.load_options import add_load_options, add_report_options, check_above_zero, check_least, levels, workload
+from ostro.cli.options import memory_size
 from ostro.cli.own_server import own_server
 from ostro.cli.parser import describe
 from ostro.cli.progress import tell_progress
@@ -25,7 +26,7 @@ from ostro.measure.bench.run import describe_machine
 from ostro.measure.bench.table import table as table_of
 from ostro.measure.bench.workload import WORDS
 from ostro.sampling_params import SamplingParams
-from ostro.simulation.costs import read_table, with_shape
+from ostro.simulation.costs import read_table, tier_pages, with_shape
 from ostro.simulation.routing import Routing
 from ostro.simulation.run import SimulationOptions, simulate
 
@@ -36,6 +37,10 @@ _SHAPE = {
     "num_pages": "pages of each replica's KV cache",
     "max_batch_tokens": "most tokens per step",
     "max_batch_seqs": "most sequences per step",
+}
+_TIERS = {
+    "kv_host_memory": "each replica's host memory for prefixes that its KV cache has no room for, such as 64G",
+    "kv_disk_size": "each replica's disk for prefixes that its memory has no room for, such as 500G",
 }
 # The simulator's own memory grows with them.
 _MOST_REPLICAS = 100_000
@@ -67,6 +72,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name, meaning in _SHAPE.items():
         flag = f"--{name.replace('_', '-')}"
         group.add_argument(flag, type=int, metavar="N", help=f"{meaning} (default: as measured)")
+    for name, meaning in _TIERS.items():
+        flag = f"--{name.replace('_', '-')}"
+        group.add_argument(flag, type=memory_size, metavar="SIZE", help=f"{meaning} (default: none)")
     group.add_argument(
         "--no-prefix-caching", action="store_true", help="do not reuse the KV cache of shared prompt prefixes"
     )
@@ -121,6 +129,10 @@ def _options(args: argparse.Namespace) -> SimulationOptions:
     changes = {name: getattr(args, name) for name in _SHAPE if getattr(args, name) is not None}
     table = with_shape(table, changes)
     table.endpoint(args.endpoint)
+    tiers = tier_pages(table, host_memory=args.kv_host_memory, disk_size=args.kv_disk_size)
+    if tiers is not None and args.no_prefix_caching:
+        flag = "--kv-disk-size" if args.kv_host_memory is None else "--kv-host-memory"
+        raise BadRequest(f"{flag} keeps cached prefixes. Leave out --no-prefix-caching.", param="no_prefix_caching")
     return SimulationOptions(
         table=table,
         workload=load,
@@ -128,6 +140,7 @@ def _options(args: argparse.Namespace) -> SimulationOptions:
         replicas=args.replicas,
         routing=args.routing,
         prefix_caching=not args.no_prefix_caching,
+        tiers=tiers,
         slo=None if args.slo is None else Slo.parsed(args.slo),
         cost_per_hour=None if args.cost_per_hour is None else args.cost_per_hour * args.replicas,
     )

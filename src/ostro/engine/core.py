@@ -34,7 +34,7 @@ class _Launched(NamedTuple):
     batch: Batch
     step: Step
     launched: float
-    """On the clock of time.perf_counter."""
+    """On the engine's clock."""
 
 
 class EngineCore:
@@ -48,9 +48,11 @@ class EngineCore:
         adapters: Collection[str] = (),
         speculation: Speculation | None = None,
         tiers: Tiers | None = None,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """`adapters` names those that the runner has loaded. `pages_per_seq` bounds a sequence's length. `speculation`
-        drafts tokens, if the runner can verify them. `tiers` keep pages of this runner that are evicted.
+        drafts tokens, if the runner can verify them. `tiers` keep pages of this runner that are evicted. `clock` tells
+        how long steps take, in seconds.
         """
         self.runner = runner
         self.tiers = tiers
@@ -67,7 +69,8 @@ class EngineCore:
         )
         # Steps in flight: launched, but their results are not applied yet.
         self._under_way: deque[_Launched] = deque()
-        # When the latest results arrived, on the clock of time.perf_counter.
+        self._clock = clock
+        # When the latest results arrived.
         self._arrived = 0.0
         self._profile: Profile | None = None
 
@@ -126,7 +129,7 @@ class EngineCore:
             if self.tiers is not None:
                 self.tiers.carry_out()
             if batch is not None:
-                launched = time.perf_counter()
+                launched = self._clock()
                 self._under_way.append(_Launched(batch, runner.launch(batch), launched))
                 self.scheduler.advance(batch)
             if batch is None and not self._under_way:
@@ -156,7 +159,7 @@ class EngineCore:
         """Tells how long a step took, since its launch, or since the one before it: those who draft, if it did nothing
         but decode, and otherwise the tiers, which fetch what takes longer to compute.
         """
-        before, self._arrived = self._arrived, time.perf_counter()
+        before, self._arrived = self._arrived, self._clock()
         if (speculation := self.scheduler.speculation) is None and self.tiers is None:
             return
         seconds, num_tokens = self._arrived - max(before, step.launched), step.batch.num_tokens

@@ -15,7 +15,7 @@ class ClockRunner:
         self._spec = spec
         self._seconds = seconds
         self.now = 0.0
-        """The host's time: `results` moves it to the end of the step that it waits for."""
+        """The host's time: it moves on to the end of what the host waits for."""
         self._free_at = 0.0
         """When the device has done all that was launched."""
         self.busy_seconds = 0.0
@@ -24,10 +24,15 @@ class ClockRunner:
     def spec(self) -> RunnerSpec:
         return self._spec
 
+    def occupy(self, seconds: float, *, after: float = 0.0) -> float:
+        """Gives the device so much to do, after all that it has been given. Returns when that is done."""
+        self._free_at = max(self.now, self._free_at, after) + seconds
+        return self._free_at
+
     def launch(self, batch: Batch) -> Step:
         seconds = self._seconds(Work.of(batch))
         self.busy_seconds += seconds
-        self._free_at = ends = max(self.now, self._free_at) + seconds
+        ends = self.occupy(seconds)
 
         def results() -> StepOutput:
             self.now = max(self.now, ends)

@@ -15,6 +15,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from itertools import pairwise
+from typing import NamedTuple
 
 import msgspec
 
@@ -283,3 +284,47 @@ def with_shape(table: CostTable, changes: Mapping[str, int]) -> CostTable:
         except ValueError as error:
             raise BadRequest(f"{error}.", param=field) from error
     return msgspec.structs.replace(table, engine=shape)
+
+
+class TierPages(NamedTuple):
+    """The tiers below each replica's KV cache, in pages."""
+
+    copies: CopyTimes
+    host: int
+    disk: int
+
+
+def tier_pages(table: CostTable, *, host_memory: int | None, disk_size: int | None) -> TierPages | None:
+    """Of so many bytes; None if neither is given. Raises BadRequest if the table does not say what their copies take,
+    or if there is no room for a page.
+    """
+    if host_memory is None and disk_size is None:
+        return None
+    copies = table.copies
+    if copies is None:
+        raise _not_measured("--kv-disk-size" if host_memory is None else "--kv-host-memory")
+    if host_memory is not None and copies.host is None:
+        raise _not_measured("--kv-host-memory")
+    if disk_size is not None and copies.disk is None:
+        raise _not_measured("--kv-disk-size")
+    return TierPages(
+        copies,
+        _pages("--kv-host-memory", host_memory, copies.page_bytes),
+        _pages("--kv-disk-size", disk_size, copies.page_bytes),
+    )
+
+
+def _pages(flag: str, size: int | None, page_bytes: int) -> int:
+    """0 if no size is given."""
+    if size is None:
+        return 0
+    if not page_bytes <= size <= _MOST * page_bytes:
+        raise BadRequest(f"{flag} must have room for 1 to {_MOST} pages of {page_bytes} bytes, and is {size}.")
+    return size // page_bytes
+
+
+def _not_measured(flag: str) -> BadRequest:
+    return BadRequest(
+        f"{flag} needs to know how long copies of pages take, and the cost table does not say. Measure it where a "
+        f"server takes {flag}, or leave it out."
+    )

@@ -17,7 +17,7 @@ from ostro.engine.request import Request
 from ostro.engine.scheduler import Progress
 from ostro.measure.bench.outcomes import Outcome
 from ostro.sampling_params import SamplingParams
-from ostro.simulation.costs import CostTable, EndpointCosts, step_seconds
+from ostro.simulation.costs import CostTable, EndpointCosts, TierPages, step_seconds
 from ostro.simulation.prompts import Prompt
 from ostro.simulation.replica import Replica
 from ostro.simulation.routing import Routing, chooser
@@ -58,13 +58,14 @@ class Fleet:
         replicas: int,
         routing: Routing = "prefix",
         prefix_caching: bool = True,
+        tiers: TierPages | None = None,
     ) -> None:
         self.now = 0.0
         self._costs = costs
         self._router = chooser(routing, replicas, lambda: self.now)
         self._spec = table.engine.spec()
         self._seconds = step_seconds(table)
-        self._prefix_caching = prefix_caching
+        self._prefix_caching, self._tiers = prefix_caching, tiers
         # Made when their first request arrives: of 10,000 most may never get one.
         self._replicas: list[Replica | None] = [None] * replicas
         self._events: list[tuple[float, int, Callable[[], None]]] = []
@@ -107,7 +108,7 @@ class Fleet:
         request = Request(id=request_id, prompt_ids=prompt.token_ids, params=params, seed=request_id)
         replica = self._replicas[number]
         if replica is None:
-            replica = Replica(self._spec, self._seconds, prefix_caching=self._prefix_caching)
+            replica = Replica(self._spec, self._seconds, prefix_caching=self._prefix_caching, tiers=self._tiers)
             self._replicas[number] = replica
         # The API process takes one request after the other: of a burst, the engine begins with the first.
         overhead = self._costs.request + self._costs.prompt_token * len(prompt.token_ids)

@@ -7,15 +7,32 @@ from ostro.engine.core import EngineCore
 from ostro.engine.request import Request
 from ostro.engine.runner import RunnerSpec
 from ostro.engine.scheduler import Progress
+from ostro.engine.tiers import Tiers
 from ostro.errors import BadRequest
 from ostro.simulation.clock_runner import ClockRunner
-from ostro.simulation.costs import Work
+from ostro.simulation.clock_store import ClockStore
+from ostro.simulation.costs import TierPages, Work
+
+# What the digests of all pages on disk begin with: there is one model.
+_ROOT = b"model"
 
 
 class Replica:
-    def __init__(self, spec: RunnerSpec, seconds: Callable[[Work], float], *, prefix_caching: bool = True) -> None:
+    def __init__(
+        self,
+        spec: RunnerSpec,
+        seconds: Callable[[Work], float],
+        *,
+        prefix_caching: bool = True,
+        tiers: TierPages | None = None,
+    ) -> None:
         self.runner = ClockRunner(spec, seconds)
-        self.core = EngineCore(self.runner, prefix_caching=prefix_caching)
+        self.core = EngineCore(
+            self.runner,
+            prefix_caching=prefix_caching,
+            tiers=None if tiers is None else _tiers(self.runner, tiers),
+            clock=lambda: self.runner.now,
+        )
         self._inbox: deque[Request] = deque()
         self.api_free_at = 0.0
         """When its API process has passed on all requests so far."""
@@ -23,8 +40,9 @@ class Replica:
         """Whether an event for its next step is on its way."""
         self.most_pages = 0
         """The most pages in use at a time."""
+        self.work_seconds = 0.0
+        """How long the engine had work, and pages in use summed over this time."""
         self.page_seconds = 0.0
-        """Pages in use, summed over the time that the engine had work."""
 
     def submit(self, request: Request) -> None:
         self._inbox.append(request)
@@ -55,5 +73,11 @@ class Replica:
 
         progress = self.core.step(look)
         self.most_pages = max(self.most_pages, in_use)
+        self.work_seconds += self.runner.now - now
         self.page_seconds += in_use * (self.runner.now - now)
         return progress, refused
+
+
+def _tiers(runner: ClockRunner, pages: TierPages) -> Tiers:
+    store = ClockStore(runner, pages.copies, num_slots=pages.host, disk_pages=pages.disk)
+    return Tiers(store, root=lambda salt: _ROOT)

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from itertools import count, islice
+from typing import NamedTuple
 
 import msgspec
 
@@ -13,7 +14,7 @@ from ostro.measure.bench.preflight import probing
 from ostro.measure.bench.run import Bench, BenchOptions, LevelRun
 from ostro.measure.bench.workload import Workload
 from ostro.measure.report.wording import duration, percent, rate
-from ostro.simulation.costs import CostTable
+from ostro.simulation.costs import CostTable, TierPages
 from ostro.simulation.fleet import Fleet
 from ostro.simulation.prompts import PromptTokens
 from ostro.simulation.routing import Routing
@@ -26,6 +27,7 @@ class SimulationOptions(msgspec.Struct, frozen=True, kw_only=True):
     replicas: int = 1
     routing: Routing = "prefix"
     prefix_caching: bool = True
+    tiers: TierPages | None = None
     slo: Slo | None = None
     cost_per_hour: float | None = None
     """The price of all replicas."""
@@ -44,6 +46,15 @@ class FleetFigures(msgspec.Struct, frozen=True, kw_only=True):
     kv_mean: float
     """Share of the KV cache in use while an engine has work, on average and at most."""
     kv_most: float
+    prompt_tokens: int
+    """Looked up in the prefix cache, and how many of them were found: in the KV cache, or fetched from below."""
+    hit_tokens: int
+    pages_stored: int = 0
+    """To host memory, and fetched from there."""
+    pages_fetched_host: int = 0
+    pages_spilled: int = 0
+    """Handed on to be written to disk, of which a slow one drops some, and fetched from there."""
+    pages_fetched_disk: int = 0
     wall_seconds: float
     """How long the simulation itself took."""
 
@@ -76,8 +87,17 @@ def _fleet_lines(run: LevelRun, fleet: FleetFigures) -> list[str]:
         f"busy, {fleet.steps:,} steps, {fleet.preemptions:,} preemptions",
         f"{name}: KV cache {percent(fleet.kv_mean)} in use on average, {percent(fleet.kv_most)} at most, "
         f"{fleet.pages_evicted:,} pages evicted",
+        f"{name}: {fleet.hit_tokens:,} of {fleet.prompt_tokens:,} prompt tokens found"
+        + (f"; pages {_moved(fleet)}" if _moved(fleet) else ""),
         f"{name}: simulated in {duration(fleet.wall_seconds)}, {rate(speed)} requests/s",
     ]
+
+
+def _moved(fleet: FleetFigures) -> str:
+    """Nothing if no tier has had any page."""
+    host = f"to host memory {fleet.pages_stored:,} and back {fleet.pages_fetched_host:,}" if fleet.pages_stored else ""
+    disk = f"to disk {fleet.pages_spilled:,} and back {fleet.pages_fetched_disk:,}" if fleet.pages_spilled else ""
+    return ", ".join(each for each in (host, disk) if each)
 
 
 def simulate(options: SimulationOptions) -> Simulation:
@@ -90,6 +110,7 @@ def simulate(options: SimulationOptions) -> Simulation:
         replicas=options.replicas,
         routing=options.routing,
         prefix_caching=options.prefix_caching,
+        tiers=options.tiers,
     )
     tokens = PromptTokens(costs, table.engine.vocab_size)
     # A trace's first prompt is in the cache of a server that is measured, too.
@@ -223,36 +244,48 @@ class _Seen:
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
-        self._counters, self._began = fleet.counters, fleet.now
-        self._evicted, self._busy, self._page_seconds = self._sums()
+        self._counters, self._began, self._sums = fleet.counters, fleet.now, _Sums.of(fleet)
         for replica in fleet.replicas:
             replica.most_pages = 0
 
     def figures(self, replicas: int, wall_seconds: float) -> FleetFigures:
-        counters = self._fleet.counters
-        evicted, busy, page_seconds = (
-            now - before
-            for now, before in zip(self._sums(), (self._evicted, self._busy, self._page_seconds), strict=True)
+        now, before = self._fleet.counters, self._counters
+        evicted, busy, work_seconds, page_seconds = (
+            after - earlier for after, earlier in zip(_Sums.of(self._fleet), self._sums, strict=True)
         )
         pages = self._fleet.num_pages
         seconds = self._fleet.now - self._began
         return FleetFigures(
             replicas=replicas,
             replicas_used=sum(1 for _ in self._fleet.replicas),
-            steps=counters.steps - self._counters.steps,
-            preemptions=counters.preemptions - self._counters.preemptions,
+            steps=now.steps - before.steps,
+            preemptions=now.preemptions - before.preemptions,
             pages_evicted=int(evicted),
             busy_share=busy / (replicas * seconds) if seconds else 0.0,
-            kv_mean=page_seconds / (pages * busy) if busy else 0.0,
+            kv_mean=page_seconds / (pages * work_seconds) if work_seconds else 0.0,
             kv_most=max((each.most_pages for each in self._fleet.replicas), default=0) / pages,
+            prompt_tokens=now.cache_queries - before.cache_queries,
+            hit_tokens=now.cache_hits - before.cache_hits,
+            pages_stored=now.stored_pages - before.stored_pages,
+            pages_fetched_host=now.fetched_pages - before.fetched_pages,
+            pages_spilled=now.spilled_pages - before.spilled_pages,
+            pages_fetched_disk=now.fetched_disk_pages - before.fetched_disk_pages,
             wall_seconds=wall_seconds,
         )
 
-    def _sums(self) -> tuple[float, float, float]:
-        """Pages evicted, seconds busy, and pages in use times seconds, over all replicas."""
-        evicted, busy, page_seconds = 0.0, 0.0, 0.0
-        for each in self._fleet.replicas:
-            evicted += each.core.scheduler.kv.num_evicted
-            busy += each.runner.busy_seconds
-            page_seconds += each.page_seconds
-        return evicted, busy, page_seconds
+
+class _Sums(NamedTuple):
+    """Over all replicas."""
+
+    evicted: float
+    busy_seconds: float
+    work_seconds: float
+    page_seconds: float
+
+    @classmethod
+    def of(cls, fleet: Fleet) -> "_Sums":
+        each = [
+            (one.core.scheduler.kv.num_evicted, one.runner.busy_seconds, one.work_seconds, one.page_seconds)
+            for one in fleet.replicas
+        ]
+        return cls(*(sum(values) for values in zip(*each, strict=True))) if each else cls(0, 0.0, 0.0, 0.0)
