@@ -59,16 +59,17 @@ class Streams:
         while not self._is_over:
             body = {"prompt": f"Story number {number}:", "max_tokens": 400, "ignore_eos": True, "stream": True}
             with httpx.stream("POST", f"{self._url}/v1/completions", json=body, timeout=600) as response:
-                last = None
-                for line in response.iter_lines():
-                    if self._is_over:
-                        return
-                    if not line.startswith("data: {"):
-                        continue
-                    now = time.perf_counter()
-                    if last is not None and self._is_timed:
-                        self.gaps.append(now - last)
-                    last = now
+                self._read(line for line in response.iter_lines() if line.startswith("data: {"))
+
+    def _read(self, events: Iterator[str]) -> None:
+        last: float | None = None
+        for _ in events:
+            now = time.perf_counter()
+            if last is not None and self._is_timed:
+                self.gaps.append(now - last)
+            last = now
+            if self._is_over:
+                break
 
 
 def url_of(server: Server) -> str:

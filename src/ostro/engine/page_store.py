@@ -105,3 +105,15 @@ class PageStore(Protocol):
         first, and keeps the others there. Leaves them to other engines, if it `shares`. Waits for all that is being
         written. Nothing may be moved afterwards.
         """
+
+
+class Unshared:
+    """The part of a PageStore that knows no other engines."""
+
+    shares = False
+
+    def is_shared(self, digest: bytes) -> bool:
+        return False
+
+    def look(self, done: Callable[[], None]) -> None:
+        done()

@@ -25,7 +25,7 @@ from ostro.runner.native.identity import model_facts
 from ostro.runner.native.runner import NativeRunner
 from ostro.runner.page_bundles import PageBundles
 from ostro.runner.page_disk import Bytes, PageDisk
-from ostro.runner.page_file import PageFile, PageFileUnusable, open_page_file
+from ostro.runner.page_file import PageFile, PageFileUnusable, file_bytes, open_page_file
 from ostro.sources.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from ostro.sources.page_files import page_file_name, pages_root
 from ostro.version import __version__
@@ -37,8 +37,6 @@ if TYPE_CHECKING:
 
 _DISK_SIZE = _SHARED_SIZE = 20 << 30
 _TRIAL_PAGES = 64
-# More than a page file has besides its pages, for each.
-_RECORD_ROOM = 4096
 # Below a GPU, host memory for pages on their way to disk, and as much for those on their way back.
 _PASSING_BYTES = 256 << 20
 _FEWEST_PASSING = 4
@@ -99,7 +97,7 @@ def trial_stores(runner: ModelRunner) -> Iterator[TrialStores | None]:
 
 @contextmanager
 def _trial_disk(pages: HostPages, page_bytes: int) -> Iterator[tuple[DiskStore, PageDisk] | tuple[None, None]]:
-    directory, limit = Path(tempfile.gettempdir()), _TRIAL_PAGES * (page_bytes + _RECORD_ROOM)
+    directory, limit = Path(tempfile.gettempdir()), file_bytes(_TRIAL_PAGES, page_bytes)
     try:
         file = open_page_file(directory, None, identity=bytes(32), page_bytes=page_bytes, limit=limit)
     except PageFileUnusable as error:

@@ -12,12 +12,12 @@ from collections import OrderedDict, deque
 from collections.abc import Collection, Sequence
 from heapq import heappop, heappush
 
-from ostro.engine.page_store import Arrival, Fetch, Move, Spill, Store
+from ostro.engine.page_store import Arrival, Fetch, Move, Offer, Spill, Store, Unshared
 from ostro.simulation.clock_runner import ClockRunner
 from ostro.simulation.costs import CopyTimes
 
 
-class ClockStore:
+class ClockStore(Unshared):
     def __init__(self, runner: ClockRunner, copies: CopyTimes, *, num_slots: int, disk_pages: int) -> None:
         """The table must have the times of each tier that has room."""
         assert copies.host is not None or not num_slots
@@ -54,6 +54,8 @@ class ClockStore:
                     self._spill(move)
                 case Fetch():
                     self._fetch(move)
+                case Offer():
+                    raise AssertionError("there are no other engines")
 
     def arrivals(self, timeout: float = 0.0) -> list[Arrival]:
         runner = self._runner

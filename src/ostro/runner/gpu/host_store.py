@@ -18,7 +18,7 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from ostro.engine.page_store import Arrival, Fetch, Move, Offer, Spill, Store
+from ostro.engine.page_store import Arrival, Fetch, Move, Offer, Spill, Store, Unshared
 from ostro.runner.gpu.pinned import pinned, unpin
 from ostro.runner.page_disk import Bytes
 
@@ -46,9 +46,8 @@ class _UnderWay(NamedTuple):
     ended: "torch.cuda.Event"
 
 
-class HostStore:
+class HostStore(Unshared):
     on_disk = 0
-    shares = False
 
     def __init__(self, memory: Tensor, num_slots: int) -> None:
         """`memory` has the pages: [layers, key or value, pages, …]. Its last page is no sequence's."""
@@ -83,12 +82,6 @@ class HostStore:
 
     def holds(self, digest: bytes) -> bool:
         return False
-
-    def is_shared(self, digest: bytes) -> bool:
-        return False
-
-    def look(self, done: Callable[[], None]) -> None:
-        done()
 
     @property
     def under_way(self) -> Collection[int]:

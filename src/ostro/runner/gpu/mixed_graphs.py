@@ -28,15 +28,16 @@ from ostro.torch_models.experts import Experts
 from ostro.torch_models.layers import Linear
 
 # Close together where padding costs time, few where it costs none.
-_TOKENS = (8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1280, 1536, 2048)
+_TOKENS = (8, 16, 32, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768, 896, 1024, 1280, 1536, 2048)
 # Single tokens, and chunks of several, that a graph has room for: programs without work cost a little.
 _SINGLES = (16, 64, 256, 1024)
 _CHUNKS = (8, 64, 512)
 # Numbers of a step's inputs, padded to the most tokens.
 _INPUTS = FIELDS * _TOKENS[-1]
 # Multiplications and additions, each, that an H200 does in the time that the host takes to launch a layer's kernels:
-# 140 µs at 700 TFLOP/s. A step with more in each layer hides its launches, and padding it would cost more.
-_HIDDEN_WORK = 140e-6 * 700e12 / 2
+# 500 µs at 700 TFLOP/s, where hosts were seen to take 140 to 900. A step with more in each layer hides its launches,
+# and padding it would cost more.
+_HIDDEN_WORK = 500e-6 * 700e12 / 2
 
 
 def paying_tokens(model: Model) -> int:
