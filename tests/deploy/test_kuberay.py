@@ -15,10 +15,10 @@ from typing import Any
 import kubernetes_validate
 import pytest
 import yaml
-from checkout import ROOT, known_variables, setting_variables
+from checkout import ROOT, haproxy_variables, known_variables, setting_variables
 from dockerfile import read_dockerfile
 
-from ostro.ray.options import RayOptions, read_options
+from ostro.ray.options import RayOptions, goes_direct, read_options
 from ostro.server.settings import ServeSettings
 
 DIRECTORY = ROOT / "deploy" / "kuberay"
@@ -104,10 +104,20 @@ def test_serves_port_is_the_heads(spec: Manifest) -> None:
 def test_variables_are_known_and_the_same_on_all_nodes(spec: Manifest) -> None:
     head, workers = map(container, groups(spec))
     assert head["env"] == workers["env"]
-    assert {each["name"] for each in workers["env"]} <= known_variables()
+    own = {each["name"] for each in workers["env"] if not each["name"].startswith("RAY_")}
+    assert own <= known_variables()
     [mount] = workers["volumeMounts"]
-    places = {each["name"]: each["value"] for each in workers["env"] if "value" in each}
-    assert all(place.startswith(mount["mountPath"] + "/") for place in places.values())
+    places = [each["value"] for each in workers["env"] if each["name"] in ("OSTRO_CACHE", "HF_HOME")]
+    assert all(place.startswith(mount["mountPath"] + "/") for place in places)
+
+
+def test_requests_go_straight_to_replicas(spec: Manifest) -> None:
+    """The variables are those of the docs' table, and the application takes them."""
+    told = {each["name"]: each.get("value") for each in container(groups(spec)[1])["env"]}
+    options, merged = read_options(application(spec)["args"])
+    rays = {name: value for name, value in told.items() if name.startswith("RAY_")}
+    assert rays == haproxy_variables(merged.settings)
+    assert goes_direct(options, {name: value for name, value in told.items() if value is not None})
 
 
 def test_requests_under_way_have_time_to_end(spec: Manifest) -> None:

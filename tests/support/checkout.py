@@ -6,6 +6,8 @@ from functools import cache
 from pathlib import Path
 from types import ModuleType
 
+from doc_pages import tables
+
 from ostro.engine.counters import Counters
 from ostro.server.metrics import Metrics, Served
 from ostro.server.settings import ALIASES, PREFIX, ServeSettings
@@ -34,6 +36,14 @@ def setting_variables() -> set[str]:
 def known_variables() -> set[str]:
     """Every environment variable that the server, or a library below it, reads."""
     return setting_variables() | _OTHER
+
+
+def haproxy_variables(settings: ServeSettings) -> dict[str, str]:
+    """Ray's variables for a cluster that sends requests straight to replicas, from the table in docs/ray.md."""
+    [table] = [each for each in tables(ROOT / "docs" / "ray.md") if each.section == "Straight to replicas"]
+    told = {name.strip("`"): value.strip("`") for name, value, _ in table.rows}
+    of_settings = {name: f"{getattr(settings, value):g}" for name, value in told.items() if hasattr(settings, value)}
+    return told | of_settings
 
 
 class _NoModels:
