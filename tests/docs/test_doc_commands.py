@@ -59,6 +59,7 @@ ELSEWHERE = {
     "docker": "needs a container engine",
     "kubectl": "needs a cluster",
     "kustomize": "needs a cluster",
+    "helm": "tests/deploy/test_helm.py renders the chart",
     "gcloud": "needs an account",
     "serve": "tests/ray runs the application",
 }
