@@ -238,6 +238,15 @@ def test_helm_refuses_them_too(name: str, helm: str, tmp_path: Path) -> None:
     assert "values don't meet the specifications of the schema" in ran.stderr
 
 
+@pytest.mark.parametrize("values", [{}, {"autoscaling": KEDA}, CASES["rayservice"]], ids=["hpa", "keda", "ray"])
+def test_the_most_pods_are_not_fewer_than_the_fewest(values: Values, helm: str, tmp_path: Path) -> None:
+    """A schema cannot compare numbers; the templates do."""
+    limits = values.get("autoscaling", {}) | {"minReplicas": 5, "maxReplicas": 3}
+    ran = run_helm(helm, tmp_path, values | {"autoscaling": limits}, "template", "ostro")
+    assert ran.returncode != 0
+    assert "autoscaling.maxReplicas is 3, and must not be lower than minReplicas" in ran.stderr
+
+
 def test_rays_settings_are_those_that_the_chart_does_not_choose() -> None:
     chosen = {"config", "gpus", "replicas", "max_replicas", "ingress_replicas"}
     own = {"version", "headResources"}

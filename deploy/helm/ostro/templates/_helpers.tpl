@@ -99,6 +99,18 @@ tolerations:
 {{- end }}
 {{- end -}}
 
+{{- define "ostro.minReplicas" -}}
+{{ .Values.autoscaling.minReplicas | default 2 }}
+{{- end -}}
+
+{{- define "ostro.maxReplicas" -}}
+{{- $most := .Values.autoscaling.maxReplicas | default 8 -}}
+{{- if lt (int $most) (include "ostro.minReplicas" . | int) -}}
+  {{- fail (printf "autoscaling.maxReplicas is %v, and must not be lower than minReplicas" $most) -}}
+{{- end -}}
+{{ $most }}
+{{- end -}}
+
 {{- define "ostro.scaling" -}}
 scaleUp:
   stabilizationWindowSeconds: 0
