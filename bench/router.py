@@ -1,14 +1,15 @@
 """What a choice and a report cost the router, and what it remembers, by the number of replicas.
 
-    python bench/router.py                # a minute
+    python bench/router.py                # two minutes
     python bench/router.py --no-save
 
-Every choice has a prompt of its own: a conversation of 40 blocks over one of a few system prompts, or one as long as
-prompts are told apart. Every replica reports after each round, as it would now and then: all the prefixes that a report
-has room for, of which those of a few prompts are new.
+Every choice has a prompt of 40 blocks, or one as long as prompts are told apart, which begins with one of a few texts
+that were seen before: half of it, all of it or nothing. Every replica reports after each round, as it would now and
+then: all the prefixes that a report has room for, of which those of a few prompts are new.
 """
 
 import argparse
+import gc
 import json
 import random
 import statistics
@@ -16,6 +17,7 @@ import time
 import tracemalloc
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 
 from ostro.routing.hot_prefixes import MOST_HELD
@@ -28,7 +30,9 @@ RESULTS = Path(__file__).parent / "results"
 REPLICAS = (1, 100, 10_000)
 ROUNDS, CHOICES = 10, 1000
 NEW_PROMPTS = 4
-SYSTEMS, SHORT = 16, 40
+TEXTS, SHORT = 16, 40
+# Blocks of a prompt, and which share of them was seen before.
+PROMPTS = ((SHORT, 0.5), (MOST_BLOCKS, 0.0), (MOST_BLOCKS, 0.5), (MOST_BLOCKS, 1.0))
 BAR_MICROSECONDS = 50.0
 
 
@@ -36,6 +40,7 @@ BAR_MICROSECONDS = 50.0
 class Cost:
     replicas: int
     blocks: int
+    share_known: float
     median_microseconds: float
     """Of the rounds' means, in CPU time: what else runs on the machine does not count."""
     report_microseconds: float
@@ -43,26 +48,27 @@ class Cost:
     first_report_microseconds: float
     """The mean of the replicas' first reports, in which all is new."""
     megabytes: float
-    """All that the router remembers, once it forgets the oldest prefixes for new ones."""
+    """The most that the router took for all that it remembers, while it forgot old prefixes for new ones."""
 
 
-def keys(dice: random.Random, count: int, num_blocks: int) -> Iterator[Key]:
-    """Half of each prompt is one of the system prompts."""
-    systems = [tuple(dice.randbytes(8) for _ in range(num_blocks // 2)) for _ in range(SYSTEMS)]
+def keys(dice: random.Random, count: int, num_blocks: int, share_known: float) -> Iterator[Key]:
+    num_known = int(num_blocks * share_known)
+    texts = [tuple(dice.randbytes(DIGEST_BYTES) for _ in range(num_known)) for _ in range(TEXTS)]
     for _ in range(count):
-        start = dice.choice(systems)
-        rest = tuple(dice.randbytes(8) for _ in range(num_blocks - len(start)))
-        yield Key("model", start + rest, num_blocks)
+        rest = tuple(dice.randbytes(DIGEST_BYTES) for _ in range(num_blocks - num_known))
+        yield Key("model", dice.choice(texts) + rest, num_blocks)
 
 
-def measure(num_replicas: int, num_blocks: int) -> Cost:
+def measure(num_replicas: int, num_blocks: int, share_known: float) -> Cost:
     dice, names = random.Random(7), [f"replica-{n}" for n in range(num_replicas)]
     router = Router(now=time.monotonic, dice=random.Random(8))
     hot = [Latest.of([dice.randbytes(DIGEST_BYTES * MOST_HELD)], MOST_HELD) for _ in names]
     first, rounds, reports = report_all(router, names, hot), [], []
     num_new = NEW_PROMPTS * len(levels_of(num_blocks))
     for _ in range(ROUNDS):
-        prompts = list(keys(dice, CHOICES, num_blocks))
+        prompts = list(keys(dice, CHOICES, num_blocks, share_known))
+        # Half a million digests of prompts would be walked through in the middle of the round.
+        gc.collect()
         began = time.process_time()
         for key in prompts:
             router.choose(key)
@@ -74,6 +80,7 @@ def measure(num_replicas: int, num_blocks: int) -> Cost:
     return Cost(
         num_replicas,
         num_blocks,
+        share_known,
         statistics.median(rounds) * 1e6,
         statistics.median(reports) * 1e6,
         first * 1e6,
@@ -96,29 +103,31 @@ def report_all(router: Router, names: Sequence[str], hot: Sequence[Latest]) -> f
     return (time.process_time() - began) / len(names)
 
 
+@cache
 def memory(num_replicas: int, num_blocks: int) -> float:
     tracemalloc.start()
     router = Router(now=time.monotonic, dice=random.Random(8))
     for n in range(num_replicas):
         router.report(f"replica-{n}", Report(models=frozenset({"model"}), num_models=1))
     num_choices = 2 * MOST_PREFIXES // len(levels_of(num_blocks))
-    for key in keys(random.Random(7), num_choices, num_blocks):
+    for key in keys(random.Random(7), num_choices, num_blocks, share_known=0.0):
         router.choose(key)
-    size = tracemalloc.get_traced_memory()[0]
+    _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    return size / 1e6
+    return peak / 1e6
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--no-save", action="store_true")
     options = parser.parse_args(arguments)
-    costs = [measure(count, blocks) for blocks in (SHORT, MOST_BLOCKS) for count in REPLICAS]
+    costs = [measure(count, blocks, share) for blocks, share in PROMPTS for count in REPLICAS]
     for cost in costs:
         print(json.dumps(asdict(cost)), flush=True)
     worst = max(cost.median_microseconds for cost in costs)
     print(f"a choice: {worst:.1f} µs at most (bar {BAR_MICROSECONDS:g})")
     print(f"a report: {max(cost.report_microseconds for cost in costs):.1f} µs at most")
+    print(f"memory: {max(cost.megabytes for cost in costs):.1f} MB at most")
     if not options.no_save:
         text = json.dumps({"costs": [asdict(cost) for cost in costs], "bar_microseconds": BAR_MICROSECONDS}, indent=2)
         (RESULTS / "router.json").write_text(text + "\n", encoding="utf-8")

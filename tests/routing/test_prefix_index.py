@@ -44,13 +44,27 @@ def test_index_tells_how_much_each_replica_holds() -> None:
     assert index.matches(blocks_of(text("c", 2)), ALL) == {}
 
 
-def test_index_forgets_the_oldest_and_ends_before_beginnings() -> None:
-    index = PrefixIndex(most_prefixes=6)
-    index.add_prompt(blocks_of(text("a", 4)), "one")
-    index.add_prompt(blocks_of(text("b", 4)), "one")
-    assert len(index) == 6
-    assert index.matches(blocks_of(text("a", 4)), ALL) == {"one": 2}
-    assert index.matches(blocks_of(text("b", 4)), ALL) == {"one": 4}
+def test_index_forgets_what_was_used_longest_ago_and_keeps_shared_beginnings() -> None:
+    index = PrefixIndex(most_prefixes=16)
+    first, second = text("a", 2) + text("b", 2), text("a", 2) + text("c", 2)
+    index.add_prompt(blocks_of(first), "one")
+    for name, remembered in (("d", 4), ("e", 2)):
+        index.add_prompt(blocks_of(second), "one")
+        index.add_prompt(blocks_of(text(name, 4)), "one")
+        assert len(index) <= 16
+        assert index.matches(blocks_of(first), ALL) == {"one": remembered}
+        assert index.matches(blocks_of(second), ALL) == {"one": 4}
+        assert index.matches(blocks_of(text(name, 4)), ALL) == {"one": 4}
+
+
+def test_index_remembers_at_least_the_latest_half_of_its_bound() -> None:
+    index = PrefixIndex(most_prefixes=80)
+    for n in range(100):
+        index.add_prompt(blocks_of(text(f"{n} ", 4)), "one")
+        assert len(index) <= 80
+        for latest in range(max(0, n - 9), n + 1):
+            assert index.matches(blocks_of(text(f"{latest} ", 4)), ALL) == {"one": 4}
+    assert index.matches(blocks_of(text("79 ", 4)), ALL) == {}
 
 
 def test_prefix_that_a_replica_has_dropped_is_not_its_own_any_more() -> None:
@@ -61,6 +75,16 @@ def test_prefix_that_a_replica_has_dropped_is_not_its_own_any_more() -> None:
         index.discard(block, "one")
     assert index.matches(blocks, ALL) == {"two": 2, "one": 1}
     index.discard(b"unknown", "one")
+    assert len(index) == 2
+
+
+def test_prefix_of_the_older_half_is_dropped_as_well() -> None:
+    index, blocks = PrefixIndex(most_prefixes=8), blocks_of(text("a", 4))
+    index.add_prompt(blocks, "one")
+    index.add_prompt(blocks[:2], "two")
+    for block in blocks:
+        index.discard(block, "one")
+    assert index.matches(blocks, ALL) == {"two": 2}
     assert len(index) == 2
 
 

@@ -5,67 +5,81 @@ few are remembered. A replica that holds a prefix holds every shorter one, wheth
 """
 
 from bisect import bisect_left
-from collections import OrderedDict
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Sequence
 
 from ostro.routing.key import levels_of
 
 MOST_PREFIXES = 1 << 18
 MOST_HOLDERS = 4
 
+# The latest last. Prefixes that are added together share a tuple, which takes far less memory than one for each.
+_Holders = tuple[str, ...]
+
 
 class PrefixIndex:
+    """Two generations, each of half the prefixes: once the young one is full, it takes the place of the old one, whose
+    prefixes are forgotten unless they have been used again. That costs less than to know the order of their use.
+    """
+
     def __init__(self, most_prefixes: int = MOST_PREFIXES) -> None:
         self._most = most_prefixes
-        # Holders are in the order in which they were added, the latest last.
-        self._holders: OrderedDict[bytes, list[str]] = OrderedDict()
+        self._young: dict[bytes, _Holders] = {}
+        self._old: dict[bytes, _Holders] = {}
 
     def __len__(self) -> int:
-        return len(self._holders)
+        return len(self._young) + len(self._old)
 
     def add_prompt(self, blocks: Sequence[bytes], replica: str) -> None:
-        # In reverse, so that shared beginnings are forgotten after the endings.
-        self.add([blocks[level - 1] for level in reversed(levels_of(len(blocks)))], replica)
+        self.add([blocks[level - 1] for level in levels_of(len(blocks))], replica)
 
-    def add(self, prefixes: Iterable[bytes], replica: str) -> None:
-        holders_of = self._holders
+    def add(self, prefixes: Sequence[bytes], replica: str) -> None:
+        """All of them together: at most half of what is remembered."""
+        if len(self._young) + len(prefixes) > self._most // 2:
+            self._young, self._old = {}, self._young
+        young, old = self._young, self._old
+        before: _Holders | None = None
+        after: _Holders = (replica,)
         for prefix in prefixes:
-            holders = holders_of.get(prefix)
-            if holders is None:
-                holders_of[prefix] = [replica]
-                continue
-            holders_of.move_to_end(prefix)
-            if holders[-1] != replica:
-                if replica in holders:
-                    holders.remove(replica)
-                elif len(holders) == MOST_HOLDERS:
-                    del holders[0]
-                holders.append(replica)
-        while len(holders_of) > self._most:
-            holders_of.popitem(last=False)
+            holders = young.get(prefix) or old.get(prefix)
+            if holders is not before:
+                before, after = holders, _with(holders or (), replica)
+            young[prefix] = after
 
     def discard(self, prefix: bytes, replica: str) -> None:
-        holders = self._holders.get(prefix)
-        if holders is not None and replica in holders:
-            holders.remove(replica)
-            if not holders:
-                del self._holders[prefix]
+        for generation in (self._young, self._old):
+            if replica in (holders := generation.get(prefix, ())):
+                if others := tuple(each for each in holders if each != replica):
+                    generation[prefix] = others
+                else:
+                    del generation[prefix]
 
     def matches(self, blocks: Sequence[bytes], among: Container[str]) -> dict[str, int]:
         """A few replicas of `among` with the longest matches: how many leading blocks each holds.
 
         Exact if all of `blocks` was a prompt itself, as before an answer. Matches below half the longest are left out.
         """
-        levels = levels_of(len(blocks))
+        levels, young, old = levels_of(len(blocks)), self._young, self._old
         # What is known of a prefix is known of the shorter ones, so the longest known one can be bisected.
-        num_known = bisect_left(levels, True, key=lambda level: blocks[level - 1] not in self._holders)
+        num_known = bisect_left(
+            levels, True, key=lambda level: blocks[level - 1] not in young and blocks[level - 1] not in old
+        )
         found: dict[str, int] = {}
+        before: _Holders = ()
         for level in reversed(levels[:num_known]):
             if 2 * level < levels[num_known - 1]:
                 break
-            for replica in reversed(self._holders.get(blocks[level - 1], ())):
+            prefix = blocks[level - 1]
+            holders = young.get(prefix) or old.get(prefix, ())
+            if holders is before:
+                continue
+            before = holders
+            for replica in reversed(holders):
                 if replica not in found and replica in among:
                     found[replica] = level
             if len(found) >= MOST_HOLDERS:
                 break
         return found
+
+
+def _with(holders: _Holders, replica: str) -> _Holders:
+    return (*[each for each in holders if each != replica][1 - MOST_HOLDERS :], replica)

@@ -7,7 +7,6 @@ as good as the least busy of all, and better if several routers choose at once b
 """
 
 import random
-from collections import OrderedDict
 from collections.abc import Callable
 
 from ostro.routing.key import Key
@@ -47,13 +46,13 @@ class Router:
     def add(self, replica: str) -> None:
         """Of a replica that is already there, nothing changes."""
         if replica not in self._replicas:
-            self._replicas[replica] = _Replica()
-            self._ready.add(replica)
+            state = self._replicas[replica] = _Replica(replica)
+            self._ready.add(state)
 
     def remove(self, replica: str) -> None:
         # The index may still name it, and is not asked about it any more.
         if (gone := self._replicas.pop(replica, None)) is not None:
-            self._leave(replica, gone)
+            self._leave(gone)
 
     def report(self, replica: str, report: Report, num_ended: int | None = None) -> None:
         """Adds the replica if it is new. `num_ended` requests that were sent to it have ended so far, if ends are told
@@ -64,11 +63,11 @@ class Router:
         state.take(report, self._now(), num_ended)
         names = {*report.models, *state.coming}
         if names != state.names or report.is_ready != state.is_ready:
-            self._leave(replica, state)
+            self._leave(state)
             state.is_ready = report.is_ready
-            (self._ready if state.is_ready else self._restarting).add(replica)
+            (self._ready if state.is_ready else self._restarting).add(state)
             for name in names:
-                self._have(replica, state, name)
+                self._have(state, name)
         # What replicas held before this router came may fill half of the index.
         share = max(1, self._most_prefixes // (2 * len(self._replicas)))
         self._index.add(report.held.since(state.num_held, share), replica)
@@ -90,30 +89,32 @@ class Router:
 
     def ranked(self, key: Key) -> list[str]:
         """The best few replicas, best first: at least one if there is any."""
-        matches = self._index.matches(key.blocks[: key.num_history], self._replicas)
-        names = {*matches, *self._drawn(self._ready if self._ready.names else self._restarting)}
-        with_model = self._with_model.get(key.model)
-        if with_model is not None and len(with_model.names) < len(self._ready.names):
-            names.update(self._drawn(with_model))
+        model, replicas, ready, dice = key.model, self._replicas, self._ready.members, self._dice.random
+        candidates = dict.fromkeys(self._drawn(self._ready if ready else self._restarting), 0)
+        with_model = self._with_model.get(model)
+        is_everywhere = with_model is not None and len(with_model.members) == len(ready)
+        if with_model is not None and not is_everywhere:
+            candidates |= dict.fromkeys(self._drawn(with_model), 0)
+        for name, matched in self._index.matches(key.blocks[: key.num_history], replicas).items():
+            candidates[replicas[name]] = matched
         now = self._now()
-        candidates = [(name, state := self._replicas[name], state.load(now), matches.get(name, 0)) for name in names]
-        least = min([load for _, state, load, _ in candidates if state.is_ready], default=0)
+        loads = [state.load(now) for state in candidates]
+        least = min([load for state, load in zip(candidates, loads, strict=True) if state.is_ready], default=0)
         too_much, worth = _MUCH_MORE * least + _SOME_MORE, max(1, _LEAST_SHARE * key.num_history)
-        model, dice = key.model, self._dice.random
         ranks = [
             (
                 not state.is_ready,
                 load > too_much,
-                model not in state.names,
+                not is_everywhere and model not in state.names,
                 -matched if matched >= worth else 0,
                 load,
                 # Tie-breakers: minor preferences, then chance.
                 -matched,
-                state.num_models + len(state.coming),
+                state.num_models,
                 dice(),
-                name,
+                state.name,
             )
-            for name, state, load, matched in candidates
+            for (state, matched), load in zip(candidates.items(), loads, strict=True)
         ]
         ranks.sort()
         return [rank[-1] for rank in ranks]
@@ -130,41 +131,46 @@ class Router:
         if state is None:
             return
         self._index.add_prompt(key.blocks, replica)
-        if key.model in state.names and key.model not in state.coming:
+        coming, model = state.coming, key.model
+        if model in state.names and model not in coming:
             return
-        state.coming[key.model] = self._now()
-        state.coming.move_to_end(key.model)
-        if key.model not in state.names:
-            self._have(replica, state, key.model)
+        coming.pop(model, None)
+        coming[model] = self._now()
+        if model not in state.names:
+            self._have(state, model)
+            state.num_models += 1
             # Bounded, because model names are whatever clients send.
-            if len(state.coming) > _MOST_COMING:
-                self._lack(replica, state, state.coming.popitem(last=False)[0])
+            if len(coming) > _MOST_COMING:
+                oldest = next(iter(coming))
+                del coming[oldest]
+                self._lack(state, oldest)
+                state.num_models -= 1
 
     def finished(self, replica: str, count: int = 1) -> None:
         """Requests that were sent have ended."""
         if (state := self._replicas.get(replica)) is not None:
             state.open = max(0, state.open - count)
 
-    def _drawn(self, group: "_Group") -> list[str]:
-        names, count, dice = group.names, len(group.names), self._dice.random
-        return names if count <= _DRAWN else [names[int(dice() * count)] for _ in range(_DRAWN)]
+    def _drawn(self, group: "_Group") -> list["_Replica"]:
+        members, count, dice = group.members, len(group.members), self._dice.random
+        return members if count <= _DRAWN else [members[int(dice() * count)] for _ in range(_DRAWN)]
 
-    def _leave(self, replica: str, state: "_Replica") -> None:
-        self._ready.discard(replica)
-        self._restarting.discard(replica)
+    def _leave(self, state: "_Replica") -> None:
+        self._ready.discard(state)
+        self._restarting.discard(state)
         for name in list(state.names):
-            self._lack(replica, state, name)
+            self._lack(state, name)
 
-    def _have(self, replica: str, state: "_Replica", model: str) -> None:
+    def _have(self, state: "_Replica", model: str) -> None:
         state.names.add(model)
         if state.is_ready:
-            self._with_model.setdefault(model, _Group()).add(replica)
+            self._with_model.setdefault(model, _Group()).add(state)
 
-    def _lack(self, replica: str, state: "_Replica", model: str) -> None:
+    def _lack(self, state: "_Replica", model: str) -> None:
         state.names.discard(model)
         if (group := self._with_model.get(model)) is not None:
-            group.discard(replica)
-            if not group.names:
+            group.discard(state)
+            if not group.members:
                 del self._with_model[model]
 
 
@@ -174,6 +180,7 @@ class _Replica:
         "ends_per_second",
         "fresh",
         "is_ready",
+        "name",
         "names",
         "num_dropped",
         "num_ended",
@@ -186,7 +193,8 @@ class _Replica:
         "told_at",
     )
 
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
+        self.name = name
         self.is_ready = True
         # The load of the last report, when it came, and how long after the one before.
         self.told = 0
@@ -199,10 +207,11 @@ class _Replica:
         self.names: set[str] = set()
         """Models that it has loaded, or will have."""
         self.num_models = 0
+        """Those, each counted once, whatever the number of its names."""
         # What it has told so far, so that the next report is read from there.
         self.num_held = self.num_dropped = self.num_ended = 0
         # Models that it was asked for before it had them, and when; the latest last.
-        self.coming: OrderedDict[str, float] = OrderedDict()
+        self.coming: dict[str, float] = {}
 
     def load(self, now: float) -> float:
         if not self.ends_per_second:
@@ -222,29 +231,29 @@ class _Replica:
         # Open requests are among those it reports, except some that were just sent: the others were lost on the way.
         self.open = min(self.open, report.load + self.fresh + self.settling)
         self.settling, self.fresh = self.fresh, 0
-        self.num_models = report.num_models
         lost = now - _COMING_SECONDS
         for name in [each for each, at in self.coming.items() if at < lost or each in report.models]:
             del self.coming[name]
+        self.num_models = report.num_models + len(self.coming)
 
 
 class _Group:
-    """Names that can be drawn by chance, added and discarded, each in constant time."""
+    """Replicas that can be drawn by chance, added and discarded, each in constant time."""
 
-    __slots__ = ("_places", "names")
+    __slots__ = ("_places", "members")
 
     def __init__(self) -> None:
-        self.names: list[str] = []
-        self._places: dict[str, int] = {}
+        self.members: list[_Replica] = []
+        self._places: dict[_Replica, int] = {}
 
-    def add(self, name: str) -> None:
-        if name not in self._places:
-            self._places[name] = len(self.names)
-            self.names.append(name)
+    def add(self, replica: _Replica) -> None:
+        if replica not in self._places:
+            self._places[replica] = len(self.members)
+            self.members.append(replica)
 
-    def discard(self, name: str) -> None:
-        if (place := self._places.pop(name, None)) is not None:
-            last = self.names.pop()
-            if last != name:
-                self.names[place] = last
+    def discard(self, replica: _Replica) -> None:
+        if (place := self._places.pop(replica, None)) is not None:
+            last = self.members.pop()
+            if last is not replica:
+                self.members[place] = last
                 self._places[last] = place
