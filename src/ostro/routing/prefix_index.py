@@ -37,12 +37,12 @@ class PrefixIndex:
         if len(self._young) + len(prefixes) > self._most // 2:
             self._young, self._old = {}, self._young
         young, old = self._young, self._old
-        before: _Holders | None = None
+        before: _Holders = ()
         after: _Holders = (replica,)
         for prefix in prefixes:
-            holders = young.get(prefix) or old.get(prefix)
+            holders = young[prefix] if prefix in young else old.get(prefix, ())
             if holders is not before:
-                before, after = holders, _with(holders or (), replica)
+                before, after = holders, _with(holders, replica)
             young[prefix] = after
 
     def discard(self, prefix: bytes, replica: str) -> None:
