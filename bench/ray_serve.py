@@ -7,7 +7,9 @@ Two replicas on this machine, whose engines run no model: the tokens are the fak
 and the HTTP application are real. Everything is measured both ways: straight to replicas, through HAProxy, and through
 Serve's proxy and the ingress. Deaths: 200 streams, one replica killed; whose streams end, how long new ones take.
 Prefixes: conversations of several turns over a few system prompts, once with each way of routing; the share of prompt
-tokens found in a cache, and the most that can be found: what one replica alone finds, which sees every prompt. The way:
+tokens found in a cache, and next to it the share that was seen before: the rest is new text, which no cache has. One
+replica alone sees every prompt, so what it misses of that is not the routing's: caches hold whole pages, and the fake
+runner's answers are random tokens, many of which are others once their text comes back in the next prompt. The way:
 streamed tokens a second and the time to the first one, in turn with `ostro serve` itself, since the machine's speed may
 vary.
 """
@@ -24,6 +26,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import takewhile
 from pathlib import Path
 
 import httpx
@@ -45,7 +48,9 @@ STREAMS, NEW_STREAMS = 200, 20
 STEP_SECONDS = 0.3
 ROUTINGS = ("prefix", "power_of_two", "round_robin")
 ROUNDS = 5
+Message = dict[str, str]
 SYSTEMS, CONVERSATIONS, TURNS, AT_A_TIME = 4, 24, 4, 8
+PAGE_SIZE = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +61,19 @@ class Deaths:
     new_streams_seconds: float
     """From the kill until the last of the new streams has ended."""
     replaced_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Prefixes:
+    """Shares of all prompt tokens."""
+
+    found: float
+    """In a cache."""
+    seen: float
+    """In the prefix that a prompt shares with an earlier prompt or its answer: the most that any cache can find."""
+    seen_in_pages: float
+    """The same, in whole pages."""
+    found_of_seen: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,32 +135,55 @@ def words(dice: random.Random, count: int) -> str:
     return " ".join(dice.choice(["harbour", "lantern", "seven", "quietly", "of", "the", "rain"]) for _ in range(count))
 
 
-async def hit_rate(cluster: RayCluster, routing: str, replicas: int = 2) -> float:
+async def prefixes(cluster: RayCluster, routing: str, replicas: int = 2) -> Prefixes:
     """Of conversations that go on at the same time, each turn after the answer to the last."""
-    cluster.deploy(replicas=replicas, routing=routing, max_batch_tokens=8192)
+    cluster.deploy(replicas=replicas, routing=routing, max_batch_tokens=8192, page_size=PAGE_SIZE)
     with cluster.client() as waiting:
         until(lambda: waiting.get("/readyz").is_success, "the replicas are known")
     dice = random.Random(7)
     systems = [f"{n} {words(dice, 300)}" for n in range(SYSTEMS)]
     questions = [[words(dice, 40) for _ in range(TURNS)] for _ in range(CONVERSATIONS)]
     order = dice.sample(range(CONVERSATIONS), CONVERSATIONS)
-    seats, cached, asked = asyncio.Semaphore(AT_A_TIME), 0, 0
+    seats, cached, told = asyncio.Semaphore(AT_A_TIME), 0, list[Sequence[Message]]()
     async with cluster.async_client() as client:
 
         async def converse(number: int) -> None:
-            nonlocal cached, asked
+            nonlocal cached
             messages = [{"role": "system", "content": systems[number % SYSTEMS]}]
             for question in questions[number]:
                 messages.append({"role": "user", "content": question})
                 async with seats:
+                    told.append([*messages])
                     body = {"messages": messages, "max_tokens": 60, "ignore_eos": True, "temperature": 0}
                     answer = (await client.post("/v1/chat/completions", json=body)).json()
                 messages.append({"role": "assistant", "content": answer["choices"][0]["message"]["content"]})
+                told.append([*messages])
                 cached += answer["usage"]["prompt_tokens_details"]["cached_tokens"]
-                asked += answer["usage"]["prompt_tokens"]
 
         await asyncio.gather(*map(converse, order))
-    return cached / asked
+        sizes = await seen_before(client, told)
+    asked, seen = sum(size for size, _ in sizes), sum(seen for _, seen in sizes)
+    # The last token of a prompt is computed in any case.
+    in_pages = sum(min(seen, size - 1) // PAGE_SIZE * PAGE_SIZE for size, seen in sizes)
+    return Prefixes(cached / asked, seen / asked, in_pages / asked, cached / seen)
+
+
+async def seen_before(client: httpx.AsyncClient, told: Sequence[Sequence[Message]]) -> list[tuple[int, int]]:
+    """Of each prompt, the number of its tokens, and how many of them an earlier conversation begins with."""
+    earlier, sizes = list[list[int]](), []
+    for messages in told:
+        is_prompt = messages[-1]["role"] == "user"
+        body = {"messages": messages, "add_generation_prompt": is_prompt}
+        tokens: list[int] = (await client.post("/tokenize", json=body)).json()["tokens"]
+        if is_prompt:
+            sizes.append((len(tokens), max((num_common(tokens, each) for each in earlier), default=0)))
+        earlier.append(tokens)
+    return sizes
+
+
+def num_common(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many leading tokens are the same."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
 async def speed(url: str, clients: int = 16, max_tokens: int = 400) -> tuple[float, float]:
@@ -185,14 +226,17 @@ def measured(directory: Path, *, direct: bool) -> dict[str, object]:
         deaths = asyncio.run(kill_one(cluster))
     with ray_cluster(directory, direct=direct, env=fast) as cluster, serving(env=fast) as server:
         way = compared(cluster, f"http://{server.host}:{server.port}")
-        rates = {routing: asyncio.run(hit_rate(cluster, routing)) for routing in ROUTINGS}
-        rates["most"] = asyncio.run(hit_rate(cluster, "prefix", replicas=1))
-    figures: dict[str, object] = {"deaths": asdict(deaths), "way": asdict(way), "prefix_hit_rate": rates}
+        by_routing = {routing: asyncio.run(prefixes(cluster, routing)) for routing in ROUTINGS}
+        by_routing["one_replica"] = asyncio.run(prefixes(cluster, "prefix", replicas=1))
+    shares = {name: asdict(each) for name, each in by_routing.items()}
+    figures: dict[str, object] = {"deaths": asdict(deaths), "way": asdict(way), "prefixes": shares}
     print(json.dumps({"direct" if direct else "proxy": figures}, indent=2), flush=True)
-    told = {**asdict(deaths), **asdict(way), "prefix_hits": rates["prefix"]}
+    told = {**asdict(deaths), **asdict(way), "prefix_hits": by_routing["prefix"].found}
     for name, bar in BARS.items():
         print(f"{name}: {told[name]:.3g} (bar {bar})", flush=True)
-    print(f"prefix hits of all that can be found: {rates['prefix'] / rates['most']:.1%}", flush=True)
+    found, alone = by_routing["prefix"], by_routing["one_replica"]
+    print(f"prefix hits of what could be found: {found.found_of_seen:.1%} (seen: {found.seen:.1%})", flush=True)
+    print(f"prefix hits of what one replica finds: {found.found / alone.found:.1%}", flush=True)
     return figures
 
 
