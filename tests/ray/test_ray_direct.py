@@ -8,9 +8,11 @@ import re
 import signal
 import socket
 import subprocess
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 import httpx
+import openai
 import pytest
 from ray_cluster import RayCluster, ray_cluster, until
 from sse_events import events_of
@@ -47,6 +49,11 @@ async def stream(client: httpx.AsyncClient, begun: asyncio.Semaphore, **body: ob
     return replica, "whole"
 
 
+async def to_its_end(events: AsyncIterator[openai.types.Completion]) -> None:
+    async for event in events:
+        assert event.choices[0].finish_reason is None
+
+
 def ask(client: httpx.Client, prompt: str, **body: object) -> httpx.Response:
     return client.post("/v1/completions", json={"prompt": prompt, "max_tokens": 1, **body})
 
@@ -73,6 +80,32 @@ def test_killed_replica_fails_its_own_streams_alone(cluster: RayCluster) -> None
             ended = await asyncio.gather(*streams)
         assert {end for replica, end in ended if replica == victim["replica"]} == {"broken"}
         assert {end for replica, end in ended if replica != victim["replica"]} == {"whole"}
+
+    asyncio.run(scenario())
+    until(lambda: len(cluster.facts()) == 2, "a new replica in place of the killed one")
+
+
+def test_openai_client_of_a_killed_replica_sees_a_broken_stream_and_whole_answers(cluster: RayCluster) -> None:
+    cluster.deploy(replicas=2, max_batch_seqs=256)
+    body: dict[str, Any] = {"model": "default", "max_tokens": 40, "extra_body": {"ignore_eos": True}}
+
+    async def scenario() -> None:
+        # Without retries: all that is seen here, HAProxy does.
+        async with openai.AsyncOpenAI(base_url=f"{cluster.url}/v1", api_key="none", max_retries=0) as client:
+            completions = client.completions.with_raw_response
+            begun = await completions.create(prompt="story", stream=True, **body)
+            events = aiter(begun.parse())
+            assert (await anext(events)).choices[0].finish_reason is None
+            plain = [asyncio.ensure_future(completions.create(prompt=f"plain {n}", **body)) for n in range(8)]
+            await asyncio.to_thread(until, lambda: sum(each["requests"] for each in cluster.facts()) == 9, "all run")
+            [victim] = [each for each in cluster.facts() if each["replica"] == begun.headers["x-ostro-replica"]]
+            assert victim["requests"] > 1
+            os.kill(victim["pid"], signal.SIGKILL)
+            with pytest.raises(httpx.RemoteProtocolError, match="incomplete chunked read"):
+                await to_its_end(events)
+            answers = await asyncio.gather(*plain)
+        assert victim["replica"] not in {answer.headers["x-ostro-replica"] for answer in answers}
+        assert {answer.parse().choices[0].finish_reason for answer in answers} == {"length"}
 
     asyncio.run(scenario())
     until(lambda: len(cluster.facts()) == 2, "a new replica in place of the killed one")

@@ -8,12 +8,13 @@ import json
 import os
 import random
 import signal
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
+import openai
 import pytest
 from ray_cluster import RayCluster, ray_cluster, until
 from sse_events import events_of
@@ -64,6 +65,11 @@ async def stream(client: httpx.AsyncClient, begun: asyncio.Semaphore | None = No
     return Streamed(response.headers["x-ostro-replica"], events_of("".join(parts)))
 
 
+async def to_its_end(events: AsyncIterator[openai.types.Completion]) -> None:
+    async for event in events:
+        assert event.choices[0].finish_reason is None
+
+
 def all_idle(cluster: RayCluster) -> bool:
     facts = cluster.facts()
     return bool(facts) and all(each["requests"] == each["running"] == each["waiting"] == 0 for each in facts)
@@ -71,25 +77,31 @@ def all_idle(cluster: RayCluster) -> bool:
 
 def test_killed_replica_fails_its_own_streams_alone_and_new_ones_succeed(cluster: RayCluster) -> None:
     cluster.deploy(replicas=2, max_batch_seqs=256)
+    openai_client = openai.AsyncOpenAI(base_url=f"{cluster.url}/v1", api_key="none", max_retries=0)
 
     async def scenario() -> None:
-        async with cluster.async_client() as client:
+        async with cluster.async_client() as client, openai_client:
             begun = asyncio.Semaphore(0)
             streams = [
                 asyncio.create_task(stream(client, begun, prompt=f"story {n}", max_tokens=80)) for n in range(200)
             ]
             for _ in streams:
                 await begun.acquire()
-            victim = max(cluster.facts(), key=lambda facts: facts["requests"])
+            seen = await openai_client.completions.with_raw_response.create(
+                model="default", prompt="story", stream=True, max_tokens=5000, extra_body={"ignore_eos": True}
+            )
+            [victim] = [each for each in cluster.facts() if each["replica"] == seen.headers["x-ostro-replica"]]
             os.kill(victim["pid"], signal.SIGKILL)
+            with pytest.raises(openai.APIError, match="Send it again") as raised:
+                await to_its_end(seen.parse())
+            assert raised.value.code == "unavailable"
             # How long they take is measured by bench/ray_serve.py.
             fresh = await asyncio.gather(*(stream(client, prompt=f"new {n}", max_tokens=2) for n in range(20)))
             assert [each.reason for each in fresh] == ["length"] * 20
-            assert not all(task.done() for task in streams), "new streams need not wait for the old ones"
             done = await asyncio.gather(*streams)
         broken = [each for each in done if each.replica == victim["replica"]]
         whole = [each for each in done if each.replica != victim["replica"]]
-        assert len(broken) == victim["requests"] >= 50
+        assert len(broken) + 1 == victim["requests"] >= 50
         assert {each.error for each in broken} == {"unavailable"}
         assert {(each.error, each.reason) for each in whole} == {(None, "length")}
 

@@ -134,6 +134,7 @@ def _haproxy(home: Path) -> dict[str, str]:
         "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
         "RAY_SERVE_INGRESS_REQUEST_ROUTER_FORWARD_BODY": "1",
         "RAY_SERVE_HAPROXY_INGRESS_REQUEST_ROUTER_BUFSIZE": str(256 << 10),
+        "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response",
         **{f"RAY_SERVE_HAPROXY_{name}": str(home / file) for name, file in files.items()},
         "RAY_SERVE_HAPROXY_METRICS_PORT": str(_free_port()),
         "RAY_SERVE_HAPROXY_STATS_PORT": str(_free_port()),
