@@ -5,7 +5,8 @@ python bench/prefill_decode.py [--model REF] [--tokens 4000] [--streams 4] [--pr
 A prefill and a decode server, each with a core of its own, on one machine. Streams run on the decode server, first
 alone, then while prompts come that the prefill server computes and hands over. For comparison, the same on one server
 with the decode server's core, which computes the prompts itself. Both must give the same tokens for the prompts.
-Clients share the prefill server's core. Needs Linux with two cores that have nothing else to do.
+Clients share the decode server's core: on the other they would be told of a token when the prompt leaves them some
+time. Needs Linux with two cores that have nothing else to do.
 """
 
 import argparse
@@ -150,12 +151,12 @@ def main() -> None:
                 prefill = stack.enter_context(serving(*sharing, "--role", "prefill"))
             with on_core(second_core):
                 decode = stack.enter_context(serving(*sharing, "--role", "decode", "--prefill-url", url_of(prefill)))
-            with on_core(first_core):
+            with on_core(second_core):
                 found["apart"].append(measure(decode, args, first))
         with ExitStack() as stack:
             with on_core(second_core):
                 one = stack.enter_context(serving(*common))
-            with on_core(first_core):
+            with on_core(second_core):
                 found["one"].append(measure(one, args, first))
         assert found["apart"][-1]["texts"] == found["one"][-1]["texts"], "prompts handed over gave other tokens"
         for name, runs in found.items():
