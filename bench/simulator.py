@@ -2,11 +2,13 @@
 
     python bench/simulator.py --work build/simulator
     python bench/simulator.py --work build/simulator --rounds 3 --save
+    python bench/simulator.py --work build/simulator --seed 7
     python bench/simulator.py --work build/simulator --step-seconds 0.06
 
 A round measures the costs, replays each trace on a server, and simulates it with these costs. Over several rounds
 medians are compared, since a machine is not as fast at one time as at another. Each trace is replayed at the speed that
-keeps the machine about half busy.
+keeps the machine about half busy. --seed draws traces that nobody has looked at; --share takes only a part of each, to
+try the program.
 
 With --step-seconds the server's engine runs no model: its steps sleep for so long. That shows what the simulator knows
 of schedules, caches and HTTP, without what it measures of steps, on a machine that is too busy for the whole.
@@ -155,11 +157,14 @@ def main() -> int:
     parser.add_argument("--model", help="the default model if left out")
     parser.add_argument("--step-seconds", type=float, help="no model: steps that sleep for so long")
     parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--seed", type=int, help="draw traces of one's own")
+    parser.add_argument("--share", type=float, default=1.0, help="of each trace's requests")
     parser.add_argument("--save", action="store_true", help="write to bench/results")
     args = parser.parse_args()
     args.work.mkdir(parents=True, exist_ok=True)
     for name, make in TRACES.items():
-        rows = make(random.Random(name))
+        rows = make(random.Random(name if args.seed is None else f"{args.seed}/{name}"))
+        rows = rows[: max(2, round(args.share * len(rows)))]
         (args.work / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     rounds = []
     for number in range(args.rounds):
@@ -169,7 +174,7 @@ def main() -> int:
     kept = all(abs(found[name][label]["off"]) <= MOST_OFF for name in TRACES for label in HELD_TO)
     if args.save:
         path = RESULTS / ("simulator.json" if args.step_seconds is None else "simulator_sleeping.json")
-        told = {"most_off": MOST_OFF, "kept": kept, "compared": found, "rounds": rounds}
+        told = {"seed": args.seed, "most_off": MOST_OFF, "kept": kept, "compared": found, "rounds": rounds}
         path.write_text(json.dumps(told, indent=1) + "\n")
     return 0 if kept else 1
 

@@ -69,6 +69,32 @@ def test_a_trace_is_replayed(costs: Path, tmp_path: Path) -> None:
     assert [(each["start"], each["output_tokens"]) for each in requests] == [(0.0, 3), (0.5, 2)]
 
 
+def test_a_trace_of_conversations_is_replayed_turn_by_turn(costs: Path, tmp_path: Path) -> None:
+    trace, output = tmp_path / "trace.jsonl", tmp_path / "r.json"
+    rows = [
+        {"timestamp": 10.0 * turn + talk, "conversation": f"talk {talk}", "input_len": 20, "output_len": 6}
+        for talk in range(2)
+        for turn in range(3)
+    ]
+    trace.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert main(["simulate", "--costs", str(costs), "--trace", str(trace), "--output-file", str(output)]) == 0
+    requests = json.loads(output.read_text())["levels"][0]["requests"]
+    # Four tokens before all messages, and two after each.
+    assert [each["input_tokens"] for each in requests] == [26, 26, 56, 56, 86, 86]
+    # With the answers, but for their last token and what follows it.
+    assert [each["cached_tokens"] for each in requests[2:]] == [28, 28, 60, 60]
+
+
+def test_a_conversation_needs_lengths_and_the_chat_endpoint(
+    costs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = tmp_path / "trace.jsonl"
+    for row, endpoint in (({"prompt": "no"}, "chat"), ({"input_len": 3}, "completions")):
+        trace.write_text(json.dumps(row | {"timestamp": 0, "conversation": 1}) + "\n")
+        assert main(["simulate", "--costs", str(costs), "--trace", str(trace), "--endpoint", endpoint]) == 2
+        assert 'line 1: a "conversation" has an "input_len"' in capsys.readouterr().err
+
+
 def test_smaller_engines_than_were_measured(costs: Path, tmp_path: Path) -> None:
     output = tmp_path / "r.json"
     load = [

@@ -10,7 +10,7 @@ from ostro.measure.bench.page import page
 from ostro.measure.bench.table import table
 from ostro.measure.bench.workload import Item, Messages, Span
 from ostro.simulation.costs import EndpointCosts
-from ostro.simulation.prompts import PromptTokens
+from ostro.simulation.prompts import Prompt, PromptTokens
 from ostro.simulation.run import SimulationOptions, simulate
 
 
@@ -42,6 +42,37 @@ def test_what_a_template_puts_before_a_prompt_is_cached_by_the_first_request() -
     workload = load(inputs=Span(16, 16), endpoint="chat")
     [found] = simulated(by_clients(1, 1, warmup=0), workload=workload).bench.levels[0].outcomes
     assert (found.cached_tokens, found.input_tokens) == (4, 16)
+
+
+def _said(*texts: str) -> Messages:
+    return [{"role": "assistant" if at % 2 else "user", "content": text} for at, text in enumerate(texts)]
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_turn_finds_the_answers_before_it_if_they_are_what_was_generated(kept: bool) -> None:
+    """Of 16 words each, in pages of 4 tokens; the template has 4 tokens before all messages and 2 after each."""
+    first, answer, second = (" ".join(f"{name}{word}" for word in range(16)) for name in ("q", "a", "r"))
+    later = _said(first if kept else "another", answer, second)
+    items = [Item(prompt=_said(first), output_len=18), Item(prompt=later, output_len=1, at=9.0)]
+    level = Level(kind="trace", value=1, number=0, requests=2)
+    found = simulated(level, workload=load(items=items, endpoint="chat")).bench.levels[0].outcomes[-1]
+    # The question with its template is 22 tokens, and 18 more are generated, of which the last is not computed.
+    assert found.cached_tokens == (36 if kept else 4)
+
+
+def test_the_turns_of_a_conversation_add_up_and_find_each_other() -> None:
+    lengths = [(30, 16), (10, 8), (12, 4)]
+    items = [
+        Item(input_len=asked, output_len=told, at=9.0 * at, earlier=list(range(at)))
+        for at, (asked, told) in enumerate(lengths)
+    ]
+    workload, level = load(items=items, endpoint="chat"), Level(kind="trace", value=1, number=0, requests=3)
+    assert [len(workload.prompt(at)[0]) for at in range(3)] == [1, 3, 5]
+    found = simulated(level, workload=workload).bench.levels[0].outcomes
+    # With four tokens before all, and two after each message.
+    assert [each.input_tokens for each in found] == [36, 36 + 18 + 12, 66 + 10 + 14]
+    # All pages but those with tokens that nobody computed: an answer's last, and what the template has after it.
+    assert [each.cached_tokens for each in found[1:]] == [48, 72]
 
 
 def test_without_prefix_caching_nothing_is_cached() -> None:
@@ -111,11 +142,11 @@ def test_texts_that_begin_alike_have_tokens_that_do() -> None:
 def test_a_conversation_begins_like_the_one_before_it() -> None:
     before: Messages = [{"role": "user", "content": "hello there"}]
     after: Messages = [*before, {"role": "assistant", "content": [{"type": "text", "text": "hi"}]}, {"role": "user"}]
-    (one, history), (other, other_history) = _tokens().of(before), _tokens().of(after)
+    (one, history, _), (other, other_history, _) = _tokens().of(before), _tokens().of(after)
     assert history == len(one) == other_history
     assert other[: len(one)] == one
     assert len(other) == len(one) + 1 + 2 + 2
 
 
 def test_token_ids_stay_as_they_are() -> None:
-    assert _tokens().of([5, 6, 7]) == ((5, 6, 7), 3)
+    assert _tokens().of([5, 6, 7]) == Prompt((5, 6, 7), 3)

@@ -2,6 +2,7 @@
 
 import argparse
 import math
+from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -35,7 +36,7 @@ def add_load_options(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup
         "--trace",
         type=Path,
         metavar="FILE",
-        help="replay a trace: JSON lines with timestamp (s), prompt or input_len, and output_len",
+        help="replay a trace: JSON lines with timestamp (s), prompt or input_len, output_len and perhaps conversation",
     )
     group = parser.add_argument_group("amount of load")
     group.add_argument("--requests", type=int, metavar="N", help=f"requests per run (default: {_REQUESTS})")
@@ -198,15 +199,32 @@ def _items(path: Path, endpoint: str, *, timed: bool) -> list[Item]:
         raise BadRequest(f"{path} holds no requests. Write one per line.")
     if path.suffix != ".jsonl" and not timed:
         return [Item(prompt=line) for _, line in lines]
-    items = []
+    items: list[tuple[Item, str | None]] = []
     for number, line in lines:
-        item = _item(_object(path, number, line), endpoint, timed=timed)
+        value = _object(path, number, line)
+        item, conversation = _item(value, endpoint, timed=timed), _conversation(value) if timed else None
         if item is None:
             needs = 'a "timestamp" in seconds and ' if timed else ""
             raise BadRequest(f'{path}, line {number} must have {needs}a "prompt", "messages" (chat) or "input_len".')
-        items.append(item)
-    items.sort(key=lambda item: item.at)
-    return [msgspec.structs.replace(item, at=item.at - items[0].at) for item in items]
+        if conversation is not None and (endpoint != "chat" or item.prompt is not None):
+            raise BadRequest(f'{path}, line {number}: a "conversation" has an "input_len", and is for --endpoint chat.')
+        items.append((item, conversation))
+    items.sort(key=lambda found: found[0].at)
+    began, turns = items[0][0].at, defaultdict[str, list[int]](list)
+    found = []
+    for at, (item, conversation) in enumerate(items):
+        earlier = None if conversation is None else list(turns[conversation])
+        found.append(msgspec.structs.replace(item, at=item.at - began, earlier=earlier))
+        if conversation is not None:
+            turns[conversation].append(at)
+    return found
+
+
+def _conversation(value: Mapping[str, Any]) -> str | None:
+    match value.get("conversation"):
+        case str() | int() as name if not isinstance(name, bool):
+            return str(name)
+    return None
 
 
 def _item(value: Mapping[str, Any], endpoint: str, *, timed: bool) -> Item | None:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from ostro.engine.batch import Batch
 from ostro.engine.runner import RunnerSpec, SampledToken, Step, StepOutput
+from ostro.engine.sequence import Sequence
 from ostro.simulation.costs import Work
 
 
@@ -19,6 +20,8 @@ class ClockRunner:
         self._free_at = 0.0
         """When the device has done all that was launched."""
         self.busy_seconds = 0.0
+        self.answers: dict[int, tuple[int, ...]] = {}
+        """By request: the tokens that it generates, and others after them."""
 
     @property
     def spec(self) -> RunnerSpec:
@@ -36,14 +39,13 @@ class ClockRunner:
 
         def results() -> StepOutput:
             self.now = max(self.now, ends)
-            vocab = self._spec.vocab_size
-            # Tokens that no other request has in this place, so that answers are not taken for one another's.
             return StepOutput(
-                {
-                    seq.id: SampledToken((seq.request.seed + 7919 * chunk.end) % vocab)
-                    for chunk in batch.chunks
-                    for seq in chunk.samples
-                }
+                {seq.id: SampledToken(self._sampled(seq, chunk.end)) for chunk in batch.chunks for seq in chunk.samples}
             )
 
         return Step(results)
+
+    def _sampled(self, seq: Sequence, end: int) -> int:
+        answer, at = self.answers.get(seq.request.id, ()), end - seq.num_prompt
+        # If it is not known, a token that no other request has in this place: no answer is taken for another's.
+        return answer[at] if at < len(answer) else (seq.request.seed + 7919 * end) % self._spec.vocab_size

@@ -113,10 +113,10 @@ class Fleet:
         # The API process takes one request after the other: of a burst, the engine begins with the first.
         overhead = self._costs.request + self._costs.prompt_token * len(prompt.token_ids)
         replica.api_free_at = max(self.now, replica.api_free_at) + overhead
-        self.at(replica.api_free_at, lambda: self._arrive(replica, request))
+        self.at(replica.api_free_at, lambda: self._arrive(replica, request, prompt.answer))
 
-    def _arrive(self, replica: Replica, request: Request) -> None:
-        replica.submit(request)
+    def _arrive(self, replica: Replica, request: Request, answer: tuple[int, ...]) -> None:
+        replica.submit(request, answer)
         if not replica.is_stepping:
             replica.is_stepping = True
             self.at(self.now, lambda: self._step(replica))

@@ -5,10 +5,13 @@ hash of its word, and a word has as many as words have on average.
 """
 
 from functools import cache
+from hashlib import blake2b
 from typing import NamedTuple
 from zlib import crc32
 
-from ostro.measure.bench.workload import Messages
+import msgspec
+
+from ostro.measure.bench.workload import Messages, Workload
 from ostro.simulation.costs import EndpointCosts
 
 
@@ -16,6 +19,8 @@ class Prompt(NamedTuple):
     token_ids: tuple[int, ...]
     num_history: int
     """How many of them an earlier request may have left in a cache: those before the model's last answer."""
+    answer: tuple[int, ...] = ()
+    """What is generated for it, as far as that is known: a later turn of the conversation begins with both."""
 
 
 class PromptTokens:
@@ -27,7 +32,7 @@ class PromptTokens:
         # Words repeat, and prompts are long.
         self._hash = cache(self._hashed)
 
-    def of(self, prompt: str | Messages | list[int]) -> Prompt:
+    def of(self, prompt: str | Messages | list[int], answer: str | None = None) -> Prompt:
         """At least one token. Ids are taken as they are, within the vocabulary."""
         history: int | None = None
         if isinstance(prompt, str):
@@ -41,7 +46,8 @@ class PromptTokens:
                 if message.get("role") == "assistant":
                     history = len(found)
                 found += [*self._of_text(_text(message)), *self._after]
-        return Prompt(tuple(found) or (0,), len(found) if history is None else history)
+        said = () if answer is None else (*self._of_text(answer), *self._after)
+        return Prompt(tuple(found) or (0,), len(found) if history is None else history, said)
 
     def _of_text(self, text: str) -> list[int]:
         words = text.split()
@@ -58,6 +64,34 @@ class PromptTokens:
 
     def _hashed(self, word: str) -> int:
         return crc32(word.encode(errors="replace")) % self._vocab
+
+
+class Answers:
+    """What was answered in the conversations of a load, by what had been said before."""
+
+    def __init__(self, workload: Workload) -> None:
+        self._workload = workload
+        self._known: dict[bytes, str] = {}
+        for item in workload.items:
+            digest = b""
+            for message in item.prompt if isinstance(item.prompt, list) else ():
+                if message.get("role") == "assistant":
+                    self._known[digest] = _text(message)
+                digest = _chained(digest, message)
+
+    def of(self, index: int, level: int, prompt: str | Messages | list[int]) -> str | None:
+        """None if no later turn tells."""
+        found = self._workload.answer(index, level)
+        if found is not None or not self._known or isinstance(prompt, str):
+            return found
+        digest = b""
+        for message in prompt:
+            digest = _chained(digest, message)
+        return self._known.get(digest)
+
+
+def _chained(digest: bytes, message: object) -> bytes:
+    return blake2b(digest + msgspec.json.encode(message), digest_size=16).digest()
 
 
 def _text(message: dict[str, object]) -> str:

@@ -44,8 +44,11 @@ class Replica:
         """How long the engine had work, and pages in use summed over this time."""
         self.page_seconds = 0.0
 
-    def submit(self, request: Request) -> None:
+    def submit(self, request: Request, answer: tuple[int, ...] = ()) -> None:
+        """`answer` is what is generated, as far as that matters."""
         self._inbox.append(request)
+        if answer:
+            self.runner.answers[request.id] = answer
 
     @property
     def has_work(self) -> bool:
@@ -63,6 +66,7 @@ class Replica:
                 self.core.add(request)
             except BadRequest as error:
                 refused[request.id] = error.message
+                self.runner.answers.pop(request.id, None)
         in_use = 0
 
         def look() -> None:
@@ -72,6 +76,9 @@ class Replica:
             in_use = kv.num_pages - kv.available
 
         progress = self.core.step(look)
+        for gain in progress:
+            if gain.finish_reason is not None:
+                self.runner.answers.pop(gain.request_id, None)
         self.most_pages = max(self.most_pages, in_use)
         self.work_seconds += self.runner.now - now
         self.page_seconds += in_use * (self.runner.now - now)

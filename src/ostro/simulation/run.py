@@ -16,7 +16,7 @@ from ostro.measure.bench.workload import Workload
 from ostro.measure.report.wording import duration, percent, rate
 from ostro.simulation.costs import CostTable, TierPages
 from ostro.simulation.fleet import Fleet
-from ostro.simulation.prompts import PromptTokens
+from ostro.simulation.prompts import Answers, PromptTokens
 from ostro.simulation.routing import Routing
 
 
@@ -163,7 +163,7 @@ class _Load:
         self._fleet = fleet
         self._workload = msgspec.structs.replace(workload, speed=level.value) if level.kind == "trace" else workload
         self._level = level
-        self._tokens = tokens
+        self._tokens, self._answers = tokens, Answers(workload)
         self._outcomes: list[Outcome] = []
         self._began = 0.0
 
@@ -233,7 +233,8 @@ class _Load:
 
     def _send(self, index: int, answered: Callable[[Outcome], None]) -> None:
         prompt, output_len = self._workload.prompt(index, self._level.number)
-        self._fleet.send(index, self._tokens.of(prompt), output_len, answered)
+        answer = self._answers.of(index, self._level.number, prompt)
+        self._fleet.send(index, self._tokens.of(prompt, answer), output_len, answered)
 
     def _note(self, outcome: Outcome) -> None:
         self._outcomes.append(msgspec.structs.replace(outcome, start=outcome.start - self._began))

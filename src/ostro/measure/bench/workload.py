@@ -49,6 +49,8 @@ class Item(msgspec.Struct, frozen=True, kw_only=True):
     output_len: int | None = None
     at: float = 0.0
     """When it is due, in a trace."""
+    earlier: list[int] | None = None
+    """The items of the conversation's earlier turns; None if it is no turn of one. Its length is then what it adds."""
 
 
 class WordTokens(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,13 +89,38 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
 
     def prompt(self, index: int, level: int = 0) -> tuple[str | Messages | list[int], int]:
         """The prompt of request `index`, and how many tokens it asks for."""
-        # Lengths are the same at each level, words are not: no prompt is in the server's cache from the level before.
-        lengths = random.Random(f"{self.seed}/lengths/{index}")
-        dice = random.Random(f"{self.seed}/{level}/{index}")
         item = self.items[index % len(self.items)] if self.items else Item()
+        input_len, output_len = self._lengths(index, item)
+        if item.earlier is not None:
+            return self._turns(index, level, item.earlier), output_len
+        dice = random.Random(f"{self.seed}/{level}/{index}")
+        return self._random(input_len, dice) if item.prompt is None else item.prompt, output_len
+
+    def answer(self, index: int, level: int = 0) -> str | None:
+        """What later turns of a conversation have as the answer to request `index`; None if it is no turn of one."""
+        item = self.items[index % len(self.items)] if self.items else Item()
+        if item.earlier is None:
+            return None
+        words = max(self.words.words_for(self._lengths(index, item)[1]), 1)
+        return " ".join(random.Random(f"{self.seed}/{level}/{index}/answer").choices(WORDS, k=words))
+
+    def _lengths(self, index: int, item: Item) -> tuple[int, int]:
+        # The same at each level. Words are not: no prompt is in the server's cache from the level before.
+        lengths = random.Random(f"{self.seed}/lengths/{index}")
         input_len = self.input_len.draw(lengths) if item.input_len is None else item.input_len
         output_len = self.output_len.draw(lengths) if item.output_len is None else item.output_len
-        return self._random(input_len, dice) if item.prompt is None else item.prompt, output_len
+        return input_len, output_len
+
+    def _turns(self, index: int, level: int, earlier: list[int]) -> Messages:
+        found: Messages = []
+        first = index - index % len(self.items)
+        for turn in (*(first + each for each in earlier), index):
+            words = self.words.words_for(self._lengths(turn, self.items[turn % len(self.items)])[0])
+            dice = random.Random(f"{self.seed}/{level}/{turn}")
+            found.append({"role": "user", "content": " ".join(dice.choices(WORDS, k=max(words, 1)))})
+            if turn != index:
+                found.append({"role": "assistant", "content": self.answer(turn, level)})
+        return found
 
     def body_of(self, prompt: str | Messages | list[int], max_tokens: int) -> tuple[bytes, int]:
         fields: dict[str, Any] = {"model": self.model, "max_tokens": max_tokens, "stream": True}
