@@ -27,8 +27,8 @@ from ostro.simulation.costs import CopyTimes, CostTable, TierPages, Work, step_s
 from ostro.simulation.fleet import Fleet
 from ostro.simulation.prompts import Prompt
 
-# Three families of prompts by turns, so many that their pages do not fit.
-_ARRIVALS = [(0.05 * number, number % 3, 30 + 7 * number % 31, 1 + 5 * number % 9) for number in range(40)]
+# Three families of prompts by turns, so many that their pages do not fit. None comes just when a step ends.
+_ARRIVALS = [(0.0500123 * number, number % 3, 30 + 7 * number % 31, 1 + 5 * number % 9) for number in range(40)]
 BELOW_CPU = msgspec.structs.replace(COPIES, host=None)
 
 
@@ -136,7 +136,9 @@ class _TimedStore(FakePageStore):
 def _on_an_engine(table: CostTable, tiers: TierPages) -> tuple[dict[int, list[float]], EngineCore]:
     runner = _Clocked(table)
     store = _TimedStore(runner, tiers)
-    core = EngineCore(runner, tiers=Tiers(store, root=lambda salt: b"root"), clock=lambda: runner.now)
+    core = EngineCore(
+        runner, tiers=Tiers(store, root=lambda salt: b"root" if tiers.disk else None), clock=lambda: runner.now
+    )
     coming = list(enumerate(_ARRIVALS))
     found: dict[int, list[float]] = {number: [] for number, _ in coming}
     while coming or core.has_work:
@@ -167,7 +169,9 @@ def _simulated(table: CostTable, tiers: TierPages) -> tuple[dict[int, list[float
 
 TIERS = {
     "host": TierPages(host(), 64, 0),
+    # Nothing goes to a disk that was measured and is not asked for, nor to one that was not measured.
     "small host": TierPages(host(pause=0.0003), 9, 0),
+    "no disk": TierPages(msgspec.structs.replace(host(), disk=None), 9, 0),
     "slow host": TierPages(host(out=0.03, back=0.02, staged=1), 64, 0),
     "disk": TierPages(BELOW_CPU, 0, 1000),
     "slow disk": TierPages(msgspec.structs.replace(disk(write=0.5, pause=0.0002, waiting=3), host=None), 0, 1000),

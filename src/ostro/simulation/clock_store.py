@@ -80,10 +80,10 @@ class ClockStore(Unshared):
         self._staged.append(self._out_free)
 
     def _spill(self, move: Spill) -> None:
-        assert self._disk is not None
+        assert self._disk is not None, "there is no disk"
         while self._writing and self._writing[0] <= self._runner.now:
             self._writing.popleft()
-        if not self._disk_pages or len(self._writing) >= self._disk.waiting:
+        if len(self._writing) >= self._disk.waiting:
             return
         if self._host is None:
             self._runner.now += self._disk.pause

@@ -87,4 +87,4 @@ class Replica:
 
 def _tiers(runner: ClockRunner, pages: TierPages) -> Tiers:
     store = ClockStore(runner, pages.copies, num_slots=pages.host, disk_pages=pages.disk)
-    return Tiers(store, root=lambda salt: _ROOT)
+    return Tiers(store, root=lambda salt: _ROOT if pages.disk else None)
