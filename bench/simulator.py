@@ -164,7 +164,7 @@ def main() -> int:
     args.work.mkdir(parents=True, exist_ok=True)
     for name, make in TRACES.items():
         rows = make(random.Random(name if args.seed is None else f"{args.seed}/{name}"))
-        rows = rows[: max(2, round(args.share * len(rows)))]
+        rows = rows[:: round(1 / args.share)]
         (args.work / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     rounds = []
     for number in range(args.rounds):
