@@ -1,6 +1,9 @@
 """The whole command: a table is measured on a tiny model, and simulated."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
@@ -93,6 +96,19 @@ def test_a_conversation_needs_lengths_and_the_chat_endpoint(
         trace.write_text(json.dumps(row | {"timestamp": 0, "conversation": 1}) + "\n")
         assert main(["simulate", "--costs", str(costs), "--trace", str(trace), "--endpoint", endpoint]) == 2
         assert 'line 1: a "conversation" has an "input_len"' in capsys.readouterr().err
+
+
+def test_the_same_load_gives_the_same_run_in_another_process(costs: Path, tmp_path: Path) -> None:
+    """The router once went through its candidates in the order of a set of names, which differs by process."""
+    command = [sys.executable, "-m", "ostro", "simulate", "--costs", str(costs), "--replicas", "8"]
+    load = ["--rate", "200", "--requests", "150", "--shared-prefix", "32", "--input-len", "8-40"]
+    found = []
+    for seed in ("1", "2"):
+        output = tmp_path / f"{seed}.json"
+        env = os.environ | {"PYTHONHASHSEED": seed}
+        subprocess.run([*command, *load, "--output-file", str(output)], check=True, env=env, capture_output=True)
+        found.append(json.loads(output.read_text())["levels"][0]["requests"])
+    assert found[0] == found[1]
 
 
 def test_smaller_engines_than_were_measured(costs: Path, tmp_path: Path) -> None:
