@@ -1,6 +1,6 @@
 """Which routing and which tiers suit a fleet: `ostro simulate` on conversations, for fleets of several sizes.
 
-    python bench/fleet_plan.py --costs bench/results/h200/costs-8b.json --work build/plan
+    python bench/fleet_plan.py --costs costs-8b.json --work build/plan
     python bench/fleet_plan.py --costs … --work build/plan --replicas 10000 --per-replica 1 --turns 2
 
 Each replica has so many conversations: a first prompt of 8,000 tokens, 500 more in each further turn, answers of 32, as
