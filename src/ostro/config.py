@@ -223,8 +223,8 @@ class EngineConfig:
     kv_shared: str | None = field(
         default=None,
         metadata=_means(
-            "directory in which engines of the same model and settings leave cached prefixes to one another: when they "
-            "stop, and when a prefill server is asked to (default: none)"
+            "directory in which engines of the same model and settings share cached prefixes: when they drain or stop, "
+            "and when a prefill server is asked to (default: none)"
         ),
     )
     kv_shared_size: int | None = field(

@@ -39,6 +39,13 @@ def offered(made: Driver, stem: int, length: int = 17) -> int:
     return num_tokens
 
 
+def offer_all(made: Driver) -> None:
+    told: list[None] = []
+    made.engine.offer_all(lambda: told.append(None))
+    made.finish()
+    assert told == [None]
+
+
 def hits(made: Driver) -> int:
     return made.engine.scheduler.counters.cache_hits
 
@@ -78,8 +85,7 @@ def test_prompts_with_a_salt_are_offered_to_nobody() -> None:
     made = driver(shared)
     run(made, prompt(0, cache_salt="mine"))
     assert offered(made, 0) == 0
-    made.engine.offer_all()
-    made.finish()
+    offer_all(made)
     made.engine.close()
     assert not shared
 
@@ -88,7 +94,7 @@ def test_an_engine_without_others_offers_nothing() -> None:
     for made in (driver(None, disk_pages=8), driver(None)):
         run(made, prompt(0))
         assert offered(made, 0) == 0
-        made.engine.offer_all()
+        offer_all(made)
         assert not made.engine.has_work
 
 
@@ -104,11 +110,16 @@ def test_all_that_an_engine_holds_is_offered_the_latest_first() -> None:
     shared: Shared = {}
     made = driver(shared, num_pages=64)
     run(made, *(prompt(stem, stem) for stem in range(4)), prompt(1, 4))
-    made.engine.offer_all()
+    used = [node.last_used for node in made.engine.scheduler.kv._tree.nodes()]
+    told: list[None] = []
+    made.engine.offer_all(lambda: told.append(None))
     before: list[int] = []
     while made.engine.has_work:
+        assert not told
         made.step()
         before.append(len(shared))
+    assert told == [None]
+    assert [node.last_used for node in made.engine.scheduler.kv._tree.nodes()] == used, "sharing is no use"
     other = driver(dict(list(shared.items())[:4]))
     run(other, prompt(1))
     assert hits(other) == 16
@@ -126,6 +137,24 @@ def test_an_engine_that_stops_leaves_what_it_holds_to_others() -> None:
     other = driver(shared)
     run(other, *(prompt(stem, stem) for stem in range(3)))
     assert hits(other) == 48
+
+
+def test_with_nothing_but_sharing_evicted_pages_are_not_copied() -> None:
+    made = driver({}, num_pages=8)
+    run(made, *(prompt(stem, stem) for stem in range(3)))
+    assert made.engine.scheduler.counters.spilled_pages == 0
+
+
+def test_of_a_prompt_whose_beginning_arrives_only_that_is_found() -> None:
+    """All of it once counted, however long it was."""
+    shared: Shared = {}
+    first, second = driver(shared), driver(shared)
+    run(first, prompt(0, 0, 9))
+    assert offered(first, 0, 9) == 8
+    second.add(prompt(0, 1, 9))
+    second.engine.scheduler.schedule()
+    assert second.engine.num_found((*STEMS[0][:8], *range(12))) == 8
+    second.finish()
 
 
 def test_a_request_that_needs_the_pages_waits_until_they_are_written() -> None:
@@ -181,7 +210,7 @@ def test_random_schedules_of_engines_that_share_give_what_is_computed_without_pa
                 case 0:
                     made[at].engine.offer(STEMS[stem][:length], None, lambda _: None)
                 case 1 if not random.randrange(4):
-                    made[at].engine.offer_all()
+                    made[at].engine.offer_all(lambda: None)
                 case _:
                     tail = tuple(random.randrange(VOCABULARY) for _ in range(random.randrange(5)))
                     salt = random.choice(["", "", "", "salt"])
@@ -194,6 +223,9 @@ def test_random_schedules_of_engines_that_share_give_what_is_computed_without_pa
                     )
                     made[at].add(request)
                     requests[at].append(request)
+            if requests[at] and not random.randrange(8):
+                gone = requests[at].pop(random.randrange(len(requests[at])))
+                made[at].abort(gone.id)
             for each in made:
                 each.step()
         for each, asked in zip(made, requests, strict=True):

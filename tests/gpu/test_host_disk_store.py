@@ -170,11 +170,31 @@ def test_pages_that_are_offered_come_to_another_store_whatever_room_there_is(tmp
     assert torch.equal(other[:, :, 10:17], memory[:, :, [4, 3, 2, 1, 0, 5, 6]])
 
 
+def test_an_offer_and_a_fetch_may_end_at_the_same_time(tmp_path: Path) -> None:
+    """The second of them was once taken for one of no offers at all."""
+    memory = torch.randn(2, 2, 21, 2, 4, 8, device=DEVICE)
+    with store_of(memory, tmp_path, num_slots=0, shared=tmp_path) as store:
+        store.carry_out([Spill(digest(1), page=1)])
+        await_disk(store, 1)
+        store.carry_out([Offer(1, (digest(2),), (2,)), Fetch(2, (digest(1),), (10,))])
+        good: dict[int, int] = {}
+        # What has ended is taken only now and then, as between two long steps.
+        taken, store._disk.ended = store._disk.ended, lambda timeout=0.0: []  # type: ignore[method-assign]
+        while store._disk._ended.qsize() < 2:
+            store.arrivals()
+        store._disk.ended = taken  # type: ignore[method-assign]
+        while len(good) < 2:
+            good |= {each.ticket: each.num_good for each in store.arrivals(timeout=0.05)}
+        assert good == {1: 1, 2: 1}
+        assert torch.equal(memory[:, :, 10], memory[:, :, 1])
+
+
 def test_offers_to_a_disk_that_takes_nothing_end_and_give_their_memory_back(tmp_path: Path) -> None:
     memory = torch.randn(2, 2, 21, 2, 4, 8, device=DEVICE)
     with store_of(memory, tmp_path, num_slots=0, spare=3, shared=tmp_path / "shared") as store:
         [directory] = (tmp_path / "shared").iterdir()
-        directory.rmdir()
+        # Others could write there now, so that it is not used.
+        directory.chmod(0o777)
         store.carry_out([Offer(1, (digest(1), digest(2)), (1, 2))])
         while not (arrived := store.arrivals(timeout=0.05)):
             pass
@@ -233,7 +253,7 @@ def test_engines_that_offer_to_one_another_give_what_is_computed_without_pages(t
                     made.engine.offer(request.prompt_ids, None, lambda _: None)
                 made.add(asked[at])
                 made.finish()
-            made.engine.offer_all()
+            made.engine.offer_all(lambda: None)
             made.finish()
             looked = threading.Event()
             second.engine.look(looked.set)

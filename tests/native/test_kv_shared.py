@@ -8,12 +8,14 @@ import threading
 from pathlib import Path
 
 import pytest
-from native_directory import write
+from native_directory import WIDE, write
+from native_models import savable_model
+from peft_directory import random_adapter
 
 from ostro.config import EngineConfig
 from ostro.engine.core import EngineCore
 from ostro.engine.request import Request
-from ostro.engine_process.handle import EngineHandle
+from ostro.engine_process.handle import EngineHandle, Stream
 from ostro.errors import BadRequest, Unavailable
 from ostro.runner.load import load_runner
 from ostro.runner.tiers import open_tiers
@@ -48,12 +50,12 @@ def config_of(model: Path, **settings: object) -> EngineConfig:
 def started(model: Path, **settings: object) -> EngineCore:
     config, checkpoint = config_of(model, **settings), open_checkpoint(model)
     runner = load_runner(checkpoint, config)
-    return EngineCore(runner, tiers=open_tiers(checkpoint, config, runner))
+    return EngineCore(runner, adapters=config.adapter_names, tiers=open_tiers(checkpoint, config, runner))
 
 
-def run(core: EngineCore, prompt: tuple[int, ...] = PROMPT) -> list[int]:
+def run(core: EngineCore, adapter: str | None = None) -> list[int]:
     params = SamplingParams(max_tokens=6, temperature=0)
-    core.add(Request(id=0, prompt_ids=prompt, params=params, seed=0))
+    core.add(Request(id=0, prompt_ids=PROMPT, params=params, seed=0, adapter=adapter))
     return finished(core)
 
 
@@ -66,9 +68,9 @@ def finished(core: EngineCore) -> list[int]:
     return found
 
 
-def offered(core: EngineCore, prompt: tuple[int, ...] = PROMPT) -> int:
+def offered(core: EngineCore, adapter: str | None = None) -> int:
     told: list[int] = []
-    core.offer(prompt, None, told.append)
+    core.offer(PROMPT, adapter, told.append)
     finished(core)
     [num_tokens] = told
     return num_tokens
@@ -91,6 +93,21 @@ def test_a_prompt_that_is_handed_over_gives_the_same_tokens(model: Path, kv_dtyp
     assert run(second) == cold
     assert second.scheduler.counters.cache_hits == second.scheduler.counters.fetched_disk_pages * 16 == 64
     for core in (first, second):
+        core.close()
+
+
+def test_an_adapters_prompt_is_found_by_the_same_adapter_alone(model: Path, tmp_path: Path) -> None:
+    adapters = [random_adapter(tmp_path / name, savable_model(WIDE), seed=at) for at, name in enumerate("ab")]
+    mine, others = (("mine", str(adapters[0])),), (("mine", str(adapters[1])),)
+    first, same, other = (started(model, adapters=each) for each in (mine, mine, others))
+    cold = run(first, adapter="mine")
+    assert offered(first) == 0, "the base has not computed it"
+    assert offered(first, adapter="mine") == 64
+    for core in (same, other):
+        look(core)
+    assert (same.num_found(PROMPT, "mine"), same.num_found(PROMPT), other.num_found(PROMPT, "mine")) == (64, 0, 0)
+    assert run(same, adapter="mine") == cold
+    for core in (first, same, other):
         core.close()
 
 
@@ -154,10 +171,10 @@ def test_a_directory_that_cannot_be_used_is_done_without(
 
 def test_engine_processes_hand_a_prompt_over(model: Path) -> None:
     params = SamplingParams(max_tokens=4, temperature=0)
-    request = Request(id=1, prompt_ids=PROMPT, params=params, seed=0)
+    request = Request(id=1, prompt_ids=PROMPT, params=params, seed=0, shares_prompt=True)
 
-    async def tokens(handle: EngineHandle) -> list[int]:
-        return [token async for batch in handle.submit(request) for each in batch for token in each.token_ids]
+    async def tokens(stream: Stream) -> list[int]:
+        return [token async for batch in stream for each in batch for token in each.token_ids]
 
     async def hand_over() -> None:
         first, second = EngineHandle(config_of(model)), EngineHandle(config_of(model))
@@ -166,12 +183,15 @@ def test_engine_processes_hand_a_prompt_over(model: Path) -> None:
         try:
             await first.settled()
             await second.settled()
-            assert await first.find_prefix(PROMPT) == await first.offer_prefix(PROMPT) == 0
-            cold = await tokens(first)
+            assert await first.find_prefix(PROMPT) == 0
+            stream = first.submit(request)
+            cold = await tokens(stream)
+            assert stream.offered is not None
+            assert await stream.offered == 64
             assert await first.find_prefix(PROMPT) == 64
-            assert await first.offer_prefix(PROMPT) == 64
             assert await second.find_prefix(PROMPT, look=True) == 64
-            assert await tokens(second) == cold
+            assert await tokens(second.submit(request)) == cold
+            await first.offer_all()
             answer = asyncio.create_task(second.find_prefix(PROMPT))
             await asyncio.sleep(0)
             second._kill()

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import shutil
 import threading
 import time
 from pathlib import Path
@@ -12,8 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ostro.runner.page_bundles import PageBundles
-from ostro.runner.page_disk import Bytes, PageDisk
-from ostro.runner.page_file import PageFileUnusable, file_bytes, open_page_file
+from ostro.runner.page_disk import PageDisk
+from ostro.runner.page_file import Bytes, PageFileUnusable, file_bytes, open_page_file
 
 IDENTITY = b"a model".ljust(32, b"\0")
 PAGE = 1000
@@ -53,8 +54,7 @@ def right(made: PageBundles, *numbers: int) -> list[int]:
 
 
 def looked(made: PageBundles) -> PageBundles:
-    made._changed = 0
-    made.look()
+    made.look(thoroughly=True)
     return made
 
 
@@ -119,7 +119,7 @@ def test_a_page_that_is_offered_twice_is_found_though_one_bundle_goes(tmp_path: 
 
 def test_what_a_writer_that_died_has_left_is_removed_later(tmp_path: Path) -> None:
     path = written(tmp_path, 1)
-    fresh, old = path.with_name("fresh.part"), path.with_name("old.part")
+    fresh, old = path.with_name(f"{'1' * 24}.part"), path.with_name(f"{'2' * 24}.part")
     for each in (fresh, old):
         each.write_bytes(b"half")
     os.utime(old, (time.time() - 7200,) * 2)
@@ -150,14 +150,73 @@ def test_a_damaged_bundle_is_a_miss(tmp_path_factory: pytest.TempPathFactory, da
 def test_files_that_others_could_have_written_are_not_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = written(tmp_path, 1)
     path.chmod(0o666)
-    link = path.with_name("link.pages")
+    link = path.with_name(f"{'1' * 24}.pages")
     elsewhere = tmp_path / "elsewhere"
     elsewhere.write_bytes(written(tmp_path / "other", 2).read_bytes())
     link.symlink_to(elsewhere)
-    os.mkfifo(path.with_name("fifo.pages"))
+    os.mkfifo(path.with_name(f"{'2' * 24}.pages"))
     assert len(bundles(tmp_path)) == 0
     assert "can be written by other users" in caplog.text
     assert "is not a regular file" in caplog.text
+
+
+def test_names_that_are_not_ours_are_left_alone(tmp_path: Path) -> None:
+    path = written(tmp_path, 1)
+    others = [path.with_name(name) for name in ("download.part", "model.pages", "\udcff.pages")]
+    for each in others:
+        each.touch()
+        os.utime(each, (0, 0))
+    assert len(bundles(tmp_path)) == 1
+    written(tmp_path, 2, num_pages=1)
+    assert all(each.exists() for each in others)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="modes and links of POSIX")
+@pytest.mark.parametrize("trick", ["link", "mode"])
+def test_a_directory_that_others_could_have_made_is_refused(tmp_path: Path, trick: str) -> None:
+    directory = written(tmp_path, 1).parent
+    if trick == "mode":
+        directory.chmod(0o777)
+    else:
+        directory.rename(tmp_path / "elsewhere")
+        directory.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(PageFileUnusable, match="cannot take pages"):
+        bundles(tmp_path)
+
+
+def test_one_bundle_that_cannot_be_read_hides_no_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither those behind it, nor itself once it can be."""
+    reader = bundles(tmp_path)
+    bad, *_ = sorted(written(tmp_path, number) for number in (1, 2, 3))
+    opened = os.open
+
+    def refusing(path: str, *args: int, **kwargs: int) -> int:
+        if path == bad.name:
+            raise OSError(24, "Too many open files")
+        return opened(path, *args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", refusing)
+        assert len(looked(reader)) == 2
+    assert len(looked(reader)) == 3
+
+
+def test_a_damaged_bundle_is_removed_so_that_its_pages_can_be_shared_again(tmp_path: Path) -> None:
+    path = written(tmp_path, 1)
+    content = bytearray(path.read_bytes())
+    content[4096 + 500] ^= 1
+    path.write_bytes(content)
+    reader = bundles(tmp_path)
+    assert reader.holds(digest(1))
+    assert right(reader, 1) == []
+    assert not path.exists()
+
+
+def test_a_directory_that_was_emptied_is_used_again(tmp_path: Path) -> None:
+    made = bundles(tmp_path)
+    shutil.rmtree(made.directory)
+    assert made.write([(digest(1), page(1))]) == 1
+    assert right(bundles(tmp_path), 1) == [1]
 
 
 def test_nobody_else_can_read_them(tmp_path: Path) -> None:
@@ -236,13 +295,13 @@ def test_who_looks_is_told_when_it_has_seen_all(tmp_path: Path) -> None:
     disk.close()
 
 
-def test_a_directory_that_disappears_is_logged_once_and_found_again(
+def test_a_directory_that_cannot_be_read_is_logged_once_and_found_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     made = bundles(tmp_path)
     disk = PageDisk(None, made)
-    [directory] = tmp_path.iterdir()
-    hidden = directory.rename(tmp_path / "hidden")
+    # Others could write there now.
+    made.directory.chmod(0o777)
 
     def look() -> None:
         seen = threading.Event()
@@ -254,8 +313,19 @@ def test_a_directory_that_disappears_is_logged_once_and_found_again(
         look()
         assert offer(disk, 1) == 0
     assert caplog.text.count("prefixes of other engines are not found") == 1
-    hidden.rename(directory)
+    made.directory.chmod(0o700)
     written(tmp_path, 2)
     look()
     assert disk.holds(digest(2))
+    disk.close()
+
+
+def test_a_disk_that_is_never_idle_finds_new_bundles_all_the_same(tmp_path: Path) -> None:
+    """It once looked only when it had nothing else to do."""
+    file = open_page_file(tmp_path, None, identity=IDENTITY, page_bytes=PAGE, limit=file_bytes(8, PAGE))
+    disk = PageDisk(file, bundles(tmp_path))
+    written(tmp_path, 1)
+    while not disk.holds(digest(1)):
+        disk.write(digest(2), lambda: page(2))
+        time.sleep(0.01)
     disk.close()

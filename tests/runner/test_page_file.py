@@ -12,8 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ostro.runner.page_disk import Bytes, PageDisk
-from ostro.runner.page_file import PageFile, PageFileUnusable, open_page_file
+from ostro.runner.page_disk import PageDisk
+from ostro.runner.page_file import Bytes, PageFile, PageFileUnusable, open_page_file
 
 IDENTITY = b"a model".ljust(32, b"\0")
 PAGE = 1000

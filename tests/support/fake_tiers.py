@@ -52,6 +52,14 @@ class FakePageStore:
         return len(self._slots)
 
     @property
+    def has_disk(self) -> bool:
+        return bool(self._disk_pages)
+
+    @property
+    def num_shared(self) -> int:
+        return len(self._shared or ())
+
+    @property
     def on_disk(self) -> int:
         return len(self._disk)
 

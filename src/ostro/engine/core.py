@@ -94,22 +94,24 @@ class EngineCore:
         return self.scheduler.kv.num_found(list(prompt_ids), salt_of(adapter))
 
     def look(self, done: Callable[[], None]) -> None:
-        """Finds out what other engines have left by now, and then calls `done`, perhaps in another thread."""
+        """Finds out what other engines have shared by now, and then calls `done`, perhaps in another thread."""
         if self.tiers is None:
             done()
         else:
             self.tiers.store.look(done)
 
     def offer(self, prompt_ids: Sequence[int], adapter: str | None, done: Callable[[int], None]) -> None:
-        """Leaves a prompt to other engines, as far as it is computed here. `done` is told, within this call or a later
-        step, how many of its tokens they find.
+        """Shares a prompt with other engines, as far as it is computed here. `done` is told, within this call or a
+        later step, how many of its tokens they find.
         """
         self.scheduler.kv.offer(list(prompt_ids), salt_of(adapter), done)
 
-    def offer_all(self) -> None:
-        """Leaves all prefixes that the device holds to other engines, within later steps."""
-        if self.tiers is not None:
-            self.tiers.offer_all()
+    def offer_all(self, done: Callable[[], None]) -> None:
+        """Shares all prefixes that the device holds with other engines, within later steps. Then calls `done`."""
+        if self.tiers is None:
+            done()
+        else:
+            self.tiers.offer_all(done)
 
     def step(self, scheduled: Callable[[], None] = lambda: None) -> list[Progress]:
         """Launches the next step, applies the results that are due, and returns each sequence's progress from them.

@@ -27,7 +27,7 @@ class Counters:
     fetched_disk_pages: int = 0
     lost_pages: int = 0
     offered_pages: int = 0
-    """Pages left to other engines."""
+    """Pages shared with other engines."""
     fetch_seconds: float = 0.0
     """Time that these copies took, beside the steps."""
     outer_steps: int = 0

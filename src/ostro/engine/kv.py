@@ -10,7 +10,7 @@ needs a reference count.
 """
 
 from collections.abc import Callable, Container
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 
 from ostro.engine.page_store import Arrival
@@ -44,8 +44,9 @@ class KVUsage:
     """Pages in the tree that no sequence uses: kept for prefix hits, evicted when room is needed."""
     in_use: int
     host: int = 0
-    """Pages that have a copy in host memory, and pages on disk."""
+    """Pages that have a copy in host memory, pages on disk, and pages that are shared with other engines."""
     disk: int = 0
+    shared: int = 0
 
 
 class KVCache:
@@ -77,8 +78,10 @@ class KVCache:
     @property
     def usage(self) -> KVUsage:
         total, free, cached = self.num_pages, self._allocator.num_free, self._tree.num_evictable
-        host, disk = (0, 0) if self._tiers is None else (self._tiers.num_slots_used, self._tiers.store.on_disk)
-        return KVUsage(total=total, free=free, cached=cached, in_use=total - free - cached, host=host, disk=disk)
+        usage = KVUsage(total=total, free=free, cached=cached, in_use=total - free - cached)
+        if (tiers := self._tiers) is None:
+            return usage
+        return replace(usage, host=tiers.num_slots_used, disk=tiers.store.on_disk, shared=tiers.store.num_shared)
 
     def pages_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.page_size)
@@ -125,13 +128,13 @@ class KVCache:
 
     def num_found(self, token_ids: list[int], salt: Salt) -> int:
         """How many tokens of a prompt are cached, on the device or below."""
-        node = self._tree.match(token_ids, limit=len(token_ids), salt=salt)
+        node = self._tree.match(token_ids, limit=len(token_ids), salt=salt, arriving=True)
         below = () if self._tiers is None else self._tiers.find(node, token_ids, len(token_ids))
-        # If some of it is arriving already, so is what it was fetched for.
-        return len(token_ids) if below is None else (node.depth + len(below)) * self.page_size
+        assert below is not None, "what arrives is followed first"
+        return (node.depth + len(below)) * self.page_size
 
     def offer(self, token_ids: list[int], salt: Salt, done: Callable[[int], None]) -> None:
-        """Leaves a prompt's pages to other engines. `done` is told, now or later, how many tokens of it others find."""
+        """Shares a prompt's pages with other engines. `done` is told, now or later, how many tokens of it they find."""
         if self._tiers is None:
             done(0)
         else:

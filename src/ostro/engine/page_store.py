@@ -40,7 +40,7 @@ class Fetch(NamedTuple):
 
 
 class Offer(NamedTuple):
-    """Leaves pages to other engines. Nobody writes to the pages until the arrival is told."""
+    """Shares pages with other engines. Nobody writes to the pages until the arrival is told."""
 
     ticket: int
     digests: tuple[bytes, ...]
@@ -72,21 +72,29 @@ class PageStore(Protocol):
         """0 if there is nothing between pages and disk."""
 
     @property
+    def has_disk(self) -> bool:
+        """Whether it keeps pages on disk. If not, none are spilled."""
+
+    @property
     def on_disk(self) -> int:
-        """Pages on disk."""
+        """Pages on its own disk."""
+
+    @property
+    def num_shared(self) -> int:
+        """Pages that other engines find as well."""
 
     def holds(self, digest: bytes) -> bool:
-        """Whether a page is on disk, as far as is known."""
+        """Whether a page is on disk or shared, as far as is known."""
 
     @property
     def shares(self) -> bool:
-        """Whether pages can be left to other engines. If not, nothing is offered."""
+        """Whether pages can be shared with other engines. If not, none are offered."""
 
     def is_shared(self, digest: bytes) -> bool:
         """Whether other engines find a page, as far as is known."""
 
     def look(self, done: Callable[[], None]) -> None:
-        """Finds out what other engines have left by now, and then calls `done`, perhaps in another thread."""
+        """Finds out what other engines have shared by now, and then calls `done`, perhaps in another thread."""
 
     @property
     def under_way(self) -> Collection[int]:
@@ -102,7 +110,7 @@ class PageStore(Protocol):
 
     def close(self, hot: Sequence[Spill] = ()) -> None:
         """If the disk outlives the engine, writes those of these pages that it does not hold, the most recently used
-        first, and keeps the others there. Leaves them to other engines, if it `shares`. Waits for all that is being
+        first, and keeps the others there. Shares them with other engines, if it can. Waits for all that is being
         written. Nothing may be moved afterwards.
         """
 
@@ -111,6 +119,7 @@ class Unshared:
     """The part of a PageStore that knows no other engines."""
 
     shares = False
+    num_shared = 0
 
     def is_shared(self, digest: bytes) -> bool:
         return False

@@ -103,8 +103,9 @@ class RadixCache:
         self._oldest: list[tuple[int, int, Node]] = []
         self._pushes = 0
 
-    def match(self, token_ids: Sequence[int], *, limit: int, salt: Salt = "") -> Node:
-        """The deepest resident node whose path spells a prefix of `token_ids`, at most `limit` tokens of it.
+    def match(self, token_ids: Sequence[int], *, limit: int, salt: Salt = "", arriving: bool = False) -> Node:
+        """The deepest resident node whose path spells a prefix of `token_ids`, at most `limit` tokens of it. Pages that
+        are `arriving` count only if asked for.
 
         Does not change the tree: lock the node before you use its pages.
         """
@@ -112,7 +113,7 @@ class RadixCache:
         size = self.page_size
         for start in range(0, limit - size + 1, size):
             child = node.children.get(tuple(token_ids[start : start + size]))
-            if child is None or child.page == NOWHERE or child.is_arriving:
+            if child is None or child.page == NOWHERE or (child.is_arriving and not arriving):
                 break
             node = child
         return node
@@ -136,23 +137,27 @@ class RadixCache:
                 self.num_evictable += 1
         return child
 
-    def lock(self, node: Node) -> None:
-        """Keeps the node and its path from eviction, in this tier and below."""
+    def lock(self, node: Node, *, is_use: bool = True) -> None:
+        """Keeps the node and its path from eviction, in this tier and below. Unless it `is_use`, the path is no younger
+        for that.
+        """
         self._clock += 1
         for each in node.path():
-            each.last_used = self._clock
+            if is_use:
+                each.last_used = self._clock
             if not each.locks and each.page != NOWHERE:
                 self.num_evictable -= 1
             each.locks += 1
 
-    def unlock(self, node: Node) -> None:
+    def unlock(self, node: Node, *, is_use: bool = True) -> None:
         self._clock += 1
         for each in node.path():
-            each.last_used = self._clock
+            if is_use:
+                each.last_used = self._clock
             each.locks -= 1
             if not each.locks and each.page != NOWHERE:
                 self.num_evictable += 1
-        self._offer(node)
+        self._nominate(node)
 
     def relock(self, node: Node, child: Node) -> None:
         """Moves one lock from a node down to its child; the locks above the child stay as they are."""
@@ -217,13 +222,13 @@ class RadixCache:
         self.num_evictable -= 1
         if node.slot == NOWHERE:
             self.discard(node)
-        self._offer(parent)
+        self._nominate(parent)
 
     def _is_leaf(self, node: Node) -> bool:
         """Whether its page can be evicted."""
         return node.page != NOWHERE and not node.locks and not node.num_resident and node.parent is not None
 
-    def _offer(self, node: Node) -> None:
+    def _nominate(self, node: Node) -> None:
         """Makes the node a candidate for eviction if it is an unlocked leaf."""
         if not self._is_leaf(node):
             return

@@ -48,6 +48,8 @@ class Request:
     """What the output of each choice must match."""
     shown_ids: frozenset[int] = frozenset()
     """Special tokens that are not stripped when the output is detokenised. The engine ignores them."""
+    shares_prompt: bool = False
+    """Share the prompt with other engines when the request ends. The answer is `Offered`; the scheduler ignores it."""
     second_at: int = 0
     """Where the second text of a pair begins, for encoders that tell the two apart; 0 if there is none."""
     puzzle: int = 0

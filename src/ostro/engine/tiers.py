@@ -8,8 +8,8 @@ A page that was fetched keeps its slot, so that it can be evicted again without 
 leaves before their parents, because nobody finds a page whose ancestors are gone. On disk there is no tree: a page is
 found by a digest of the model and of every token up to its end, also after a restart.
 
-Where engines share pages, a prefix can be offered to the others, who then find it as if it were on their own disk. Its
-path is locked meanwhile, so that its pages stay what they are.
+Where engines share pages, a prefix is offered to the others, who then find it as if it were on their own disk. Its path
+is locked meanwhile, so that its pages stay what they are.
 """
 
 import heapq
@@ -73,9 +73,10 @@ class Tiers:
         self._moves: list[Move] = []
         self._fetching: dict[int, _Fetching] = {}
         self._offering: dict[int, _Offering] = {}
-        # Leaves whose paths are still to be offered, one after the other, and whether one is.
+        # Leaves whose paths are still to be offered, one after the other; whether one is; and whom to tell at the end.
         self._hot: deque[Node] = deque()
         self._is_offering_hot = False
+        self._hot_offered: list[Callable[[], None]] = []
         self._next_ticket = 0
         self._is_closed = False
 
@@ -85,7 +86,7 @@ class Tiers:
 
     @property
     def is_empty(self) -> bool:
-        return not self.num_slots_used and not self.store.on_disk
+        return not (self.num_slots_used or self.store.on_disk or self.store.num_shared)
 
     @property
     def is_moving(self) -> bool:
@@ -104,7 +105,7 @@ class Tiers:
 
     def demote(self, node: Node) -> None:
         if node.slot != NOWHERE:
-            self._offer(node)
+            self._nominate(node)
             return
         if not self.store.num_slots:
             self._spill(node)
@@ -114,7 +115,7 @@ class Tiers:
             node.slot = slot
             self._moves.append(Store(node.page, slot))
             self.counters.stored_pages += 1
-            self._offer(node)
+            self._nominate(node)
 
     def forget(self, node: Node) -> None:
         if node.slot != NOWHERE:
@@ -122,7 +123,7 @@ class Tiers:
             node.slot = NOWHERE
 
     def note_childless(self, node: Node) -> None:
-        self._offer(node)
+        self._nominate(node)
 
     def _oldest_slot(self) -> int | None:
         """Takes the slot of the least recently used node that can do without; None if there is none."""
@@ -131,7 +132,7 @@ class Tiers:
             if node.slot == NOWHERE or node.parent is None or not self._can_lose_slot(node):
                 continue
             if node.last_used != last_used:
-                self._offer(node)
+                self._nominate(node)
                 continue
             slot, node.slot = node.slot, NOWHERE
             if not node.is_resident:
@@ -146,7 +147,7 @@ class Tiers:
         """
         return not node.is_arriving if node.is_resident else not node.locks and not node.children
 
-    def _offer(self, node: Node) -> None:
+    def _nominate(self, node: Node) -> None:
         if node.slot == NOWHERE:
             return
         if len(self._oldest) > 2 * self.store.num_slots + 64:
@@ -157,7 +158,7 @@ class Tiers:
         heapq.heappush(self._oldest, (node.last_used, self._pushes, node))
 
     def _spill(self, node: Node, slot: int | None = None) -> None:
-        digest = self._digest(node)
+        digest = self._digest(node) if self.store.has_disk else None
         if digest is not None and not self.store.holds(digest):
             self._moves.append(Spill(digest, slot=slot) if slot is not None else Spill(digest, page=node.page))
             self.counters.spilled_pages += 1
@@ -249,14 +250,14 @@ class Tiers:
                 node.is_arriving = False
                 self.forget(node)
                 free.append(self._tree.drop_page(node))
-            self._offer(node)
+            self._nominate(node)
         return free
 
     # ---- to other engines
 
     def offer(self, node: Node, done: Callable[[int], None]) -> None:
-        """Leaves the pages on the path to a resident node to other engines. `done` is told, now or later, how many of
-        them others find, from the first on.
+        """Shares the pages on the path to a resident node with other engines. `done` is told, now or later, how many
+        of them others find, from the first on.
         """
         if not self.store.shares or self._digest(node) is None:
             done(0)
@@ -265,16 +266,20 @@ class Tiers:
         if not fresh:
             done(node.depth)
             return
-        self._tree.lock(node)
+        self._tree.lock(node, is_use=False)
         self._next_ticket += 1
         self._offering[self._next_ticket] = _Offering(node, tuple(fresh), done)
         digests = tuple(self._public_digest(each) for each in fresh)
         self._moves.append(Offer(self._next_ticket, digests, tuple(each.page for each in fresh)))
 
-    def offer_all(self) -> None:
-        """Leaves all that the device holds to other engines, path by path, the most recently used first."""
+    def offer_all(self, done: Callable[[], None]) -> None:
+        """Shares all that the device holds with other engines, path by path, the most recently used first. Calls
+        `done`, now or later, when there is no more to share.
+        """
         leaves = (node for node in self._tree.nodes() if node.is_resident and not node.num_resident)
         self._hot = deque(sorted(leaves, key=lambda node: -node.last_used)) if self.store.shares else deque()
+        self._hot_offered.append(done)
+        self._offer_hot()
 
     def _offer_hot(self) -> None:
         """Begins the next of these, unless one is under way: all that is offered is locked."""
@@ -283,13 +288,19 @@ class Tiers:
             if node.is_resident and not any(each.is_arriving for each in node.path()):
                 self._is_offering_hot = True
                 self.offer(node, self._end_hot)
+        if not self._hot and not self._is_offering_hot:
+            offered, self._hot_offered = self._hot_offered, []
+            for done in offered:
+                done()
 
     def _end_hot(self, num_pages: int) -> None:
         self._is_offering_hot = False
+        if not self._hot:
+            self._offer_hot()
 
     def _end_offer(self, offering: _Offering, num_good: int) -> None:
         node, nodes, done = offering
-        self._tree.unlock(node)
+        self._tree.unlock(node, is_use=False)
         self.counters.offered_pages += num_good
         done(node.depth if num_good == len(nodes) else nodes[num_good].depth - 1)
 

@@ -18,7 +18,8 @@ import time
 from contextlib import suppress
 from dataclasses import replace
 from enum import StrEnum
-from typing import Self
+from typing import Self, TypeVar
+from weakref import WeakValueDictionary
 
 from ostro.config import EngineConfig
 from ostro.engine.request import Request
@@ -27,6 +28,7 @@ from ostro.engine_process.engine_counters import EngineCounters
 from ostro.engine_process.messages import (
     LENGTH,
     Abort,
+    AllOffered,
     Boot,
     EndProfile,
     FindPrefix,
@@ -38,8 +40,8 @@ from ostro.engine_process.messages import (
     Located,
     ModelInfo,
     OfferAll,
-    OfferPrefix,
-    PrefixTold,
+    Offered,
+    PrefixFound,
     Profiled,
     Ready,
     Refused,
@@ -69,6 +71,8 @@ _LEAST_WORK_SECONDS = 0.01
 
 _log = logging.getLogger(__name__)
 
+_T = TypeVar("_T")
+
 
 class State(StrEnum):
     LOADING = "loading"
@@ -91,6 +95,10 @@ class Stream:
         self._unfinished = set(range(request.params.n))
         self._error: OstroError | None = None
         self.request = request
+        self.offered: asyncio.Future[int] | None = None
+        """For a request that `shares_prompt`: how many tokens of it other engines find, known after it has ended."""
+        if request.shares_prompt:
+            self.offered = asyncio.get_running_loop().create_future()
         self.began: float | None = None
         """When the request's first step began, by `time.monotonic`."""
         self.preemptions = 0
@@ -190,6 +198,10 @@ class EngineHandle:
         # Questions about prefixes that the engine has not answered, by their number.
         self._asked: dict[int, asyncio.Future[int]] = {}
         self._num_asked = 0
+        # What is known of prompts that are shared when their requests end, as long as anybody has their streams; and
+        # who waits until all is shared.
+        self._offers: WeakValueDictionary[int, asyncio.Future[int]] = WeakValueDictionary()
+        self._all_offered: asyncio.Future[None] | None = None
         # The profile under way, by its path.
         self._profiles: dict[str, asyncio.Future[Profiled]] = {}
         self._process: subprocess.Popen[bytes] | None = None
@@ -263,6 +275,8 @@ class EngineHandle:
         if not self._streams:
             self._idle_seconds = 0.0
         stream = self._streams[request.id] = Stream(self, request)
+        if stream.offered is not None:
+            self._offers[request.id] = stream.offered
         if is_suspect:
             self._held_back[request.id] = message
             self._send_suspect()
@@ -276,32 +290,29 @@ class EngineHandle:
 
     async def find_prefix(self, prompt_ids: tuple[int, ...], adapter: str | None = None, *, look: bool = False) -> int:
         """How many tokens of a prompt, of a request without a salt, need not be computed; `look` finds out first what
-        other engines have left. Raises Unavailable unless the engine is ready and stays so.
+        other engines have shared. Raises Unavailable unless the engine is ready and stays so.
         """
-        return await self._ask(FindPrefix(self._num_asked, prompt_ids, adapter, look))
-
-    async def offer_prefix(self, prompt_ids: tuple[int, ...], adapter: str | None = None) -> int:
-        """Leaves a prompt to other engines, as far as it is computed. Returns how many of its tokens they find. Raises
-        Unavailable unless the engine is ready and stays so.
-        """
-        return await self._ask(OfferPrefix(self._num_asked, prompt_ids, adapter))
-
-    def offer_all(self) -> None:
-        """Has all prefixes left to other engines, beside what there is to do."""
-        if self.state is State.READY:
-            self._send(OfferAll())
-
-    async def _ask(self, question: FindPrefix | OfferPrefix) -> int:
         if self.state is not State.READY:
             raise self.unavailable()
         self._num_asked += 1
+        question = FindPrefix(self._num_asked, prompt_ids, adapter, look)
         answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._asked[question.id] = answer
         self._send(question)
         try:
             return await answer
         finally:
-            self._asked.pop(question.id, None)
+            del self._asked[question.id]
+
+    async def offer_all(self) -> None:
+        """Shares all prefixes with other engines, beside what there is to do. Returns when there is no more to share,
+        or no engine.
+        """
+        if self.state is State.READY and self.config.kv_shared is not None:
+            if self._all_offered is None:
+                self._all_offered = asyncio.get_running_loop().create_future()
+                self._send(OfferAll())
+            await asyncio.wait([self._all_offered])
 
     async def profile(self, path: str, *, seconds: float, max_steps: int) -> Profiled:
         """Profiles the engine into a new file, for so long or so many steps, whichever ends first.
@@ -501,9 +512,14 @@ class EngineHandle:
             case Refused(request_id=request_id, message=text, param=param):
                 if (stream := self._streams.get(request_id)) is not None:
                     stream.fail(BadRequest(text, param=param))
-            case PrefixTold(id=id, num_tokens=num_tokens):
-                if (answer := self._asked.get(id)) is not None and not answer.done():
-                    answer.set_result(num_tokens)
+            case PrefixFound(id=id, num_tokens=num_tokens):
+                _settle(self._asked.get(id), num_tokens)
+            case Offered(request_id=request_id, num_tokens=num_tokens):
+                self._idle_seconds = 0.0
+                _settle(self._offers.get(request_id), num_tokens)
+            case AllOffered():
+                _settle(self._all_offered, None)
+                self._all_offered = None
             case Profiled(path=path):
                 # Writing it may have taken longer than any step.
                 self._idle_seconds = 0.0
@@ -554,7 +570,7 @@ class EngineHandle:
                 if self._idle_seconds > self.load_stall_seconds:
                     self._give_up_loading()
                 continue
-            if not self._streams:
+            if not self._streams and not self._asked:
                 continue
             self._idle_seconds += _WATCH_SECONDS
             if self._idle_seconds > self._stall_limit:
@@ -583,9 +599,13 @@ class EngineHandle:
         self._held_back.clear()
         for stream in list(self._streams.values()):
             stream.fail(Unavailable(message))
-        for answer in self._asked.values():
+        for answer in (*self._asked.values(), *self._offers.values()):
             if not answer.done():
                 answer.set_exception(Unavailable(message))
+                # Nobody may be waiting for it.
+                answer.exception()
+        _settle(self._all_offered, None)
+        self._all_offered = None
         while self._profiles:
             self._profiles.popitem()[1].set_exception(Unavailable(message))
 
@@ -600,6 +620,11 @@ class EngineHandle:
     def _kill(self) -> None:
         if self._process is not None and self._process.returncode is None:
             kill_group(self._process)
+
+
+def _settle(answer: "asyncio.Future[_T] | None", result: _T) -> None:
+    if answer is not None and not answer.done():
+        answer.set_result(result)
 
 
 def _submission(request: Request) -> bytes:

@@ -43,25 +43,17 @@ class Abort(Message, frozen=True):
 
 
 class FindPrefix(Message, frozen=True):
-    """How much of a prompt, of a request without a salt, is cached or in lower tiers? The answer is PrefixTold."""
+    """How much of a prompt, of a request without a salt, is cached or in lower tiers? The answer is PrefixFound."""
 
     id: int
     prompt_ids: tuple[int, ...]
     adapter: str | None = None
     look: bool = False
-    """Whether to look first for what other engines have left."""
-
-
-class OfferPrefix(Message, frozen=True):
-    """Leave a prompt to other engines, as far as it is computed. The answer is PrefixTold, with what they find."""
-
-    id: int
-    prompt_ids: tuple[int, ...]
-    adapter: str | None = None
+    """Whether to look first for what other engines have shared."""
 
 
 class OfferAll(Message, frozen=True):
-    """Leave all prefixes to other engines, beside what there is to do."""
+    """Share all prefixes with other engines, beside what there is to do. The answer is AllOffered."""
 
 
 class StartProfile(Message, frozen=True):
@@ -163,6 +155,8 @@ class Heartbeat(Message, frozen=True):
     pages_host: int = 0
     """Pages with a copy in host memory, and pages on disk."""
     pages_disk: int = 0
+    pages_shared: int = 0
+    """Pages that other engines find as well."""
     writing: bool = False
     """Whether no step is taken because a profile is being written."""
 
@@ -188,9 +182,21 @@ class Refused(Message, frozen=True):
     param: str | None = None
 
 
-class PrefixTold(Message, frozen=True):
+class PrefixFound(Message, frozen=True):
     id: int
     num_tokens: int
+
+
+class Offered(Message, frozen=True):
+    """The prompt of a request that has ended is shared, as far as it could be."""
+
+    request_id: int
+    num_tokens: int
+    """How many of its tokens other engines find."""
+
+
+class AllOffered(Message, frozen=True):
+    """There is no more to share."""
 
 
 class Profiled(Message, frozen=True):
@@ -203,9 +209,21 @@ class Profiled(Message, frozen=True):
     """Why there is no such file."""
 
 
-ToEngine = Boot | Submit | Abort | FindPrefix | OfferPrefix | OfferAll | StartProfile | EndProfile | Stop
+ToEngine = Boot | Submit | Abort | FindPrefix | OfferAll | StartProfile | EndProfile | Stop
 FromEngine = (
-    Logged | Located | Loading | Ready | Following | LoadFailed | Heartbeat | Stepped | Refused | PrefixTold | Profiled
+    Logged
+    | Located
+    | Loading
+    | Ready
+    | Following
+    | LoadFailed
+    | Heartbeat
+    | Stepped
+    | Refused
+    | PrefixFound
+    | Offered
+    | AllOffered
+    | Profiled
 )
 
 _encoder = msgspec.msgpack.Encoder()

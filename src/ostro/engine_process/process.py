@@ -36,6 +36,7 @@ from ostro.engine_process.faults import Faults
 from ostro.engine_process.messages import (
     LENGTH,
     Abort,
+    AllOffered,
     Boot,
     EndProfile,
     FindPrefix,
@@ -47,8 +48,8 @@ from ostro.engine_process.messages import (
     Located,
     ModelInfo,
     OfferAll,
-    OfferPrefix,
-    PrefixTold,
+    Offered,
+    PrefixFound,
     Profiled,
     Ready,
     Refused,
@@ -138,6 +139,8 @@ class EngineLoop:
         self._compiler = ConstraintCompiler(grammars, inbox.put)
         # Id of a request whose constraint is being compiled -> its choices that were aborted meanwhile.
         self._compiling: dict[int, list[int]] = {}
+        # Requests whose prompts are shared when they end.
+        self._sharing: dict[int, Request] = {}
         # Whether a profile is being written.
         self._writing = False
         self._heartbeat_lock = threading.Lock()
@@ -156,6 +159,11 @@ class EngineLoop:
         self.faults.before_step(self.core.scheduler.counters.steps)
         if progress := self.core.step(lambda: self._tell_course(began)):
             self.channel.send(Stepped(progress))
+            if self._sharing:
+                # At once: the next step may evict what nobody uses any more.
+                for each in progress:
+                    if each.finish_reason is not None and (request := self._sharing.pop(each.request_id, None)):
+                        self._offer(request)
 
     def _tell_course(self, began: float) -> None:
         """Reports which requests started or were preempted. Before the step is computed, since it may take long."""
@@ -180,11 +188,9 @@ class EngineLoop:
                 case FindPrefix(look=True):
                     self.core.look(partial(self.inbox.put, msgspec.structs.replace(message, look=False)))
                 case FindPrefix(id=id, prompt_ids=prompt_ids, adapter=adapter):
-                    self._tell_prefix(id, self.core.num_found(prompt_ids, adapter))
-                case OfferPrefix(id=id, prompt_ids=prompt_ids, adapter=adapter):
-                    self.core.offer(prompt_ids, adapter, partial(self._tell_prefix, id))
+                    self.channel.send(PrefixFound(id, self.core.num_found(prompt_ids, adapter)))
                 case OfferAll():
-                    self.core.offer_all()
+                    self.core.offer_all(lambda: self.channel.send(AllOffered()))
                 case StartProfile(path=path, max_steps=max_steps):
                     self._start_profile(path, max_steps)
                 case EndProfile():
@@ -221,6 +227,7 @@ class EngineLoop:
             self.core.abort(request.id, choice)
 
     def _abort(self, request_id: int, choice: int | None) -> None:
+        self._sharing.pop(request_id, None)
         if request_id not in self._compiling:
             self.core.abort(request_id, choice)
         elif choice is None:
@@ -233,9 +240,14 @@ class EngineLoop:
             self.core.add(request, prototype)
         except BadRequest as error:
             self._refuse(request, error)
+        else:
+            if request.shares_prompt:
+                self._sharing[request.id] = request
 
-    def _tell_prefix(self, id: int, num_tokens: int) -> None:
-        self.channel.send(PrefixTold(id, num_tokens))
+    def _offer(self, request: Request) -> None:
+        self.core.offer(
+            request.prompt_ids, request.adapter, lambda num_tokens: self.channel.send(Offered(request.id, num_tokens))
+        )
 
     def _refuse(self, request: Request, error: OstroError) -> None:
         self.channel.send(Refused(request.id, error.message, error.param))
@@ -288,6 +300,7 @@ class EngineLoop:
             writing=self._writing,
             pages_host=usage.host,
             pages_disk=usage.disk,
+            pages_shared=usage.shared,
         )
 
 

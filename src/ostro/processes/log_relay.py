@@ -38,7 +38,9 @@ class _Relay(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         try:
             exception = None if not record.exc_info else self._format_exception(record.exc_info)
-            line = Logged(record.name, record.levelno, record.getMessage(), exception)
+            # File names may have characters that no message can carry.
+            text = record.getMessage().encode(errors="backslashreplace").decode()
+            line = Logged(record.name, record.levelno, text, exception)
         except Exception:  # noqa: BLE001  like logging's own handlers: a line that cannot be formatted stops nobody
             self.handleError(record)
         else:

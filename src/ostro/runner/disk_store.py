@@ -7,7 +7,8 @@ from functools import partial
 from typing import Protocol
 
 from ostro.engine.page_store import Arrival, Fetch, Move, Offer, Spill, Store
-from ostro.runner.page_disk import Bytes, PageDisk
+from ostro.runner.page_disk import PageDisk
+from ostro.runner.page_file import Bytes
 
 
 class HostPages(Protocol):
@@ -15,16 +16,24 @@ class HostPages(Protocol):
         """A view of a page's memory."""
 
 
-class DiskStore:
-    num_slots = 0
+class OverDisk:
+    """The part of a PageStore that asks a disk."""
 
-    def __init__(self, pages: HostPages, disk: PageDisk, *, outlives: bool) -> None:
+    def __init__(self, disk: PageDisk, *, outlives: bool) -> None:
         """`outlives` if the disk is for the next engine as well."""
-        self._pages, self._disk, self._outlives = pages, disk, outlives
+        self._disk, self._outlives = disk, outlives
+
+    @property
+    def has_disk(self) -> bool:
+        return bool(self._disk.num_records)
 
     @property
     def on_disk(self) -> int:
         return len(self._disk)
+
+    @property
+    def num_shared(self) -> int:
+        return self._disk.num_shared
 
     def holds(self, digest: bytes) -> bool:
         return self._disk.holds(digest)
@@ -38,6 +47,14 @@ class DiskStore:
 
     def look(self, done: Callable[[], None]) -> None:
         self._disk.look(done)
+
+
+class DiskStore(OverDisk):
+    num_slots = 0
+
+    def __init__(self, pages: HostPages, disk: PageDisk, *, outlives: bool) -> None:
+        super().__init__(disk, outlives=outlives)
+        self._pages = pages
 
     @property
     def under_way(self) -> Collection[int]:

@@ -1,6 +1,6 @@
 """Pages on disk by their digests: which there are, and a thread that reads and writes them. Knows no engine.
 
-Some are in this engine's own file, others in bundles that engines leave to one another; either may be missing.
+Some are in this engine's own file, others in bundles that engines share; either may be missing.
 
 Jobs are done in the order in which they were given, so that a page that is still being written can already be read.
 The index belongs to the caller's thread: what the other finds out, it tells in `ended`.
@@ -18,20 +18,15 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-
 from ostro.runner.page_bundles import PageBundles
-from ostro.runner.page_file import PageFile
-
-Bytes = npt.NDArray[np.uint8]
+from ostro.runner.page_file import Bytes, PageFile
 
 # Pages that wait to be written take up to so much memory, but at least a few; others are dropped then.
 _MOST_WAITING = 256 << 20
 _FEWEST_WAITING = 8
-# How often a thread that has nothing to do looks for new bundles.
+# How often to look for new bundles.
 _LOOK_SECONDS = 0.5
-# Pages that are left to others when an engine ends are in bundles of this size: whoever ends it may be in a hurry.
+# Pages that are shared when an engine ends are in bundles of this size: whoever ends it may be in a hurry.
 _BUNDLE_BYTES = 64 << 20
 # The thread's priority: a tenth of a core where steps want all of it.
 _NICE = 10
@@ -61,6 +56,8 @@ class _Offer(NamedTuple):
 
 
 class _Look(NamedTuple):
+    """Somebody waits for what he knows to be there."""
+
     done: Callable[[], None]
 
 
@@ -94,6 +91,7 @@ class PageDisk:
         """Pages that can wait to be written."""
         self._room = threading.Semaphore(self.most_waiting)
         self._is_failing = self._is_blind = False
+        self._look_at = 0.0
         self.under_way: set[int] = set()
         """Tickets of reads and offers that `ended` has not returned."""
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
@@ -102,13 +100,13 @@ class PageDisk:
         self._thread.start()
 
     def __len__(self) -> int:
-        """Pages of its own, and those in bundles."""
-        return len(self._index) + (0 if self._bundles is None else len(self._bundles))
-
-    @property
-    def num_kept(self) -> int:
         """Pages of its own."""
         return len(self._index)
+
+    @property
+    def num_shared(self) -> int:
+        """Pages in bundles."""
+        return 0 if self._bundles is None else len(self._bundles)
 
     @property
     def shares(self) -> bool:
@@ -169,14 +167,14 @@ class PageDisk:
         self._jobs.put(_Read(ticket, tuple(zip(records, digests, into, strict=False))))
 
     def offer(self, ticket: int, pages: Sequence[tuple[bytes, Bytes]], done: Callable[[], None] = lambda: None) -> None:
-        """Begins to leave pages to others; `ended` tells how many it has left. Calls `done`, in another thread, when
-        the bytes are not needed any more.
+        """Begins to share pages; `ended` tells how many it has. Calls `done`, in another thread, when the bytes are not
+        needed any more.
         """
         self.under_way.add(ticket)
         self._jobs.put(_Offer(ticket, tuple(pages), done))
 
     def offer_all(self, pages: Sequence[tuple[bytes, Callable[[], Bytes]]]) -> None:
-        """Has those pages left to others that are not there yet, in bundles, the first of them first."""
+        """Shares those pages that are not yet, in bundles, the first of them first."""
         each = max(1, min(self.most_waiting, _BUNDLE_BYTES // self.page_bytes))
         fresh = [(digest, page) for digest, page in pages if not self.is_shared(digest)]
         for at in range(0, len(fresh), each):
@@ -206,13 +204,13 @@ class PageDisk:
         return ended
 
     def close(self, hot: Sequence[tuple[bytes, Callable[[], Bytes]]] = (), *, outlives: bool = False) -> None:
-        """Leaves the pages that are hot to others, and if the file outlives this process, to the next one. Waits until
-        all is written.
+        """Keeps the pages that are hot, if the file outlives this process, and shares them. Waits until all is
+        written.
         """
-        if self.shares:
-            self.offer_all(hot)
         if outlives:
             self.write_all(hot)
+        if self.shares:
+            self.offer_all(hot)
         self._jobs.put(None)
         self._thread.join()
         if self._file is not None:
@@ -236,22 +234,30 @@ class PageDisk:
                 case _Offer():
                     self._offer(job)
                 case _Look():
-                    self._look()
+                    self._look(thoroughly=True)
                     job.done()
 
     def _next_job(self) -> _Job | None:
-        while self._bundles is not None:
-            with suppress(Empty):
-                return self._jobs.get(timeout=_LOOK_SECONDS)
-            self._look()
-        return self._jobs.get()
+        """Between two of them, looks for new bundles now and then."""
+        if self._bundles is None:
+            return self._jobs.get()
+        while True:
+            try:
+                job = self._jobs.get(timeout=max(0.001, self._look_at - time.monotonic()))
+            except Empty:
+                self._look()
+                continue
+            if time.monotonic() > self._look_at:
+                self._look()
+            return job
 
-    def _look(self) -> None:
+    def _look(self, *, thoroughly: bool = False) -> None:
         if self._bundles is None:
             return
+        self._look_at = time.monotonic() + _LOOK_SECONDS
         try:
-            self._bundles.look()
-        except OSError as error:
+            self._bundles.look(thoroughly=thoroughly)
+        except Exception as error:  # noqa: BLE001  without this thread, every read would wait for ever
             if not self._is_blind:
                 _log.warning("prefixes of other engines are not found: %s", error)
             self._is_blind = True
@@ -264,7 +270,7 @@ class PageDisk:
             if self._bundles is not None:
                 num_written = self._bundles.write(job.pages)
         except Exception:  # noqa: BLE001  whatever it is, somebody waits for the answer
-            _log.exception("pages could not be left to other engines")
+            _log.exception("pages could not be shared")
         job.done()
         if job.ticket is not None:
             self._ended.put(Ended(job.ticket, num_written, (), time.perf_counter() - began))
@@ -273,7 +279,9 @@ class PageDisk:
         began = time.perf_counter()
         for at, (record, digest, into) in enumerate(job.wanted):
             if not self._is_right(record, digest, into):
-                return Ended(job.ticket, at, (digest,), time.perf_counter() - began)
+                # A bundle may have made room for others: that is no damage.
+                lost = () if record is None else (digest,)
+                return Ended(job.ticket, at, lost, time.perf_counter() - began)
         return Ended(job.ticket, len(job.wanted), (), time.perf_counter() - began)
 
     def _is_right(self, record: int | None, digest: bytes, into: Bytes) -> bool:

@@ -11,14 +11,19 @@ another model or format, or one that others can write, is not used at all.
 import fcntl
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from struct import Struct
 from typing import NamedTuple
 from zlib import crc32
 
+import numpy as np
+import numpy.typing as npt
+
 from ostro.file_trust import why_untrusted
+
+Bytes = npt.NDArray[np.uint8]
 
 _MAGIC = b"ostro pages 2\n\0\0"
 # CRC-32, as file systems have it: cryptographic digests take longer than reading, and detect no forger who can write
@@ -28,7 +33,8 @@ _CHECKSUM = Struct("<I")
 _HEADER = Struct("<16s32sQ")
 _HEADER_BYTES = 4096
 # Digest, order; then a checksum of these, and one of these and of the page.
-_RECORD = Struct("<32sQ")
+_DIGEST_BYTES = 32
+_RECORD = Struct(f"<{_DIGEST_BYTES}sQ")
 _RECORD_BYTES = 128
 
 
@@ -95,6 +101,23 @@ class PageFile:
         head = _head(_RECORD.pack(digest, order), page)
         if os.pwritev(self._descriptor, [head, page], self._offset(record)) != self._stride:
             raise OSError("the disk took only a part of a page")
+
+    def write_index(self, digests: Sequence[bytes]) -> None:
+        """Ends the file, whose records have these digests: who opens it later need not look at each of them."""
+        index = b"".join(digests)
+        os.pwrite(self._descriptor, index + _sum_of(index), self._offset(len(digests)))
+
+    def read_index(self) -> tuple[bytes, ...] | None:
+        """The digests of its records; None if the file does not end with a whole index of all that is in it."""
+        size = os.fstat(self._descriptor).st_size - _HEADER_BYTES - _CHECKSUM.size
+        num_records, rest = divmod(size, self._stride + _DIGEST_BYTES)
+        if num_records < 0 or rest or num_records > self.num_records:
+            return None
+        found = os.pread(self._descriptor, num_records * _DIGEST_BYTES + _CHECKSUM.size, self._offset(num_records))
+        index = found[: num_records * _DIGEST_BYTES]
+        if found != index + _sum_of(index):
+            return None
+        return tuple(index[at : at + _DIGEST_BYTES] for at in range(0, len(index), _DIGEST_BYTES))
 
     @property
     def _stride(self) -> int:
@@ -170,8 +193,8 @@ def pages_within(limit: int, page_bytes: int) -> int:
 
 
 def file_bytes(num_pages: int, page_bytes: int) -> int:
-    """The size of a file that has so many pages."""
+    """The size of a file that has so many pages, without an index."""
     return _HEADER_BYTES + num_pages * (_RECORD_BYTES + page_bytes)
 
 
-__all__ = ["Found", "PageFile", "PageFileUnusable", "file_bytes", "open_page_file", "pages_within"]
+__all__ = ["Bytes", "Found", "PageFile", "PageFileUnusable", "file_bytes", "open_page_file", "pages_within"]

@@ -24,8 +24,8 @@ from ostro.runner.disk_store import DiskStore, HostPages
 from ostro.runner.native.identity import model_facts
 from ostro.runner.native.runner import NativeRunner
 from ostro.runner.page_bundles import PageBundles
-from ostro.runner.page_disk import Bytes, PageDisk
-from ostro.runner.page_file import PageFile, PageFileUnusable, file_bytes, open_page_file
+from ostro.runner.page_disk import PageDisk
+from ostro.runner.page_file import Bytes, PageFile, PageFileUnusable, file_bytes, open_page_file
 from ostro.sources.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from ostro.sources.page_files import page_file_name, pages_root
 from ostro.version import __version__
@@ -196,7 +196,7 @@ def _open_disk(checkpoint: Checkpoint, config: EngineConfig, identity: bytes, pa
         return None
     disk = PageDisk(file, bundles)
     if config.kv_persist and disk.num_records:
-        _log.info("found %d cached pages on disk", disk.num_kept)
+        _log.info("found %d cached pages on disk", len(disk))
     return disk
 
 

@@ -50,7 +50,7 @@ class Job:
     respond: Callable[[Model, list[Completion]], WireModel]
     chunks: Callable[[Model, list[Completion]], Chunks] | None = None
     """For a stream: creates the writer of its events, given the completions that are being generated."""
-    finish: Callable[[Model, list[EngineRequest]], Awaitable[None]] | None = None
+    finish: Callable[[Sequence[Generation]], Awaitable[None]] | None = None
     """What is left to do once all completions have ended, before `respond`."""
 
 
@@ -80,7 +80,7 @@ class Answer(Response):
                         return
                     completions = await _all(ticket, generations)
                     if job.finish is not None:
-                        await ticket.within(job.finish(model, requests))
+                        await ticket.within(job.finish(generations))
                     response = await self._respond(model, completions)
                 finally:
                     _note_course(self._record, generations)

@@ -362,12 +362,17 @@ class Server:
             # Some requests may have arrived without being admitted yet.
             await asyncio.sleep(_ADMITTING_SECONDS)
         gate.drain()
-        # Those who take over find the prefixes while requests here still run.
-        models.offer_all()
         self._log.info("draining", requests=gate.num_inside, seconds=self._settings.drain_timeout)
         try:
-            await asyncio.wait_for(gate.emptied(), self._settings.drain_timeout)
+            async with asyncio.timeout(self._settings.drain_timeout):
+                # Those who take over find the prefixes while requests here still run.
+                sharing = asyncio.create_task(models.offer_all(), name="sharing prefixes")
+                await gate.emptied()
+                await sharing
         except TimeoutError:
+            if not gate.num_inside:
+                self._log.info("stopped before all prefixes were shared")
+                return 0
             self._log.warning("requests cut off", requests=gate.num_inside)
             return 1
         self._log.info("stopped")

@@ -149,6 +149,7 @@ _GAUGES: Sequence[tuple[str, str, Callable[[Heartbeat], float]]] = (
     ("ostro_pages_cached", "Pages of cached prefixes that are not in use.", lambda beat: beat.pages_cached),
     ("ostro_pages_host", "Pages of cached prefixes in host memory, below a GPU.", lambda beat: beat.pages_host),
     ("ostro_pages_disk", "Pages of cached prefixes on disk.", lambda beat: beat.pages_disk),
+    ("ostro_pages_shared", "Pages that other engines find as well.", lambda beat: beat.pages_shared),
 )
 _COUNTERS: Sequence[tuple[str, str, Callable[[Counters], float]]] = (
     ("vllm:num_preemptions", "Sequences that were preempted.", lambda totals: totals.preemptions),
@@ -159,7 +160,7 @@ _COUNTERS: Sequence[tuple[str, str, Callable[[Counters], float]]] = (
     ("ostro_pages_fetched_host", "Pages fetched from host memory.", lambda totals: totals.fetched_pages),
     ("ostro_pages_fetched_disk", "Pages fetched from disk.", lambda totals: totals.fetched_disk_pages),
     ("ostro_pages_lost", "Pages on disk that were found damaged.", lambda totals: totals.lost_pages),
-    ("ostro_pages_offered", "Pages left to other engines.", lambda totals: totals.offered_pages),
+    ("ostro_pages_offered", "Pages shared with other engines.", lambda totals: totals.offered_pages),
     ("ostro_remote_prefills", "Prompts that another server was to compute.", lambda totals: totals.remote_prefills),
     ("ostro_remote_prefills_failed", "Those that it did not compute.", lambda totals: totals.failed_prefills),
     ("ostro_page_fetch_seconds", "Time that fetching pages took.", lambda totals: totals.fetch_seconds),

@@ -69,10 +69,9 @@ class Models:
             self._beginning.cancel()
         await self.pool.stop()
 
-    def offer_all(self) -> None:
-        """Has all models' cached prefixes left to other servers, if they share any."""
-        for _, service in self.loaded():
-            service.offer_all()
+    async def offer_all(self) -> None:
+        """Shares all models' cached prefixes with other servers, if the settings say so."""
+        await asyncio.gather(*(service.offer_all() for _, service in self.loaded()))
 
     @asynccontextmanager
     async def use(self, name: str) -> AsyncIterator[Model]:

@@ -1,4 +1,4 @@
-"""Has another server compute long prompts, and leave their keys and values where this server's engine finds them.
+"""Has another server compute long prompts, and share their keys and values with this server's engine.
 
     engine: how much is cached? ──> POST /prefill ──> engine: look ──> the request is submitted, and finds its prompt
 
@@ -14,10 +14,13 @@ import msgspec
 
 from ostro.engine.request import Request, Task
 from ostro.engine_process.handle import EngineHandle
+from ostro.errors import Unavailable
 
 _CONNECT_SECONDS = 2.0
 # After a failure prompts are computed here for so long, so that not each of them waits for the next one.
 _PAUSE_SECONDS = 5.0
+# Statuses that are about one request, not about the server.
+_OF_THE_REQUEST = (400, 404, 413, 422)
 
 _log = logging.getLogger(__name__)
 
@@ -31,39 +34,36 @@ class RemotePrefill:
         """
         self._url = url.rstrip("/")
         self._model, self._min_tokens = model, min_tokens
-        self._headers = {"Content-Type": "application/json"} | (
-            {} if key is None else {"Authorization": f"Bearer {key}"}
-        )
-        self._timeout = httpx.Timeout(seconds, connect=min(seconds, _CONNECT_SECONDS))
+        self._headers = {"Content-Type": "application/json"}
+        if key is not None:
+            self._headers["Authorization"] = f"Bearer {key}"
         self._seconds = seconds
         self._client: httpx.AsyncClient | None = None
         self._not_before = 0.0
         self._is_failing = False
 
     async def ask(self, handle: EngineHandle, request: Request) -> None:
-        """Returns once the engine can find as much of the prompt as it ever will. Raises Unavailable if the engine is
-        not ready.
-        """
+        """Returns once the engine can find as much of the prompt as it ever will, or it is to be computed here."""
         if not self._is_suitable(request) or time.monotonic() < self._not_before:
             return
-        ids, adapter = request.prompt_ids, request.adapter
-        if len(ids) - await handle.find_prefix(ids, adapter) < self._min_tokens:
-            return
-        handle.counters.remote_prefills += 1
         try:
             async with asyncio.timeout(self._seconds):
-                await self._post(ids, adapter)
-        except (httpx.HTTPError, TimeoutError, _Refused) as error:
-            handle.counters.failed_prefills += 1
-            self._not_before = time.monotonic() + _PAUSE_SECONDS
-            if not self._is_failing:
-                _log.warning("%s computes no prompts (%s): they are computed here", self._url, _reason(error))
-            self._is_failing = True
+                if len(request.prompt_ids) - await _found(handle, request) < self._min_tokens:
+                    return
+                handle.counters.remote_prefills += 1
+                await self._post(request)
+                if len(request.prompt_ids) - await _found(handle, request, look=True) >= self._min_tokens:
+                    raise _Failed("what it has computed is not found: compare kv_shared and all other settings")
+        except Unavailable:
+            # Of this server's engine: submitting the request tells.
             return
-        if self._is_failing:
-            _log.info("%s computes prompts again", self._url)
-        self._is_failing = False
-        await handle.find_prefix(ids, adapter, look=True)
+        except Exception as error:  # noqa: BLE001  whatever it is, the prompt can be computed here
+            handle.counters.failed_prefills += 1
+            self._note(error)
+        else:
+            if self._is_failing:
+                _log.info("%s computes prompts again", self._url)
+            self._is_failing = False
 
     async def close(self) -> None:
         if self._client is not None:
@@ -78,18 +78,31 @@ class RemotePrefill:
             and len(request.prompt_ids) >= self._min_tokens
         )
 
-    async def _post(self, ids: tuple[int, ...], adapter: str | None) -> None:
+    async def _post(self, request: Request) -> None:
         if self._client is None:
-            self._client = httpx.AsyncClient(timeout=self._timeout)
-        body = msgspec.json.encode({"model": adapter or self._model, "prompts": [ids]})
-        response = await self._client.post(f"{self._url}/prefill", content=body, headers=self._headers)
-        if response.status_code != httpx.codes.OK:
-            raise _Refused(f"status {response.status_code}")
+            # No proxy from the environment: prompts and the key are for that server alone.
+            timeout = httpx.Timeout(self._seconds, connect=min(self._seconds, _CONNECT_SECONDS))
+            self._client = httpx.AsyncClient(timeout=timeout, trust_env=False)
+        body = msgspec.json.encode({"model": request.adapter or self._model, "prompts": [request.prompt_ids]})
+        # The answer's body is not read: what counts is what is found.
+        async with self._client.stream("POST", f"{self._url}/prefill", content=body, headers=self._headers) as response:
+            if response.status_code != httpx.codes.OK:
+                raise _Failed(f"status {response.status_code}", pauses=response.status_code not in _OF_THE_REQUEST)
+
+    def _note(self, error: Exception) -> None:
+        if not isinstance(error, _Failed) or error.pauses:
+            self._not_before = time.monotonic() + _PAUSE_SECONDS
+        if not self._is_failing:
+            reason = str(error) or type(error).__name__
+            _log.warning("%s computes no prompts for this server (%s): they are computed here", self._url, reason)
+        self._is_failing = True
 
 
-class _Refused(Exception):
-    pass
+class _Failed(Exception):
+    def __init__(self, reason: str, *, pauses: bool = True) -> None:
+        super().__init__(reason)
+        self.pauses = pauses
 
 
-def _reason(error: Exception) -> str:
-    return str(error) or type(error).__name__
+async def _found(handle: EngineHandle, request: Request, *, look: bool = False) -> int:
+    return await handle.find_prefix(request.prompt_ids, request.adapter, look=look)

@@ -73,6 +73,12 @@ class Generation:
         """When the engine's first step with it began, by the same clock."""
         return None if self._stream is None else self._stream.began
 
+    async def offered(self) -> int:
+        """How many tokens of the prompt of a request that `shares_prompt`, and has ended, other engines find."""
+        assert self._stream is not None
+        assert self._stream.offered is not None
+        return await self._stream.offered
+
     @property
     def preemptions(self) -> int:
         return 0 if self._stream is None else self._stream.preemptions
@@ -237,15 +243,9 @@ class ModelService:
         if self._frontend is not None:
             self._frontend.close()
 
-    async def offer(self, request: Request) -> int:
-        """Leaves the prompt of a request that has ended to other engines. Returns how many of its tokens they find."""
-        if request.cache_salt:
-            return 0
-        return await self._handle.offer_prefix(request.prompt_ids, request.adapter)
-
-    def offer_all(self) -> None:
-        """Has all cached prefixes left to other engines, if they share any, beside what there is to do."""
-        self._handle.offer_all()
+    async def offer_all(self) -> None:
+        """Shares all cached prefixes with other engines, if the settings say so, beside what there is to do."""
+        await self._handle.offer_all()
 
     async def profile(self, path: Path, *, seconds: float, max_steps: int) -> Profiled:
         """Profiles the engine into a file: see `EngineHandle.profile`."""

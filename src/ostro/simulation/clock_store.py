@@ -35,6 +35,10 @@ class ClockStore(Unshared):
         self._coming: list[tuple[float, int, Arrival]] = []
 
     @property
+    def has_disk(self) -> bool:
+        return bool(self._disk_pages)
+
+    @property
     def on_disk(self) -> int:
         return len(self._on_disk)
 

@@ -16,8 +16,10 @@ from dataclasses import dataclass
 from functools import partial
 
 from ostro.engine.page_store import Arrival, Fetch, Move, Offer, Spill, Store
+from ostro.runner.disk_store import OverDisk
 from ostro.runner.gpu.host_store import HostStore
-from ostro.runner.page_disk import Bytes, Ended, PageDisk
+from ostro.runner.page_disk import Ended, PageDisk
+from ostro.runner.page_file import Bytes
 
 # How often to ask whether pages that are offered have arrived in host memory.
 _POLL_SECONDS = 0.002
@@ -49,12 +51,13 @@ class _Offering:
     seconds: float = 0.0
 
 
-class HostDiskStore:
+class HostDiskStore(OverDisk):
     def __init__(self, host: HostStore, disk: PageDisk, *, num_slots: int, num_incoming: int, outlives: bool) -> None:
         """Of the host's slots the engine gets `num_slots`; the others are spare, or for pages from disk."""
         assert 0 < num_incoming < host.num_slots - num_slots
+        super().__init__(disk, outlives=outlives)
         self.num_slots = num_slots
-        self._host, self._disk, self._outlives = host, disk, outlives
+        self._host = host
         self._memory = list(range(num_slots))
         """By slot."""
         first_incoming = host.num_slots - num_incoming
@@ -70,23 +73,6 @@ class HostDiskStore:
         self._offers: deque[_Offering] = deque()
         """The first is under way, once there is spare memory for it."""
         self._arrived: list[Arrival] = []
-
-    @property
-    def on_disk(self) -> int:
-        return len(self._disk)
-
-    def holds(self, digest: bytes) -> bool:
-        return self._disk.holds(digest)
-
-    @property
-    def shares(self) -> bool:
-        return self._disk.shares
-
-    def is_shared(self, digest: bytes) -> bool:
-        return self._disk.is_shared(digest)
-
-    def look(self, done: Callable[[], None]) -> None:
-        self._disk.look(done)
 
     @property
     def under_way(self) -> Collection[int]:
@@ -124,8 +110,9 @@ class HostDiskStore:
         reading = (bool(self._waiting) or is_offering) and not self._on_host
         # What is offered may still be on its way to host memory, which nothing tells.
         wait = min(timeout, _POLL_SECONDS) if is_offering else timeout
+        offered = self._offers[0].offer.ticket if is_offering else None
         for ended in self._disk.ended(wait if reading else 0.0):
-            if is_offering and ended.ticket == self._offers[0].offer.ticket:
+            if ended.ticket == offered:
                 self._take_offered(ended)
             else:
                 self._take_read(ended)

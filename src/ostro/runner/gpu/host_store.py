@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ostro.engine.page_store import Arrival, Fetch, Move, Offer, Spill, Store, Unshared
 from ostro.runner.gpu.pinned import pinned, unpin
-from ostro.runner.page_disk import Bytes
+from ostro.runner.page_file import Bytes
 
 # Device memory for pages on their way: so many blocks out, and one in. A copy across the bus is of a page at a time.
 _BLOCKS = 4
@@ -47,6 +47,7 @@ class _UnderWay(NamedTuple):
 
 
 class HostStore(Unshared):
+    has_disk = False
     on_disk = 0
 
     def __init__(self, memory: Tensor, num_slots: int) -> None:

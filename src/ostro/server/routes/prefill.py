@@ -1,4 +1,7 @@
-"""POST /prefill: computes prompts, and leaves them to the engines of other servers."""
+"""POST /prefill: computes prompts, and shares them with the engines of other servers."""
+
+from collections.abc import Sequence
+from dataclasses import replace
 
 from fastapi import APIRouter
 from starlette.requests import Request
@@ -13,6 +16,7 @@ from ostro.server.api import Api
 from ostro.server.documentation import described
 from ostro.server.generation import Answer, Job
 from ostro.server.models import Model
+from ostro.server.service import Generation
 
 # No request can do without a token.
 _PARAMS = SamplingParams(max_tokens=1, temperature=0)
@@ -23,21 +27,22 @@ def router(api: Api) -> APIRouter:
 
     @routes.post("/prefill", **described(PrefillResponse, request=PrefillRequest))
     async def prefill(http: Request) -> Response:
-        """Computes prompts and leaves their keys and values to other servers. Needs `--role prefill`."""
+        """Computes prompts and shares their keys and values with other servers. Needs `--role prefill`."""
         request = await api.read(PrefillRequest, http)
         if not api.options.prefills:
             raise NotAllowed("This server computes no prompts for others. Start it with --role prefill.")
         found: list[int] = []
 
         async def prepare(model: Model) -> list[EngineRequest]:
-            return await model.service.prepare_all(request.prompts, _PARAMS, adapter=model.adapter)
+            prepared = await model.service.prepare_all(request.prompts, _PARAMS, adapter=model.adapter)
+            return [replace(each, shares_prompt=True) for each in prepared]
 
-        async def offer(model: Model, requests: list[EngineRequest]) -> None:
-            found.extend([await model.service.offer(each) for each in requests])
+        async def offered(generations: Sequence[Generation]) -> None:
+            found.extend([await each.offered() for each in generations])
 
         def respond(model: Model, completions: list[Completion]) -> WireModel:
             return PrefillResponse(num_tokens=found)
 
-        return Answer(api, http, Job(request.model, prepare, respond, finish=offer))
+        return Answer(api, http, Job(request.model, prepare, respond, finish=offered))
 
     return routes

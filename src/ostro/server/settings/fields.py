@@ -103,6 +103,13 @@ def _http_address(value: str) -> str:
     return value
 
 
+def _server_address(value: str) -> str:
+    parts = urlsplit(value)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.username is not None:
+        raise ValueError("write an address as http://HOST:PORT")
+    return value
+
+
 def _directory(path: Path) -> Path:
     """A directory that exists, or may be created later."""
     if path.exists() and not path.is_dir():
@@ -213,7 +220,7 @@ class ServeSettings(BaseSettings):
             "long prompts, and goes on from there. Both need kv_shared"
         ),
     )
-    prefill_url: Annotated[str, AfterValidator(_http_address)] | None = Field(
+    prefill_url: Annotated[str, AfterValidator(_server_address)] | None = Field(
         None, description="for role decode: the prefill server's address, such as http://prefill:8000"
     )
     prefill_key: Annotated[Secrets, Field(max_length=1)] = Field((), description="the API key for prefill_url")

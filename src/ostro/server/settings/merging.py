@@ -243,7 +243,8 @@ def _check_together(settings: ServeSettings) -> None:
 
 
 def _check_role(settings: ServeSettings) -> None:
-    if settings.role != "both" and settings.kv_shared is None:
+    owners = (settings, *map(settings.of_model, settings.model_settings))
+    if settings.role != "both" and all(each.kv_shared is None for each in owners):
         raise BadRequest(
             f"role {settings.role} needs kv_shared: the directory through which prompts are handed over. Set it to the "
             "same one on prefill and decode servers.",
