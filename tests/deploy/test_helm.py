@@ -1,7 +1,7 @@
 """The Helm chart: values against its schema; what Helm renders from them against Kubernetes' schemas, the
 kustomizations, KubeRay's manifests and the server.
 
-Schemas of custom resources are not to be had as packages; docs/deployment.md says what was checked by them.
+Schemas of custom resources are not available as packages; docs/deployment.md says what was checked by them.
 """
 
 import copy
@@ -13,6 +13,7 @@ import sys
 import tomllib
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import jsonschema
 import kubernetes_validate
@@ -26,11 +27,15 @@ from checkout import (
     known_variables,
     setting_variables,
 )
+from doc_pages import Command, all_blocks, commands
 from kustomization import render as render_kustomization
 
 from ostro.backends import check_together
 from ostro.ray.options import RayOptions, goes_direct, read_options
 from ostro.server.settings import ServeSettings, read_settings
+
+Values = dict[str, Any]
+Manifest = dict[str, Any]
 
 CHART = ROOT / "deploy" / "helm" / "ostro"
 EXAMPLES = {path.stem: path for path in sorted((ROOT / "deploy" / "helm" / "examples").iterdir())}
@@ -41,8 +46,12 @@ FOREIGN = {"InferencePool", "RayService", "ScaledObject", "ServiceMonitor"}
 SELECTING = {"Deployment", "InferencePool", "PodDisruptionBudget", "Service", "StatefulSet"}
 SECRET = {"apiKey": {"secret": "ostro"}, "hfToken": {"secret": "ostro"}}
 KEDA = {"by": "keda", "prometheus": "http://prometheus:9090"}
-Values = dict[str, Any]
-Manifest = dict[str, Any]
+RAY: Values = {
+    "kind": "RayService",
+    "rayService": {"cpus": 3, "operatorNamespace": "kuberay"},
+    "autoscaling": {"by": "none"},
+}
+SHARED: Values = {"sharedPages": {"claim": "ostro-pages"}}
 
 
 def values_of(path: Path) -> Manifest:
@@ -62,7 +71,31 @@ CASES: dict[str, Values] = {
         "imagePullSecrets": [{"name": "registry"}],
         "env": [{"name": "OSTRO_CACHE_LIMIT", "value": "15G"}],
     },
-    "no autoscaling": {"autoscaling": {"by": "none"}, "replicas": 3, "service": {"type": "LoadBalancer"}},
+    "no autoscaling": {"autoscaling": {"by": "none"}, "replicas": 3},
+    "outside with a key": {**SECRET, "service": {"type": "LoadBalancer"}},
+    "open to everyone": {"service": {"type": "NodePort", "withoutKey": True}},
+    "decode with a key": {**values_of(EXAMPLES["decode"]), "prefillKey": {"secret": "ostro"}},
+    "a prefix tier and traces": {
+        "settings": {
+            "kv_disk": "/cache/pages",
+            "kv_disk_size": "19.5GiB",
+            "otlp_endpoint": "http://collector.monitoring:4318/v1/traces",
+        },
+        "networkPolicy": {
+            "ingress": [{"from": [{"ipBlock": {"cidr": "10.0.0.0/8"}}]}],
+            "egress": [{"to": [{"ipBlock": {"cidr": "169.254.169.254/32"}}], "ports": [{"port": 80}]}],
+        },
+        "env": [{"name": "OSTRO_ADMIN_KEY", "valueFrom": {"secretKeyRef": {"name": "ostro", "key": "admin-key"}}}],
+    },
+    "texts that look like numbers": {
+        "kind": "StatefulSet",
+        "image": {"repository": "1234", "tag": "1e6"},
+        "cache": {"size": "20000000000", "storageClass": "1234"},
+        "apiKey": {"secret": "1234", "key": "1e6"},
+        "serviceMonitor": {"enabled": True, "labels": {"release": "1", "app.kubernetes.io/part-of": "2"}},
+        "sharedPages": {"claim": "1234"},
+        "autoscaling": KEDA,
+    },
     "deployment by keda": {"autoscaling": KEDA | {"waitingRequests": 2, "kvCachePercent": 65}},
     "claims of a class": {
         "kind": "StatefulSet",
@@ -70,11 +103,12 @@ CASES: dict[str, Values] = {
         "networkPolicy": {"enabled": False},
     },
     "ray with secrets": SECRET
+    | SHARED
     | {
         "kind": "RayService",
         "autoscaling": {"by": "none"},
         "replicas": 2,
-        "rayService": {"cpus": 3, "routing": "round_robin"},
+        "rayService": {"cpus": 3, "operatorNamespace": "kuberay", "routing": "round_robin"},
         "settings": {"request_timeout": 600},
         "env": [{"name": "HF_HUB_OFFLINE", "value": "1"}],
     },
@@ -86,7 +120,7 @@ REFUSED: dict[str, Values] = {
     "misspelt setting": {"settings": {"modle": "a"}},
     "a key that everyone could read": {"settings": {"api_key": "secret"}},
     "a port that probes do not ask": {"settings": {"port": 9000}},
-    "a directory that is read-only": {"settings": {"kv_disk": "/pages"}},
+    "a directory that is read-only": {"settings": {"kv_disk": "/pages", "kv_disk_size": "10G"}},
     "another kind": {"kind": "DaemonSet"},
     "hpa and keda": {"autoscaling": {"by": ["hpa", "keda"]}},
     "keda without prometheus": {"autoscaling": {"by": "keda"}},
@@ -97,29 +131,52 @@ REFUSED: dict[str, Values] = {
     "ray's settings elsewhere": {"rayService": {"cpus": 3}},
     "ray's autoscaler elsewhere": {"autoscaling": {"by": "ray"}},
     "ray without its settings": {"kind": "RayService", "autoscaling": {"by": "ray"}},
-    "ray by hpa": {"kind": "RayService", "rayService": {"cpus": 3}},
-    "ray by waiting requests": {
-        "kind": "RayService",
-        "rayService": {"cpus": 3},
-        "autoscaling": {"by": "ray", "waitingRequests": 4},
-    },
-    "ray's scaling without an autoscaler": {
-        "kind": "RayService",
-        "rayService": {"cpus": 3, "look_back": 5},
-        "autoscaling": {"by": "none"},
-    },
-    "a monitor of ray's pods": {
-        "kind": "RayService",
-        "rayService": {"cpus": 3},
-        "autoscaling": {"by": "ray"},
-        "serviceMonitor": {"enabled": True},
-    },
+    "ray by hpa": RAY | {"autoscaling": {"by": "hpa"}},
+    "ray by waiting requests": RAY | {"autoscaling": {"by": "ray", "waitingRequests": 4}},
+    "ray's scaling without an autoscaler": RAY | {"rayService": RAY["rayService"] | {"look_back": 5}},
+    "a monitor of ray's pods": RAY | {"serviceMonitor": {"enabled": True}},
+    "a role on ray": RAY | SHARED | {"settings": {"role": "prefill"}},
+    "ray's egress, which is open": RAY | {"networkPolicy": {"egress": [{}]}},
+    "an operator that is not admitted": RAY | {"rayService": {"cpus": 3}},
+    "an operator that is admitted anyway": RAY | {"networkPolicy": {"enabled": False}},
     "claims of a deployment": {"cache": {"storageClass": "fast"}},
     "cuda without gpus": {"settings": {"device": "cuda"}},
     "gpus without cuda": {"gpus": 1, "settings": {"device": "cpu"}},
+    "another device": {"settings": {"device": "cuda:0"}},
+    "a tpu": {"settings": {"device": "tpu"}},
+    "gpus beside their value": {"resources": {"limits": {"nvidia.com/gpu": "1"}}},
+    "memory of no size": {"resources": {"limits": {"memory": "much"}}},
+    "a cache of no size": {"cache": {"size": "abc"}},
+    "a setting of another type": {"settings": {"max_seq_len": "long"}},
+    "a setting that yaml takes for a boolean": {"settings": {"speculative": False}},
+    "a size that is none": {"settings": {"kv_memory": "2 apples"}},
+    "keys in a file": {"settings": {"api_key_file": "/cache/keys"}},
+    "a key in the environment": {"env": [{"name": "OSTRO_API_KEY", "value": "secret"}]},
+    "another key in the environment": {"env": [{"name": "OSTRO_ADMIN_KEY", "value": "secret"}]},
+    "a token in the environment": {"env": [{"name": "HF_TOKEN", "value": "secret"}]},
+    "a setting in the environment": {"env": [{"name": "OSTRO_PORT", "value": "9000"}]},
+    "a setting by its other name": {"env": [{"name": "PORT", "value": "9000"}]},
+    "prefixes on a disk of any size": {"kind": "StatefulSet", "settings": {"kv_persist": True}},
+    "a disk tier of any size": {"settings": {"kv_disk": "/cache/pages"}},
+    "the size of no disk tier": {"settings": {"kv_disk_size": "10G"}},
+    "prefixes that end with their pod": {"settings": {"kv_persist": True, "kv_disk_size": "10G"}},
+    "shared prefixes without a claim": {"settings": {"kv_shared": "/shared"}},
+    "shared prefixes elsewhere": SHARED | {"settings": {"kv_shared": "/cache/pages"}},
+    "shared prefixes of many gpus": SHARED | {"gpus": 2, "image": {"tag": "cuda"}},
+    "a role without a claim": {"settings": {"role": "prefill"}},
+    "decode without prefill": SHARED | {"settings": {"role": "decode"}},
+    "prefill by another": SHARED | {"settings": {"role": "prefill", "prefill_url": "http://prefill:8000"}},
+    "a key for no prefill server": SHARED | {"settings": {"role": "prefill"}, "prefillKey": {"secret": "ostro"}},
+    "outside without a key": {"service": {"type": "LoadBalancer"}},
+    "inside without a key": {"service": {"withoutKey": True}},
+    "rules of no policy": {"networkPolicy": {"enabled": False, "ingress": [{}]}},
     "labels of no monitor": {"serviceMonitor": {"labels": {"release": "prometheus"}}},
     "a picker of no pool": {"inferencePool": {"endpointPicker": {"name": "picker"}}},
     "a pool without a picker": {"inferencePool": {"enabled": True}, "settings": {"allowed_hosts": "a.example"}},
+    "a pool whose picker is null": {
+        **values_of(EXAMPLES["gateway"]),
+        "inferencePool": {"enabled": True, "endpointPicker": None},
+    },
     "a pool that no client can call": {"inferencePool": {"enabled": True, "endpointPicker": {"name": "picker"}}},
     "a pool whose metrics need a key": {
         **values_of(EXAMPLES["gateway"]),
@@ -238,18 +295,79 @@ def test_helm_refuses_them_too(name: str, helm: str, tmp_path: Path) -> None:
     assert "values don't meet the specifications of the schema" in ran.stderr
 
 
-@pytest.mark.parametrize("values", [{}, {"autoscaling": KEDA}, CASES["rayservice"]], ids=["hpa", "keda", "ray"])
-def test_the_most_pods_are_not_fewer_than_the_fewest(values: Values, helm: str, tmp_path: Path) -> None:
-    """A schema cannot compare numbers; the templates do."""
-    limits = values.get("autoscaling", {}) | {"minReplicas": 5, "maxReplicas": 3}
-    ran = run_helm(helm, tmp_path, values | {"autoscaling": limits}, "template", "ostro")
+# A schema cannot compare numbers; the templates do.
+UNEQUAL: dict[str, tuple[Values, str]] = {
+    "hpa": (
+        {"autoscaling": {"maxReplicas": 1}},
+        "maxReplicas is 1, and must not be lower than minReplicas, which is 2",
+    ),
+    "keda": (
+        {"autoscaling": KEDA | {"minReplicas": 9}},
+        "maxReplicas is 8, and must not be lower than minReplicas, which is 9",
+    ),
+    "ray": (
+        RAY | {"autoscaling": {"by": "ray", "minReplicas": 5, "maxReplicas": 3}},
+        "maxReplicas is 3, and must not be lower than minReplicas, which is 5",
+    ),
+    "prefixes and no room for a model": (
+        {"kind": "StatefulSet", "settings": {"kv_persist": True, "kv_disk_size": "20G"}},
+        "settings.kv_disk_size is 20G, and must be lower than cache.size, which is 20Gi",
+    ),
+    "as many bytes": (
+        {"settings": {"kv_disk": "/cache/pages", "kv_disk_size": 20 << 30}},
+        "must be lower than cache.size, which is 20Gi",
+    ),
+    "more devices than gpus": ({"gpus": 1, "settings": {"tensor_parallel": 4}}, "tensor_parallel is 4, and gpus is 1"),
+    "gpus that nothing uses": ({"gpus": 4, "settings": {"tensor_parallel": 2}}, "tensor_parallel is 2, and gpus is 4"),
+    "all cpus of a worker": (
+        RAY | {"rayService": RAY["rayService"] | {"cpus": 4}},
+        "rayService.cpus is 4: it must be more than half of a worker's CPUs, which are 4",
+    ),
+    "half of a worker's cpus": (
+        RAY | {"resources": {"limits": {"cpu": "6000m"}}},
+        "rayService.cpus is 3: it must be more than half of a worker's CPUs, which are 6",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", UNEQUAL)
+def test_numbers_that_do_not_fit_together_are_refused(name: str, helm: str, tmp_path: Path) -> None:
+    values, complaint = UNEQUAL[name]
+    assert complaints(values) == []
+    ran = run_helm(helm, tmp_path, values, "template", "ostro")
     assert ran.returncode != 0
-    assert "autoscaling.maxReplicas is 3, and must not be lower than minReplicas" in ran.stderr
+    assert complaint in ran.stderr
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        each
+        for block in all_blocks()
+        if block.language == "bash"
+        for each in commands(block)
+        if each.program == "helm" and each.words[1] in ("install", "upgrade")
+    ],
+    ids=lambda each: each.block.place,
+)
+def test_the_docs_commands_render(command: Command, helm: str, tmp_path: Path) -> None:
+    """What is installed, from the values that the command names."""
+    words = [word for word in command.words[2:] if word not in ("--create-namespace", "--reset-then-reuse-values")]
+    ran = subprocess.run(
+        [helm, "template", *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+        env={"HOME": str(tmp_path)},
+        timeout=60,
+    )
+    assert ran.returncode == 0, ran.stderr
 
 
 def test_rays_settings_are_those_that_the_chart_does_not_choose() -> None:
     chosen = {"config", "gpus", "replicas", "max_replicas", "ingress_replicas"}
-    own = {"version", "headResources"}
+    own = {"version", "operatorNamespace", "headResources"}
     assert set(SCHEMA["properties"]["rayService"]["properties"]) - own == set(RayOptions.model_fields) - chosen
 
 
@@ -281,6 +399,12 @@ def test_the_notes_name_the_service_and_say_if_it_is_open(helm: str, tmp_path: P
     assert "No API key is set" in notes({})
     assert "No API key is set" not in notes(SECRET)
     assert "port-forward service/mine-ostro-serve-svc 8000" in notes(CASES["rayservice"])
+    # Scrapers that follow annotations send no key.
+    scraped = "needs a Prometheus that scrapes the pods with the API key"
+    assert scraped in notes(SECRET | {"autoscaling": KEDA})
+    assert scraped not in notes({})
+    assert scraped not in notes(CASES["with secrets"])
+    assert scraped not in notes(SECRET | {"autoscaling": {"by": "none"}})
 
 
 # --- what comes of them ---------------------------------------------------------------------------------------------
@@ -310,7 +434,7 @@ def test_names_meet(manifests: list[Manifest]) -> None:
         assert {port["targetPort"] for port in service["spec"]["ports"]} <= set(ports[0])
     if (policy := any_of(manifests, "NetworkPolicy")) is not None:
         named = {port["port"] for rule in policy["spec"]["ingress"] for port in rule.get("ports", [])}
-        assert all(named <= set(each) for each in ports)
+        assert named <= {name for each in ports for name in each}
     if (pool := any_of(manifests, "InferencePool")) is not None:
         assert {port["number"] for port in pool["spec"]["targetPorts"]} == set(ports[0].values())
     if (monitor := any_of(manifests, "ServiceMonitor")) is not None:
@@ -385,7 +509,7 @@ def test_requests_under_way_have_time_to_end(helm: str, tmp_path: Path) -> None:
 
 
 def test_large_numbers_are_written_in_full(helm: str, tmp_path: Path) -> None:
-    settings = {"max_body_size": 100_000_000, "default_temperature": 0.5, "kv_persist": True, "model": "1e6"}
+    settings = {"max_body_size": 100_000_000, "default_temperature": 0.5, "ui": True, "model": "1e6"}
     data = only(rendered(helm, tmp_path, {"settings": settings}), "ConfigMap")["data"]
     written = [data[f"OSTRO_{name.upper()}"] for name in settings]
     assert written == ["100000000", "0.5", "true", "1e6"]
@@ -427,10 +551,107 @@ def test_pods_of_a_stateful_set_keep_their_cache(helm: str, tmp_path: Path) -> N
     assert variables(manifests, template)["OSTRO_KV_PERSIST"] == "true"
 
 
+def egress_ports(manifests: list[Manifest]) -> set[int]:
+    rules = only(manifests, "NetworkPolicy")["spec"]["egress"]
+    return {port["port"] for rule in rules for port in rule["ports"] if port.get("protocol", "TCP") == "TCP"}
+
+
+def test_prefill_and_decode_servers_meet(helm: str, tmp_path: Path) -> None:
+    prefill, decode = (rendered(helm, tmp_path, CASES[name], release=name) for name in ("prefill", "decode"))
+    service = only(prefill, "Service")
+    told = variables(decode, templates(decode)[0])
+    url = urlsplit(told["OSTRO_PREFILL_URL"])
+    assert (url.hostname, url.port) == (service["metadata"]["name"], service["spec"]["ports"][0]["port"])
+    assert url.port in egress_ports(decode)
+    assert url.port not in egress_ports(prefill)
+    # Without a key a server answers to names that it knows.
+    assert url.hostname in variables(prefill, templates(prefill)[0])["OSTRO_ALLOWED_HOSTS"].split(",")
+    for manifests in (prefill, decode):
+        [template] = templates(manifests)
+        [volume] = [each for each in template["spec"]["volumes"] if "persistentVolumeClaim" in each]
+        assert volume["persistentVolumeClaim"]["claimName"] == "ostro-pages"
+        [place] = [each["mountPath"] for each in container(template)["volumeMounts"] if each["name"] == volume["name"]]
+        assert variables(manifests, template)["OSTRO_KV_SHARED"] == place
+
+
+def test_the_key_of_a_prefill_server_comes_from_a_secret(helm: str, tmp_path: Path) -> None:
+    manifests = rendered(helm, tmp_path, CASES["decode with a key"])
+    told = variables(manifests, templates(manifests)[0])
+    assert told["OSTRO_PREFILL_KEY"] == {"secretKeyRef": {"name": "ostro", "key": "api-key"}}
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "port"),
+    [("http://collector:4318/v1/traces", 4318), ("https://collector.example", 443), ("http://collector", 80)],
+)
+def test_traces_reach_their_collector(endpoint: str, port: int, helm: str, tmp_path: Path) -> None:
+    found = egress_ports(rendered(helm, tmp_path, {"settings": {"otlp_endpoint": endpoint}}))
+    assert found == {53, 443, port}
+
+
+def test_rules_of_ones_own_are_added_to_the_policy(helm: str, tmp_path: Path) -> None:
+    given = CASES["a prefix tier and traces"]["networkPolicy"]
+    spec = only(rendered(helm, tmp_path, CASES["a prefix tier and traces"]), "NetworkPolicy")["spec"]
+    assert (spec["ingress"][1:], spec["egress"][1:]) == (given["ingress"], given["egress"])
+
+
+def test_a_service_for_the_outside_is_open_to_it(helm: str, tmp_path: Path) -> None:
+    inside, outside = (
+        only(rendered(helm, tmp_path, CASES[name]), "NetworkPolicy")["spec"]["ingress"]
+        for name in ("defaults", "outside with a key")
+    )
+    assert [set(rule) for rule in inside] == [{"from", "ports"}]
+    assert [set(rule) for rule in outside] == [{"ports"}]
+
+
+def test_only_the_operator_gets_to_rays_dashboard(helm: str, tmp_path: Path) -> None:
+    rules = only(rendered(helm, tmp_path, RAY), "NetworkPolicy")["spec"]["ingress"]
+    [rule] = [rule for rule in rules if "dashboard" in {port["port"] for port in rule.get("ports", [])}]
+    [sender] = rule["from"]
+    assert sender["namespaceSelector"] == {"matchLabels": {"kubernetes.io/metadata.name": "kuberay"}}
+    assert sender["podSelector"]["matchLabels"]
+    # Its own nodes, which no pod of another namespace is one of.
+    [anything] = [rule for rule in rules if "ports" not in rule]
+    assert [set(each) for each in anything["from"]] == [{"podSelector"}]
+
+
+@pytest.mark.parametrize("base", [{}, RAY], ids=["deployment", "ray"])
+def test_allowed_hosts_are_added_to_the_services_names(base: Values, helm: str, tmp_path: Path) -> None:
+    def hosts(values: Values) -> list[str]:
+        manifests = rendered(helm, tmp_path, values)
+        if workload(manifests) is not None:
+            found = variables(manifests, templates(manifests)[0])["OSTRO_ALLOWED_HOSTS"]
+        else:
+            config = yaml.safe_load(only(manifests, "RayService")["spec"]["serveConfigV2"])
+            found = config["applications"][0]["args"]["allowed_hosts"]
+        return str(found).split(",")
+
+    given = {"settings": {"allowed_hosts": "a.example,b.example"}}
+    assert hosts(base | given) == [*hosts(base), "a.example", "b.example"]
+
+
+def test_a_monitors_labels_may_replace_the_charts(helm: str, tmp_path: Path) -> None:
+    ran = run_helm(helm, tmp_path, CASES["texts that look like numbers"], "template", "ostro")
+    # Python's reader would take the last of two; Kubernetes refuses them.
+    [labels] = re.findall(r"kind: ServiceMonitor\n.*?\nspec:", ran.stdout, re.DOTALL)
+    assert re.findall("part-of: (.*)", labels) == ['"2"']
+
+
+def test_a_part_of_the_heads_resources_leaves_the_others(helm: str, tmp_path: Path) -> None:
+    ray = RAY | {"rayService": RAY["rayService"] | {"headResources": {"limits": {"cpu": "4"}}}}
+    head, _ = templates(rendered(helm, tmp_path, ray))
+    assert container(head)["resources"] == {
+        "requests": {"cpu": "2", "memory": "4Gi"},
+        "limits": {"cpu": "4", "memory": "4Gi"},
+    }
+
+
 def test_releases_in_one_namespace_leave_each_others_pods_alone(helm: str, tmp_path: Path) -> None:
-    first, second = (rendered(helm, tmp_path, {}, release=name) for name in ("ostro", "other"))
+    first, second, third = (rendered(helm, tmp_path, {}, release=name) for name in ("ostro", "other", "1234"))
     [labels] = [each["metadata"]["labels"] for each in templates(first)]
     assert not only(second, "Service")["spec"]["selector"].items() <= labels.items()
+    # A name of digits is one, too.
+    assert {each["metadata"]["labels"]["app.kubernetes.io/instance"] for each in third} == {"1234"}
     assert not {(each["kind"], each["metadata"]["name"]) for each in first} & {
         (each["kind"], each["metadata"]["name"]) for each in second
     }
@@ -460,6 +681,8 @@ def test_keda_asks_for_what_the_servers_pods_export(
         assert not any(re.fullmatch(read[2], other) for other in others)
         assert trigger["metricType"] == "AverageValue"
         assert trigger["metadata"]["serverAddress"] == KEDA["prometheus"]
+        # A Prometheus without data must not look like servers without requests.
+        assert trigger["metadata"]["ignoreNullValues"] == "false"
         asked[read[1]] = trigger["metadata"]["threshold"]
     assert asked == {"vllm:num_requests_waiting": "4", "vllm:kv_cache_usage_perc": "0.8"}
 

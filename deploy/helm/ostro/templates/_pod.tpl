@@ -96,6 +96,10 @@ spec:
           mountPath: /cache
         - name: tmp
           mountPath: /tmp
+        {{- if .Values.sharedPages.claim }}
+        - name: shared
+          mountPath: /shared
+        {{- end }}
         {{- if gt (int .Values.gpus) 1 }}
         - name: shm
           mountPath: /dev/shm
@@ -104,13 +108,18 @@ spec:
     {{- if eq .Values.kind "Deployment" }}
     - name: cache
       emptyDir:
-        sizeLimit: {{ .Values.cache.size }}
+        sizeLimit: {{ .Values.cache.size | quote }}
     {{- end }}
     - name: tmp
       emptyDir:
         sizeLimit: 1Gi
+    {{- with .Values.sharedPages.claim }}
+    - name: shared
+      persistentVolumeClaim:
+        claimName: {{ . | quote }}
+    {{- end }}
     {{- if gt (int .Values.gpus) 1 }}
-    # NCCL's, which finds a container's 64 MiB too little. It counts towards the memory limit.
+    # For NCCL: the default 64 MiB is too small. It counts towards the memory limit.
     - name: shm
       emptyDir:
         medium: Memory

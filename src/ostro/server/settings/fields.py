@@ -126,7 +126,8 @@ Hosts = Annotated[
 Texts = Annotated[tuple[str, ...], BeforeValidator(_listed)]
 References = Annotated[tuple[str, ...], BeforeValidator(_one_or_more)]
 Secrets = Annotated[tuple[SecretStr, ...], BeforeValidator(_listed)]
-Bytes = Annotated[int, BeforeValidator(_memory_size), Field(ge=1)]
+_Size = BeforeValidator(_memory_size, json_schema_input_type=int | str)
+Bytes = Annotated[int, _Size, Field(ge=1)]
 
 
 class ServeSettings(BaseSettings):
@@ -392,7 +393,7 @@ class ServeSettings(BaseSettings):
         description="total size of the bodies of all requests in flight; beyond that, 503 with Retry-After. Bodies of "
         "up to 64K have a reserve of the same size to themselves (default: twice --max-body-size, at least 64M)",
     )
-    response_store: Annotated[int, BeforeValidator(_memory_size), Field(ge=0)] = Field(
+    response_store: Annotated[int, _Size, Field(ge=0)] = Field(
         64 << 20,
         description="memory for responses that /v1/responses stores for later requests, such as 64M; the oldest are "
         "dropped first. 0 stores none",
