@@ -67,6 +67,26 @@ def test_index_remembers_at_least_the_latest_half_of_its_bound() -> None:
     assert index.matches(blocks_of(text("79 ", 4)), ALL) == {}
 
 
+def test_prompt_that_is_sent_again_pushes_nothing_out() -> None:
+    """Its prefixes counted as new, so that a full index forgot its older half for nothing."""
+    index = PrefixIndex(most_prefixes=16)
+    for name in "abcd":
+        index.add_prompt(blocks_of(text(name, 4)), "one")
+    for _ in range(3):
+        index.add_prompt(blocks_of(text("d", 4)), "two")
+        assert len(index) == 16
+    assert all(index.matches(blocks_of(text(name, 4)), {"one"}) == {"one": 4} for name in "abcd")
+    index.add_prompt(blocks_of(text("d", 4) + text("e", 1)), "one")
+    assert len(index) == 8 + 1, "one that is new takes the place of the older half"
+
+
+def test_prefix_that_is_used_again_is_counted_once() -> None:
+    index = PrefixIndex(most_prefixes=16)
+    for name in "abca":
+        index.add_prompt(blocks_of(text(name, 4)), "one")
+    assert len(index) == 12
+
+
 def test_prefix_that_a_replica_has_dropped_is_not_its_own_any_more() -> None:
     index, blocks = PrefixIndex(), blocks_of(text("a", 4))
     index.add_prompt(blocks, "one")

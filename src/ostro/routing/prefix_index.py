@@ -18,7 +18,8 @@ _Holders = tuple[str, ...]
 
 class PrefixIndex:
     """Two generations, each of half the prefixes: once the young one is full, it takes the place of the old one, whose
-    prefixes are forgotten unless they have been used again. That costs less than to know the order of their use.
+    prefixes are forgotten unless they have been used again. That is cheaper than tracking recency. A prefix is in one
+    generation only.
     """
 
     def __init__(self, most_prefixes: int = MOST_PREFIXES) -> None:
@@ -34,24 +35,26 @@ class PrefixIndex:
 
     def add(self, prefixes: Sequence[bytes], replica: str) -> None:
         """All of them together: at most half of what is remembered."""
-        if len(self._young) + len(prefixes) > self._most // 2:
+        room = self._most // 2 - len(self._young)
+        # Decided before any is added, because a prompt's prefixes must be forgotten together; rarely are they counted.
+        if len(prefixes) > room and sum(prefix not in self._young for prefix in prefixes) > room:
             self._young, self._old = {}, self._young
         young, old = self._young, self._old
         before: _Holders = ()
         after: _Holders = (replica,)
         for prefix in prefixes:
-            holders = young[prefix] if prefix in young else old.get(prefix, ())
+            holders = young[prefix] if prefix in young else old.pop(prefix, ())
             if holders is not before:
                 before, after = holders, _with(holders, replica)
             young[prefix] = after
 
     def discard(self, prefix: bytes, replica: str) -> None:
-        for generation in (self._young, self._old):
-            if replica in (holders := generation.get(prefix, ())):
-                if others := tuple(each for each in holders if each != replica):
-                    generation[prefix] = others
-                else:
-                    del generation[prefix]
+        generation = self._young if prefix in self._young else self._old
+        if replica in (holders := generation.get(prefix, ())):
+            if others := tuple(each for each in holders if each != replica):
+                generation[prefix] = others
+            else:
+                del generation[prefix]
 
     def matches(self, blocks: Sequence[bytes], among: Container[str]) -> dict[str, int]:
         """A few replicas of `among` with the longest matches: how many leading blocks each holds.
