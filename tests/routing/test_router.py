@@ -179,15 +179,35 @@ def test_of_a_report_only_what_is_new_is_read() -> None:
     assert next(iter(router._index.matches(old[:1], {"one", "two"}))) == "one", "it started to count again"
 
 
-def test_reports_of_many_replicas_leave_room_for_what_comes() -> None:
+def test_first_reports_of_many_replicas_leave_room_for_what_comes() -> None:
     """Above 512 replicas, what one reported pushed out what another had."""
-    router = router_of({str(n): 0 for n in range(64)}, most_prefixes=1024)
+    router = router_of({}, most_prefixes=1024)
+    for n in range(64):
+        router.add(str(n))
     kept = key("kept")
     router.expect(kept, "7")
     for n in range(64):
         router.report(str(n), loaded(held=[f"{n:04}{each:04}".encode() for each in range(100)]))
     assert len(router._index) <= 1024 // 2 + len(kept.blocks)
     assert router.ranked(kept)[0] == "7"
+    for n in range(64):
+        assert router._index.matches([f"{n:04}0099".encode()], {str(n)}), "the latest of each"
+
+
+def test_only_the_first_report_is_limited_by_the_number_of_replicas() -> None:
+    """Every report was, so that 10,000 replicas reported new prompts in vain."""
+    before, later = prompt("b", 40), [prompt(name, 40) for name in "pqrs"]
+    router = router_of({}, most_prefixes=1 << 18)
+    for n in range(10_000):
+        router.add(str(n))
+    ends_first = [block for each in (before, *later) for block in reversed(each)]
+    router.report("7", loaded(held=ends_first[:40]))
+    router.report("7", loaded(held=ends_first))
+    assert router._index.matches(before[:13], {"7"}) == {"7": 13}
+    assert router._index.matches([before[13]], {"7"}) == {}
+    for each in later:
+        assert router._index.matches(each, {"7"}) == {"7": 40}
+        assert router.ranked(Key(MODEL, each, 40))[0] == "7"
 
 
 def test_report_survives_as_builtins() -> None:

@@ -50,10 +50,13 @@ class PrefixRouter(RequestRouter):
         for name in self._by_name.keys() - by_name.keys():
             self._router.remove(name)
             del self._last_stats[name]
+        # Before any first report, of which less is read the more replicas there are.
+        for name in by_name:
+            self._router.add(name)
         for name, replica in by_name.items():
             stats = replica.routing_stats
             # Serve repeats a replica's last report whenever another one's changes.
-            if name not in self._router or stats != self._last_stats[name]:
+            if stats != self._last_stats.get(name):
                 self._take(name, stats)
                 self._last_stats[name] = stats
         self._by_name = by_name

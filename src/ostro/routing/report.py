@@ -4,12 +4,15 @@ Reports may be repeated or left out on the way, and routers come at any time. So
 than changes to it, and counts by which a router finds what is new to it.
 """
 
+import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 import msgspec
 
 from ostro.routing.key import DIGEST_BYTES
+
+_DIGEST = struct.Struct(f"{DIGEST_BYTES}s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +33,8 @@ class Latest:
         new = self.num_ever - num_before
         if new < 0:  # It started to count again.
             new = self.num_ever
-        length = len(self.digests)
-        begin = max(0, length - DIGEST_BYTES * (new if most is None else min(new, most)))
-        return [self.digests[at : at + DIGEST_BYTES] for at in range(begin, length, DIGEST_BYTES)]
+        begin = max(0, len(self.digests) - DIGEST_BYTES * (new if most is None else min(new, most)))
+        return [digest for (digest,) in _DIGEST.iter_unpack(self.digests[begin:])]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -57,6 +57,8 @@ class Router:
     def report(self, replica: str, report: Report, num_ended: int | None = None) -> None:
         """Adds the replica if it is new. `num_ended` requests that were sent to it have ended so far, if ends are told
         this way and not one by one.
+
+        What replicas hold at their first reports fills at most half of the index, if all were added before.
         """
         self.add(replica)
         state = self._replicas[replica]
@@ -68,9 +70,11 @@ class Router:
             (self._ready if state.is_ready else self._restarting).add(state)
             for name in names:
                 self._have(state, name)
-        # What replicas held before this router came may fill half of the index.
-        share = max(1, self._most_prefixes // (2 * len(self._replicas)))
-        self._index.add(report.held.since(state.num_held, share), replica)
+        if state.num_held is None:
+            share = max(1, self._most_prefixes // (2 * len(self._replicas)))
+            self._index.add(report.held.since(0, share), replica)
+        else:
+            self._index.add(report.held.since(state.num_held), replica)
         for prefix in report.dropped.since(state.num_dropped):
             self._index.discard(prefix, replica)
         state.num_held, state.num_dropped = report.held.num_ever, report.dropped.num_ever
@@ -209,7 +213,9 @@ class _Replica:
         self.num_models = 0
         """Those, each counted once, whatever the number of its names."""
         # What it has told so far, so that the next report is read from there.
-        self.num_held = self.num_dropped = self.num_ended = 0
+        self.num_held: int | None = None
+        """None before its first report."""
+        self.num_dropped = self.num_ended = 0
         # Models that it was asked for before it had them, and when; the latest last.
         self.coming: dict[str, float] = {}
 
