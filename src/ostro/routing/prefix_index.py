@@ -9,7 +9,8 @@ from collections.abc import Container, Sequence
 
 from ostro.routing.key import levels_of
 
-MOST_PREFIXES = 1 << 18
+# Half of these are kept for sure: those that an LRU of 1 << 18 would keep, in less memory.
+MOST_PREFIXES = 1 << 19
 MOST_HOLDERS = 4
 
 # The latest last. Prefixes that are added together share a tuple, which takes far less memory than one for each.
