@@ -2,6 +2,7 @@
 
 from typing import get_args
 
+import msgspec
 import pytest
 from simulated import at_rate, by_clients, cost_table, load, simulated
 
@@ -128,6 +129,15 @@ def test_requests_of_a_burst_reach_the_engine_one_after_the_other() -> None:
     found = simulated(by_clients(3, 3), table, workload).bench.levels[0].outcomes
     # The first runs alone, for 18 ms from 10 ms on; those that come at 20 and 30 ms run in the steps after it.
     assert [each.ttft for each in found] == pytest.approx([0.028, 0.028 + 0.018, 0.046 + 0.018])
+
+
+def test_steps_take_longer_while_the_api_process_is_busy_beside_them() -> None:
+    table = msgspec.structs.replace(cost_table(request=0.010, max_batch_tokens=64), contention=0.5)
+    workload = load(inputs=Span(8, 8), outputs=Span(1, 1), vocab_size=1000)
+    found = simulated(by_clients(3, 3), table, workload).bench.levels[0].outcomes
+    # The first step takes 18 ms from 10 ms on, beside which the others are passed on until 30 ms: 27 ms. They have
+    # arrived when it ends, and run in a step that has nothing beside it.
+    assert [each.ttft for each in found] == pytest.approx([0.037, 0.037 + 0.026, 0.037 + 0.026])
 
 
 def test_a_step_that_is_launched_ahead_waits_for_the_device() -> None:

@@ -24,7 +24,9 @@ def _probes(table: CostTable) -> Probes:
         return Probe(workload=workload, level=level, outcomes=outcomes)
 
     return Probes(
-        alone={"chat": probe(chat, one), "completions": probe(completions, one)}, together=probe(together, many)
+        alone={"chat": probe(chat, one), "completions": probe(completions, one)},
+        together=probe(together, many),
+        bursts=probe(load(endpoint="chat", inputs=Span(8, 24), outputs=Span(1, 1), words=around), by_clients(8, 32)),
     )
 
 
@@ -40,6 +42,15 @@ def test_costs_of_a_server_are_found_from_load_on_it() -> None:
     assert found.endpoints["chat"].tokens_before == 4
     assert found.endpoints["chat"].tokens_after == 2
     assert found.event == pytest.approx(0.003)
+    assert found.contention == 0.0
+
+
+def test_what_the_api_process_takes_from_steps_beside_it_is_found_from_bursts() -> None:
+    true = cost_table(request=0.020)
+    true = msgspec.structs.replace(true, contention=0.6)
+    found = with_server(msgspec.structs.replace(true, endpoints={}, contention=0.0), _probes(true))
+    assert found.endpoints["chat"].request == pytest.approx(0.020)
+    assert found.contention == pytest.approx(0.6, abs=0.15)
 
 
 def test_a_server_that_is_faster_than_its_engine_was_costs_nothing() -> None:
@@ -49,5 +60,5 @@ def test_a_server_that_is_faster_than_its_engine_was_costs_nothing() -> None:
         fast, step=msgspec.structs.replace(fast.step, decode=[(1, 0.01)], mixed=[(1, 0.1)]), endpoints={}
     )
     found = with_server(slow, _probes(fast))
-    assert found.event == 0.0
+    assert found.event == found.contention == 0.0
     assert {(each.request, each.prompt_token) for each in found.endpoints.values()} == {(0.0, 0.0)}

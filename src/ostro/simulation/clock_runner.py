@@ -12,9 +12,12 @@ class ClockRunner:
     strides = 0
     failure = None
 
-    def __init__(self, spec: RunnerSpec, seconds: Callable[[Work], float]) -> None:
+    def __init__(self, spec: RunnerSpec, seconds: Callable[[Work], float], contention: float = 0.0) -> None:
+        """`contention` is what a step takes longer for each second that the API process works beside it."""
         self._spec = spec
-        self._seconds = seconds
+        self._seconds, self._contention = seconds, contention
+        self.api_free_at = 0.0
+        """When the API process has passed on all requests so far."""
         self.now = 0.0
         """The host's time: it moves on to the end of what the host waits for."""
         self._free_at = 0.0
@@ -34,6 +37,8 @@ class ClockRunner:
 
     def launch(self, batch: Batch) -> Step:
         seconds = self._seconds(Work.of(batch))
+        beside = min(seconds, self.api_free_at - max(self.now, self._free_at))
+        seconds += self._contention * max(0.0, beside)
         self.busy_seconds += seconds
         ends = self.occupy(seconds)
 

@@ -124,6 +124,8 @@ class CostTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     event: float
     """Seconds that each streamed token adds to its step: the API process shares the machine with the engine."""
     endpoints: dict[Endpoint, EndpointCosts]
+    contention: float = 0.0
+    """Seconds that a step takes longer for each second of it in which the API process is busy with requests."""
     copies: CopyTimes | None = None
     """None if the engine has no tiers, or they were not measured."""
     machine: dict[str, object] = {}
@@ -162,6 +164,7 @@ def _check(table: CostTable) -> None:
     for field in ("sampled", "decode_context", "prompt_context"):
         _check_seconds(f"step.{field}", getattr(table.step, field))
     _check_seconds("event", table.event)
+    _check_seconds("contention", table.contention)
     if table.copies is not None:
         _check_copies(table.copies)
     for endpoint, costs in table.endpoints.items():

@@ -64,7 +64,7 @@ class Fleet:
         self._costs = costs
         self._router = chooser(routing, replicas, lambda: self.now)
         self._spec = table.engine.spec()
-        self._seconds = step_seconds(table)
+        self._seconds, self._contention = step_seconds(table), table.contention
         self._prefix_caching, self._tiers = prefix_caching, tiers
         # Made when their first request arrives: of 10,000 most may never get one.
         self._replicas: list[Replica | None] = [None] * replicas
@@ -108,12 +108,19 @@ class Fleet:
         request = Request(id=request_id, prompt_ids=prompt.token_ids, params=params, seed=request_id)
         replica = self._replicas[number]
         if replica is None:
-            replica = Replica(self._spec, self._seconds, prefix_caching=self._prefix_caching, tiers=self._tiers)
+            replica = Replica(
+                self._spec,
+                self._seconds,
+                contention=self._contention,
+                prefix_caching=self._prefix_caching,
+                tiers=self._tiers,
+            )
             self._replicas[number] = replica
         # The API process takes one request after the other: of a burst, the engine begins with the first.
         overhead = self._costs.request + self._costs.prompt_token * len(prompt.token_ids)
-        replica.api_free_at = max(self.now, replica.api_free_at) + overhead
-        self.at(replica.api_free_at, lambda: self._arrive(replica, request, prompt.answer))
+        runner = replica.runner
+        runner.api_free_at = max(self.now, runner.api_free_at) + overhead
+        self.at(runner.api_free_at, lambda: self._arrive(replica, request, prompt.answer))
 
     def _arrive(self, replica: Replica, request: Request, answer: tuple[int, ...]) -> None:
         replica.submit(request, answer)

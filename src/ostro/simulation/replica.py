@@ -23,10 +23,11 @@ class Replica:
         spec: RunnerSpec,
         seconds: Callable[[Work], float],
         *,
+        contention: float = 0.0,
         prefix_caching: bool = True,
         tiers: TierPages | None = None,
     ) -> None:
-        self.runner = ClockRunner(spec, seconds)
+        self.runner = ClockRunner(spec, seconds, contention)
         self.core = EngineCore(
             self.runner,
             prefix_caching=prefix_caching,
@@ -34,8 +35,6 @@ class Replica:
             clock=lambda: self.runner.now,
         )
         self._inbox: deque[Request] = deque()
-        self.api_free_at = 0.0
-        """When its API process has passed on all requests so far."""
         self.is_stepping = False
         """Whether an event for its next step is on its way."""
         self.most_pages = 0

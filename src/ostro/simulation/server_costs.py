@@ -17,6 +17,9 @@ from ostro.simulation.run import SimulationOptions, simulate
 
 _REQUESTS = 10
 _STREAMS = 16
+_BURST, _BURSTS = 8, 4
+# A second beside the API process takes an engine on the same cores no longer than this.
+_MOST_CONTENTION = 2.0
 _LONGEST = 320
 _TIMEOUT = 600.0
 
@@ -35,6 +38,8 @@ class Probes(msgspec.Struct, frozen=True, kw_only=True):
     """One request at a time, prompts of all lengths."""
     together: Probe
     """Many streams at a time."""
+    bursts: Probe
+    """Requests for single tokens, several at a time."""
 
 
 def probe_server(url: str, headers: Mapping[str, str], *, max_seq_len: int) -> Probes:
@@ -54,7 +59,11 @@ def probe_server(url: str, headers: Mapping[str, str], *, max_seq_len: int) -> P
     tokens = min(48, max(max_seq_len - 16, 2))
     load = Workload(endpoint="completions", output_len=Span(tokens, tokens), input_len=Span(8, 8), ignore_eos=True)
     many = Level(kind="concurrency", value=_STREAMS, number=0, requests=_STREAMS, warmup=1)
-    return Probes(alone=alone, together=_probed(load, many, url, headers))
+    together = _probed(load, many, url, headers)
+    name = "chat" if "chat" in alone else "completions"
+    load = Workload(endpoint=name, output_len=Span(1, 1), input_len=Span(longest // 8 or 1, longest // 3 or 1))
+    burst = Level(kind="concurrency", value=_BURST, number=0, requests=_BURST * _BURSTS, warmup=1)
+    return Probes(alone=alone, together=together, bursts=_probed(load, burst, url, headers))
 
 
 def _probed(load: Workload, level: Level, url: str, headers: Mapping[str, str]) -> Probe:
@@ -89,7 +98,8 @@ def with_server(table: CostTable, probes: Probes, *, chat_prefix: int | None = N
     for name, probe in probes.alone.items():
         request, prompt_token = _line(probe.outcomes, _simulated(told, probe))
         endpoints[name] = msgspec.structs.replace(told.endpoints[name], request=request, prompt_token=prompt_token)
-    return msgspec.structs.replace(told, endpoints=endpoints)
+    whole = msgspec.structs.replace(told, endpoints=endpoints)
+    return msgspec.structs.replace(whole, contention=_contention(whole, probes.bursts))
 
 
 def _free(probe: Probe, chat_prefix: int | None) -> EndpointCosts:
@@ -114,6 +124,21 @@ def _event(table: CostTable, probe: Probe) -> float:
     if served is None or alone is None:
         return 0.0
     return max(served.p50 - alone.p50, 0.0) / min(probe.level.value, table.engine.max_batch_seqs)
+
+
+def _contention(table: CostTable, probe: Probe) -> float:
+    """Between a burst's requests the engine computes while the API process still passes on others."""
+    served, free, slowed = (
+        figures(each).ttft
+        for each in (
+            probe.outcomes,
+            _simulated(table, probe),
+            _simulated(msgspec.structs.replace(table, contention=1.0), probe),
+        )
+    )
+    if served is None or free is None or slowed is None or slowed.p50 <= free.p50:
+        return 0.0
+    return min(max((served.p50 - free.p50) / (slowed.p50 - free.p50), 0.0), _MOST_CONTENTION)
 
 
 def _simulated(table: CostTable, probe: Probe) -> list[Outcome]:
