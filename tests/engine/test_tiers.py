@@ -204,6 +204,19 @@ def test_a_request_that_is_aborted_while_its_pages_arrive_leaves_nothing_behind(
     run(made, prompt(0, 4))
 
 
+def test_pages_that_arrive_for_a_request_are_not_asked_for_a_second_time() -> None:
+    """In a tight cache it was once refused for want of room while its own prefix arrived, and held up those behind it."""
+    made = driver(num_slots=16)
+    run(made, prompt(0, 0), prompt(1, 1), prompt(2, 2))
+    made.add(prompt(0, 3))
+    scheduler = made.engine.scheduler
+    for _ in range(2):
+        assert scheduler.kv.admit(scheduler.waiting[0], hit_limit=16) is Admission.FETCHING
+    made.finish()
+    made.check_outcomes(prompt(0, 3))
+    assert hits(made) == 16
+
+
 def test_what_is_hot_when_the_engine_stops_stays_on_disk_though_it_was_written_first() -> None:
     made = driver(disk_pages=8)
     run(made, prompt(0, 0), prompt(1, 1), prompt(2, 2), prompt(0, 3))

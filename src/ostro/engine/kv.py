@@ -99,7 +99,7 @@ class KVCache:
         coming = self._next_page(seq, node, hit_limit)
         if coming is not None and coming in filling:
             return Admission.SOON_CACHED
-        if not self._has_room(seq, node, spare):
+        if not self._has_room(seq, node, hit_limit, spare):
             return Admission.NO_ROOM
         if self._tiers is not None and self._fetches(self._tiers, seq, node, hit_limit, is_turn=True):
             return Admission.FETCHING
@@ -115,7 +115,7 @@ class KVCache:
         for the sequence and `spare` pages.
         """
         node = self._tree.match(seq.token_ids, limit=hit_limit, salt=self._salt(seq))
-        if not self._has_room(seq, node, spare):
+        if not self._has_room(seq, node, hit_limit, spare):
             return False
         if self._tiers is not None:
             self._fetches(self._tiers, seq, node, hit_limit, is_turn=False)
@@ -271,8 +271,12 @@ class KVCache:
         self._tree.relock(node, child)
         return child
 
-    def _has_room(self, seq: Sequence, node: Node, spare: int) -> bool:
-        """Whether there are pages for the sequence after `node`, and `spare` others."""
+    def _has_room(self, seq: Sequence, node: Node, hit_limit: int, spare: int) -> bool:
+        """Whether there are pages for the sequence after `node`, and `spare` others. Those that arrive for it count as
+        its own already.
+        """
+        if self.is_moving:
+            node = self._tree.match(seq.token_ids, limit=hit_limit, salt=self._salt(seq), arriving=True)
         newly_locked = sum(not each.locks for each in node.path())
         return self.pages_for(seq.num_tokens) - node.depth + spare <= self.available - newly_locked
 
