@@ -205,7 +205,7 @@ def test_a_request_that_is_aborted_while_its_pages_arrive_leaves_nothing_behind(
 
 
 def test_pages_that_arrive_for_a_request_are_not_asked_for_a_second_time() -> None:
-    """In a tight cache it was once refused for want of room while its own prefix arrived, and held up those behind it."""
+    """In a tight cache it was once refused for want of room while its own prefix arrived, and held up the others."""
     made = driver(num_slots=16)
     run(made, prompt(0, 0), prompt(1, 1), prompt(2, 2))
     made.add(prompt(0, 3))
