@@ -51,6 +51,7 @@ PATHS = [
     "/admin/unpin/{model}",
     "/admin/profile",
     "/admin/stats",
+    "/prefill",
 ]
 # Each has a body of some fifty fields, or takes that of another endpoint: to go through every value that is documented
 # as a bound takes minutes. They are sent random bodies only, unless the tests may be slow.

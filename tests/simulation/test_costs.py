@@ -108,9 +108,10 @@ def test_noise_never_makes_a_table_that_is_refused() -> None:
     dice = random.Random(1)
     works = [Work(rows=rows, sampled=rows, decode_context=rows * context) for rows in (1, 2) for context in (20, 500)]
     works += [Work(prompt_tokens=each, sampled=1, prompt_context=each * each // 2) for each in (16, 32)]
+    works += [Work(prompt_tokens=each, sampled=1, prompt_context=each * 512) for each in (16, 32)]
     works += [Work(prompt_tokens=16, rows=16, sampled=17, decode_context=320)]
-    for _ in range(50):
-        step = fit(Point(work, dice.uniform(0.001, 0.1)) for work in works)
+    for _ in range(500):
+        step = fit(Point(work, 10 ** dice.uniform(-4, 0)) for work in works)
         table = msgspec.structs.replace(cost_table(), step=step)
         assert read_table(msgspec.json.encode(table), "t.json") == table
 

@@ -50,6 +50,8 @@ _DECODE_STEPS = 6
 _COPIES = 64
 """Pages."""
 ROUNDS = 3
+# Of what a step takes, attending or sampling is at most this much, however noisy the times are.
+_MOST_SHARE = 0.98
 
 
 class Point(NamedTuple):
@@ -314,7 +316,7 @@ def fit(points: Iterable[Point]) -> StepTimes:
         """Without what it takes to attend."""
         work = point.work
         attending = decode_context * work.decode_context + prompt_context * work.prompt_context
-        return max(point.seconds - attending, 0.0)
+        return point.seconds - attending
 
     decode = _knots((each.work.rows, bare(each)) for each in decoding)
     mixed = _knots((each.work.prompt_tokens, bare(each)) for each in alone)
@@ -324,10 +326,11 @@ def fit(points: Iterable[Point]) -> StepTimes:
         for each in beside
         if each.work.sampled > 1
     ]
-    sampled = max(mean(extra), 0.0) if extra else 0.0
+    most = _MOST_SHARE * min(seconds for _, seconds in mixed)
+    sampled = min(max(mean(extra), 0.0), most) if extra else 0.0
     return StepTimes(
         decode=decode,
-        mixed=[(tokens, max(seconds - sampled, 0.0)) for tokens, seconds in mixed],
+        mixed=[(tokens, seconds - sampled) for tokens, seconds in mixed],
         sampled=sampled,
         decode_context=decode_context,
         prompt_context=prompt_context,
@@ -344,7 +347,9 @@ def _slope(points: Sequence[tuple[int, int, float]]) -> float:
         middle, level = mean(context for context, _ in found), mean(seconds for _, seconds in found)
         above += sum((context - middle) * (seconds - level) for context, seconds in found)
         below += sum((context - middle) ** 2 for context, _ in found)
-    return max(above / below, 0.0) if below else 0.0
+    # However noisy the times are, no step takes less than nothing without its context.
+    most = min((_MOST_SHARE * seconds / context for _, context, seconds in points if context), default=0.0)
+    return min(max(above / below, 0.0), most) if below else 0.0
 
 
 def _knots(points: Iterable[Knot]) -> list[Knot]:

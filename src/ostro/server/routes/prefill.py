@@ -29,12 +29,12 @@ def router(api: Api) -> APIRouter:
     async def prefill(http: Request) -> Response:
         """Computes prompts and shares their keys and values with other servers. Needs `--role prefill`."""
         request = await api.read(PrefillRequest, http)
-        if not api.options.prefills:
-            raise NotAllowed("This server computes no prompts for others. Start it with --role prefill.")
         found: list[int] = []
 
         async def prepare(model: Model) -> list[EngineRequest]:
             prepared = await model.service.prepare_all(request.prompts, _PARAMS, adapter=model.adapter)
+            if not api.options.prefills:
+                raise NotAllowed("This server computes no prompts for others. Start it with --role prefill.")
             return [replace(each, shares_prompt=True) for each in prepared]
 
         async def offered(generations: Sequence[Generation]) -> None:
