@@ -146,7 +146,6 @@ def test_a_damaged_bundle_is_a_miss(tmp_path_factory: pytest.TempPathFactory, da
     reader.close()
 
 
-@pytest.mark.skipif(os.name != "posix", reason="modes and links of POSIX")
 def test_files_that_others_could_have_written_are_not_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = written(tmp_path, 1)
     path.chmod(0o666)
@@ -171,7 +170,6 @@ def test_names_that_are_not_ours_are_left_alone(tmp_path: Path) -> None:
     assert all(each.exists() for each in others)
 
 
-@pytest.mark.skipif(os.name != "posix", reason="modes and links of POSIX")
 @pytest.mark.parametrize("trick", ["link", "mode"])
 def test_a_directory_that_others_could_have_made_is_refused(tmp_path: Path, trick: str) -> None:
     directory = written(tmp_path, 1).parent

@@ -56,7 +56,7 @@ class _Offer(NamedTuple):
 
 
 class _Look(NamedTuple):
-    """Somebody waits for what he knows to be there."""
+    """A thorough look: the caller knows that there is something new."""
 
     done: Callable[[], None]
 
