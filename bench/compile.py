@@ -23,13 +23,13 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from ostro.backends import BACKENDS
+from ostro.backends.cuda.choices import Gpu
+from ostro.backends.cuda.precompile_process import compile_all, signatures
+from ostro.backends.cuda.precompiling import Request
 from ostro.config import EngineConfig
+from ostro.devices import DEVICE_KINDS
 from ostro.kernels.gpu.signatures import build, kernel_name, warm_up
 from ostro.kernels.gpu.tilings import Multiprocessors
-from ostro.runner.gpu.choices import Gpu
-from ostro.runner.gpu.precompile_process import compile_all, signatures
-from ostro.runner.gpu.precompiling import Request
 
 H200 = Gpu("NVIDIA H200", "9.0", Multiprocessors(132, 220 << 10))
 
@@ -79,11 +79,11 @@ def measure(way: str, options: argparse.Namespace) -> None:
     settings = EngineConfig(
         max_seq_len=4096, kernel_choices=options.kernel_choices, quantize=options.quantize, kv_dtype=options.kv_dtype
     )
-    import ostro.runner.gpu.runner  # noqa: F401  its imports are no part of what follows
+    import ostro.backends.cuda.runner  # noqa: F401  its imports are no part of what follows
 
     imports = time.perf_counter() - float(os.environ["BEGAN"])
     began = time.perf_counter()
-    wanted = signatures(Request(config, BACKENDS["cuda"].resolve(settings), H200))
+    wanted = signatures(Request(config, DEVICE_KINDS["cuda"].resolve(settings), H200))
     listed = time.perf_counter() - began
     began, used = time.perf_counter(), cpu_seconds()
     number = int(options.list) if way == "one by one" else options.number

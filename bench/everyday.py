@@ -24,12 +24,12 @@ import numpy.typing as npt
 import torch
 
 from ostro import LLM, Completion, SamplingParams
+from ostro.backends.native.runner import NativeRunner
+from ostro.backends.torch.runner import TorchRunner
 from ostro.config import EngineConfig
 from ostro.kernels.cpu.program import Piece
 from ostro.kernels.paged_attention import PagedAttention
 from ostro.kernels.paged_attention import Piece as TorchPiece
-from ostro.runner.native.runner import NativeRunner
-from ostro.runner.torch_runner import TorchRunner
 
 PROMPTS = Path(__file__).parent / "texts" / "everyday.jsonl"
 # A request's own seed, so that a run can be repeated.

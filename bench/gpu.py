@@ -81,7 +81,7 @@ def settings(options: argparse.Namespace):  # type: ignore[no-untyped-def]
 def random_model(config: dict[str, object], options: argparse.Namespace, device: str = "cuda"):  # type: ignore[no-untyped-def]
     import torch
 
-    from ostro.runner.devices import pick_dtype
+    from ostro.backends.torch.devices import pick_dtype
     from ostro.torch_models.build import build_model
 
     place = torch.device(device)
@@ -98,8 +98,8 @@ def pack(model) -> None:  # type: ignore[no-untyped-def]
     """Gives the layers' projections random weights of 4 bits in groups of 128, as a quantised checkpoint has them."""
     import torch
 
+    from ostro.backends.cuda.projections import PackedLinear
     from ostro.kernels.gpu.packed_words import Packed, pack_pairs
-    from ostro.runner.gpu.projections import PackedLinear
     from ostro.torch_models.layers import Linear
 
     for layer in model.layers:
@@ -117,8 +117,8 @@ def pack(model) -> None:  # type: ignore[no-untyped-def]
 
 
 def engine(config: dict[str, object], options: argparse.Namespace, model=None):  # type: ignore[no-untyped-def]
+    from ostro.backends.loading import make_runner
     from ostro.engine.core import EngineCore
-    from ostro.runner.load import make_runner
 
     model = random_model(config, options) if model is None else model
     core = EngineCore(make_runner(model, settings(options)))
@@ -193,10 +193,10 @@ def without_device_work(core) -> Iterator[None]:  # type: ignore[no-untyped-def]
     """Steps are planned, sent and fetched as ever, but nothing is computed: every token is 0."""
     import torch
 
-    from ostro.runner.gpu.graphs import StepGraphs
-    from ostro.runner.gpu.part import GpuPart
-    from ostro.runner.gpu.sampling import Sampler
-    from ostro.runner.gpu.step_plan import Mixed
+    from ostro.backends.cuda.graphs import StepGraphs
+    from ostro.backends.cuda.part import GpuPart
+    from ostro.backends.cuda.sampling import Sampler
+    from ostro.backends.cuda.step_plan import Mixed
 
     runner = core.runner
     shape, spec = runner.model.shape, runner.spec
@@ -260,16 +260,16 @@ def first_token(config: dict[str, object], options: argparse.Namespace) -> None:
     """Runs in a process of its own; prints what took how long, in order."""
     took = Phases(float(os.environ.get(BEGAN, time.time())))
     took.end("python")
-    from ostro.runner.gpu.precompiling import Request, precompiler
+    from ostro.backends.cuda.precompiling import Request, precompiler
 
     with precompiler(config, settings(options)) as started:
         import torch
 
-        from ostro.backends import BACKENDS
-        from ostro.runner.gpu.choices import choose
-        from ostro.runner.gpu.first_launches import compile_kernels
-        from ostro.runner.gpu.graphs import StepGraphs
-        from ostro.runner.gpu.measuring import this_gpu
+        from ostro.backends.cuda.choices import choose
+        from ostro.backends.cuda.first_launches import compile_kernels
+        from ostro.backends.cuda.graphs import StepGraphs
+        from ostro.backends.cuda.measuring import this_gpu
+        from ostro.devices import DEVICE_KINDS
 
         took.end("imports")
         square = torch.ones(16, 16, device="cuda", dtype=torch.bfloat16)
@@ -277,10 +277,12 @@ def first_token(config: dict[str, object], options: argparse.Namespace) -> None:
         torch.cuda.synchronize()
         took.end("context and cuBLAS")
         if started is not None:
-            started.begin(Request(config, BACKENDS["cuda"].resolve(settings(options)), this_gpu(torch.device("cuda"))))
+            started.begin(
+                Request(config, DEVICE_KINDS["cuda"].resolve(settings(options)), this_gpu(torch.device("cuda")))
+            )
         with (
-            patch("ostro.runner.gpu.part.compile_kernels", took.of("first launches", compile_kernels)),
-            patch("ostro.runner.gpu.first_launches.choose", took.of("choice of kernels", choose)),
+            patch("ostro.backends.cuda.part.compile_kernels", took.of("first launches", compile_kernels)),
+            patch("ostro.backends.cuda.first_launches.choose", took.of("choice of kernels", choose)),
             patch.object(StepGraphs, "_capture", took.of("capture", StepGraphs._capture)),
         ):
             model = random_model(config, options)

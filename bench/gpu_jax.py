@@ -23,9 +23,9 @@ from workloads import WORKLOADS, Work
 
 
 def engine(directory: Path, options: argparse.Namespace):  # type: ignore[no-untyped-def]
+    from ostro.backends.loading import load_runner
     from ostro.config import EngineConfig
     from ostro.engine.core import EngineCore
-    from ostro.runner.load import load_runner
     from ostro.weights import open_checkpoint
 
     settings = EngineConfig(

@@ -53,7 +53,7 @@ def main() -> None:
     parser.add_argument("--joins", type=int, default=12)
     parser.add_argument("--length", type=int, default=100, help="tokens of a prompt that joins")
     options = parser.parse_args()
-    from ostro.runner.gpu.mixed_graphs import paying_tokens
+    from ostro.backends.cuda.mixed_graphs import paying_tokens
 
     config = json.loads(options.config.read_text(encoding="utf-8"))
     core = engine(config, defaults())

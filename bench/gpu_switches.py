@@ -26,9 +26,9 @@ class Switches:
     """The switches of an engine that was made with all of them on."""
 
     def __init__(self, core) -> None:  # type: ignore[no-untyped-def]
-        from ostro.runner.gpu.choices import known
-        from ostro.runner.gpu.measuring import this_gpu
-        from ostro.runner.gpu.mixed_graphs import paying_tokens
+        from ostro.backends.cuda.choices import known
+        from ostro.backends.cuda.measuring import this_gpu
+        from ostro.backends.cuda.mixed_graphs import paying_tokens
 
         runner = core.runner
         self._runner, self._part, self._decoder = runner, runner.part, runner.part.decoder

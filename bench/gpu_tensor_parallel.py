@@ -18,12 +18,12 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+from ostro.backends.torch.load import first_rank, load_runner
+from ostro.backends.torch.tp.ranks import Ranks
 from ostro.config import EngineConfig
 from ostro.engine.core import EngineCore
 from ostro.engine.request import Request
 from ostro.engine.runner import ModelRunner
-from ostro.runner.torch_load import first_rank, load_runner
-from ostro.runner.tp.ranks import Ranks
 from ostro.sampling_params import SamplingParams
 from ostro.weights import open_checkpoint
 from random_model import write_weights

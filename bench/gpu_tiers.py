@@ -136,9 +136,9 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=3, help="of those that fit, with and without tiers in turn")
     parser.add_argument("--save", action="store_true")
     options = parser.parse_args()
+    from ostro.backends.loading import make_runner
     from ostro.engine.core import EngineCore
     from ostro.engine.tiers import Tiers
-    from ostro.runner.load import make_runner
 
     last = options.first + (options.turns - 1) * (options.further + options.output) + options.output
     config = json.loads(options.config.read_text(encoding="utf-8"))

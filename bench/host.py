@@ -44,8 +44,8 @@ MODEL = {
 def engine(rows: int):  # type: ignore[no-untyped-def]
     import torch
 
+    from ostro.backends.cuda.runner import GpuRunner
     from ostro.engine.core import EngineCore
-    from ostro.runner.gpu.runner import GpuRunner
     from ostro.torch_models.build import build_model
 
     torch.set_num_threads(1)

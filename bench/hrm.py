@@ -28,10 +28,10 @@ from hrm_brain import write_brain
 from live_server import live_server
 from model_directory import write_model
 
+from ostro.backends.torch.recompute import RecomputeRunner
 from ostro.engine.core import EngineCore
 from ostro.engine.request import Request
 from ostro.engine.scheduler import Limits
-from ostro.runner.recompute import RecomputeRunner
 from ostro.sampling_params import SamplingParams
 from ostro.torch_models.hrm import HrmConfig, load_hrm
 from ostro.weights.hrm_checkpoint import open_hrm

@@ -34,8 +34,8 @@ def main() -> None:
 
     import torch
 
-    from ostro.runner.load import make_runner
-    from ostro.runner.tiers import trial_stores
+    from ostro.backends.loading import make_runner
+    from ostro.backends.tiers.opening import trial_stores
     from ostro.sampling_params import SamplingParams
     from ostro.version import __version__
 

@@ -25,9 +25,9 @@ import torch
 
 from fp8_accuracy import QUESTIONS, RESULTS, TEXT, TOKENS, predictions
 from ostro import LLM, SamplingParams
+from ostro.backends.planning import plan
+from ostro.backends.torch.runner import TorchRunner
 from ostro.config import EngineConfig, Quantization
-from ostro.planning import plan
-from ostro.runner.torch_runner import TorchRunner
 
 VARIANTS: tuple[Quantization, ...] = ("none", "int8", "int4")
 

@@ -27,8 +27,8 @@ from typing import Any
 
 import msgspec
 
-from ostro.backends import BACKENDS
 from ostro.config import EngineConfig
+from ostro.devices import DEVICE_KINDS
 from ostro.measure.bench.workload import WORDS
 from ostro.simulation.costs import FORMAT, CostTable, EngineShape, StepTimes
 from ostro.simulation.server_costs import probe_server, with_server
@@ -106,7 +106,7 @@ def run_round(work: Path, model: list[str], step_seconds: float | None) -> dict[
 
 def _constant(seconds: float, env: Mapping[str, str]) -> CostTable:
     """The costs of a server whose steps all take so long."""
-    resolved = BACKENDS["cpu"].resolve(EngineConfig(serving=True))
+    resolved = DEVICE_KINDS["cpu"].resolve(EngineConfig(serving=True))
     shape = EngineShape(
         page_size=resolved.page_size,
         num_pages=4096,

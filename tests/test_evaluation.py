@@ -9,7 +9,7 @@ from model_directory import write_model
 
 from ostro import LLM, SamplingParams
 from ostro.config import EngineConfig
-from ostro.frontend import Prompt
+from ostro.frontend.requests import Prompt
 from ostro.sampling_defaults import SamplingDefaults
 
 if TYPE_CHECKING:

@@ -6,15 +6,15 @@ from pathlib import Path
 import pytest
 from tiny_configs import BY_MODEL_TYPE, MIXTURES
 
-from ostro import machine
-from ostro.backends import BACKENDS
+from ostro.backends.cuda.choices import Choices, Gpu, described_products, keep
+from ostro.backends.cuda.kernel_choices import MEASURED_LATER, own_kernels
 from ostro.config import EngineConfig
+from ostro.devices import DEVICE_KINDS
 from ostro.errors import BadRequest
 from ostro.kernels.gpu.tilings import DotTiling, Multiprocessors
 from ostro.models.architecture import Architecture
 from ostro.models.registry import describe
-from ostro.planning.kernel_choices import MEASURED_LATER, own_kernels
-from ostro.runner.gpu.choices import Choices, Gpu, described_products, keep
+from ostro.system import machine
 
 H200 = Gpu("NVIDIA H200", "9.0", Multiprocessors(132, 220 << 10))
 QWEN3_06B = {
@@ -45,7 +45,7 @@ def planned(config: Mapping[str, object], **settings: object) -> Mapping[str, st
 
 def planned_beside(kept: Container[str], config: Mapping[str, object], **settings: object) -> Mapping[str, str] | None:
     """With tensors that are kept quantised."""
-    resolved = BACKENDS["cuda"].resolve(EngineConfig(device="cuda", **settings))  # type: ignore[arg-type]
+    resolved = DEVICE_KINDS["cuda"].resolve(EngineConfig(device="cuda", **settings))  # type: ignore[arg-type]
     return own_kernels(resolved, describe(dict(config), max_seq_len=None), kept)
 
 
@@ -101,7 +101,7 @@ def test_a_file_that_cannot_be_read_is_refused() -> None:
 @pytest.mark.parametrize("device", ["cpu", "mps"])
 def test_a_file_of_choices_is_refused_where_there_are_none(device: str) -> None:
     with pytest.raises(BadRequest, match=r"kernel_choices choices\.json is for NVIDIA GPUs"):
-        BACKENDS[device].resolve(EngineConfig(device=device, kernel_choices="choices.json"))  # type: ignore[arg-type]
+        DEVICE_KINDS[device].resolve(EngineConfig(device=device, kernel_choices="choices.json"))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("device", ["cpu", "mps", "cuda"])
@@ -115,7 +115,7 @@ def test_what_does_nothing_can_be_turned_off_anywhere(device: str, deterministic
         cascade_attention=False,
         deterministic=deterministic,
     )
-    BACKENDS[device].resolve(idle)
+    DEVICE_KINDS[device].resolve(idle)
     if not deterministic:
         idle.check_encoding()
     idle.check_recomputing()
@@ -123,6 +123,6 @@ def test_what_does_nothing_can_be_turned_off_anywhere(device: str, deterministic
 
 def test_deterministic_results_leave_nothing_to_choose() -> None:
     with pytest.raises(BadRequest, match="leave out kernel_choices"):
-        BACKENDS["cuda"].resolve(EngineConfig(device="cuda", deterministic=True, kernel_choices="choices.json"))
+        DEVICE_KINDS["cuda"].resolve(EngineConfig(device="cuda", deterministic=True, kernel_choices="choices.json"))
     with pytest.raises(BadRequest, match="auto, off or a file"):
         EngineConfig(kernel_choices="")

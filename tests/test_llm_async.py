@@ -14,7 +14,7 @@ from model_directory import write_model
 from ostro import LLM, Delta, EngineConfig, SamplingParams
 from ostro.engine.request import Request
 from ostro.errors import ContextLengthExceeded
-from ostro.frontend import Prompt, Sampling
+from ostro.frontend.requests import Prompt, Sampling
 
 GREEDY = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
 ENDLESS = SamplingParams(max_tokens=200, temperature=0, ignore_eos=True)

@@ -3,7 +3,7 @@
 import pytest
 
 from ostro.errors import BadRequest
-from ostro.mesh_hosts import ADDRESS, BIND_ADDRESS, COUNT, NUMBER, mesh_hosts
+from ostro.system.mesh_hosts import ADDRESS, BIND_ADDRESS, COUNT, NUMBER, mesh_hosts
 
 
 @pytest.mark.parametrize(

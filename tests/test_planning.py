@@ -22,6 +22,10 @@ from object_stores import ObjectStore, running_store
 from peft_directory import random_adapter
 from safetensors.torch import load_file, save_file
 
+from ostro.backends.loading import load_runner
+from ostro.backends.native.encoder import NativeEncoderRunner
+from ostro.backends.planning import plan
+from ostro.backends.torch.runner import TorchRunner
 from ostro.config import BackendName, EngineConfig, KVDType, Quantization
 from ostro.engine.request import Request
 from ostro.engine_process.handle import EngineHandle
@@ -29,10 +33,6 @@ from ostro.errors import BadCheckpoint, BadRequest, ModelNotFound, Unsupported, 
 from ostro.kernels.packed_linear import Int4Weight, Int8Weight
 from ostro.models.family import Family
 from ostro.models.registry import FAMILIES, describe
-from ostro.planning import plan
-from ostro.runner.load import load_runner
-from ostro.runner.native.encoder import NativeEncoderRunner
-from ostro.runner.torch_runner import TorchRunner
 from ostro.sampling_params import SamplingParams
 from ostro.sources import base
 from ostro.sources.store import ModelStore
@@ -677,7 +677,7 @@ def test_models_that_cannot_be_served_are_not_planned(tmp_path: Path) -> None:
 def test_no_torch_is_imported(tiny: Path) -> None:
     """The API process plans, and must stay small and quick."""
     code = (
-        "import sys; from ostro.planning import plan; from ostro.config import EngineConfig;"
+        "import sys; from ostro.backends.planning import plan; from ostro.config import EngineConfig;"
         f"plan({str(tiny)!r}, EngineConfig(device='cpu')); print('torch' in sys.modules)"
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -10,9 +10,9 @@ from native_directory import load, packed_files
 from native_models import ModelCheckpoint, needs_library, savable_model
 from quantized_packers import FORMATS, write_mxfp4, write_quantized
 
+from ostro.backends.native.runner import NativeRunner
+from ostro.backends.planning import Plan, plan
 from ostro.config import EngineConfig
-from ostro.planning import Plan, plan
-from ostro.runner.native.runner import NativeRunner
 
 CONFIG: Mapping[str, object] = {
     "architectures": ["LlamaForCausalLM"],

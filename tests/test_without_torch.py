@@ -60,7 +60,7 @@ def ostro(directory: Path, *arguments: str, **env: str) -> subprocess.CompletedP
 
 def test_the_blocker_blocks(tmp_path: Path) -> None:
     assert "No module named 'torch'" in run(tmp_path, "-c", "import torch").stderr
-    assert run(tmp_path, "-c", "from ostro.machine import has_torch; print(has_torch())").stdout == "False\n"
+    assert run(tmp_path, "-c", "from ostro.system.machine import has_torch; print(has_torch())").stdout == "False\n"
 
 
 # --- what is served -------------------------------------------------------------------------------------------------

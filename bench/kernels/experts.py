@@ -52,7 +52,7 @@ def random_layers(described: Experts, number: int) -> list[twins.Experts]:
 
 
 def mixed(layer: twins.Experts, described: Experts, x: Tensor, logits: Tensor, *, pdl: bool) -> Tensor:
-    """As `runner.gpu.fused` does it."""
+    """As `backends.cuda.fused` does it."""
     up, down = (Matrices(each.weight, each.bias) for each in (layer.up, layer.down))
     chosen = described.chosen
     if len(x) == 1:

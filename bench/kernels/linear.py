@@ -23,6 +23,8 @@ import triton
 from torch import Tensor
 from triton.errors import TritonError
 
+from ostro.backends.cuda.choices import Choices, shipped, written
+from ostro.backends.cuda.measuring import this_gpu
 from ostro.kernels.gpu import rope_store as rope
 from ostro.kernels.gpu.mlp import activated, activated_plain
 from ostro.kernels.gpu.norm import NormWeights, add_norm, add_norm_plain
@@ -37,8 +39,6 @@ from ostro.kernels.gpu.tilings import (
     block_rows,
     default_tiling,
 )
-from ostro.runner.gpu.choices import Choices, shipped, written
-from ostro.runner.gpu.measuring import this_gpu
 
 FAILURES = (TritonError, RuntimeError, AssertionError, ValueError, TypeError, KeyError, IndexError, AttributeError)
 BF16, GPU, EPS = torch.bfloat16, "cuda", 1e-6

@@ -18,11 +18,11 @@ from statistics import median
 import torch
 from torch import Tensor
 
+from ostro.backends.sampling.logprobs import logprob_table
+from ostro.backends.sampling.sampler import sample
 from ostro.engine.request import Request
 from ostro.engine.sequence import Sequence
 from ostro.kernels.gpu.sampling import SamplerTables, SlotSettings, sample_tokens
-from ostro.runner.logprobs import logprob_table
-from ostro.runner.sampler import sample
 from ostro.sampling_params import SamplingParams
 
 BANDWIDTH = 4.3e12

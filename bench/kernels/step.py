@@ -15,12 +15,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from ostro.backends.cuda.choices import Choices
+from ostro.backends.cuda.fused import FusedDecoder
+from ostro.backends.cuda.measuring import this_gpu
+from ostro.backends.cuda.runner import GpuRunner
+from ostro.backends.cuda.step_plan import SamplerKind, StepKind
 from ostro.kernels.gpu.tilings import ROWS, candidates
-from ostro.runner.gpu.choices import Choices
-from ostro.runner.gpu.fused import FusedDecoder
-from ostro.runner.gpu.measuring import this_gpu
-from ostro.runner.gpu.runner import GpuRunner
-from ostro.runner.gpu.step_plan import SamplerKind, StepKind
 from ostro.torch_models.base import Model
 from ostro.torch_models.build import build_model
 from ostro.torch_models.experts import Experts

@@ -1,5 +1,5 @@
-// Implements the same distribution, from the same random numbers, as ostro.runner.sampler and
-// ostro.runner.distribution: see there for top-k, top-p, min-p and the race. Weights differ from torch's in their last
+// Implements the same distribution, from the same random numbers, as ostro.backends.sampling.sampler and
+// ostro.backends.sampling.distribution: see there for top-k, top-p, min-p and the race. Weights differ from torch's in their last
 // digits.
 #include "sample.h"
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from ostro.config import EngineConfig
 from ostro.errors import OstroError
-from ostro.outputs import Choice, Completion, Delta, Score, Solution
+from ostro.frontend.outputs import Choice, Completion, Delta, Score, Solution
 from ostro.sampling_params import SamplingParams
 from ostro.structured import StructuredOutput
 from ostro.version import __version__ as __version__

@@ -16,14 +16,14 @@ from pathlib import Path
 import structlog
 from fastapi import FastAPI
 
-from ostro.env_file import read_cache_variables
 from ostro.errors import BadRequest
-from ostro.server.build_models import build_models
 from ostro.server.lifecycle import assemble, build_gate, keep_telling, start_logging
-from ostro.server.model_files import sweep_cache
-from ostro.server.models import Models
+from ostro.server.models.build import build_models
+from ostro.server.models.files import sweep_cache
+from ostro.server.models.served import Models
 from ostro.server.settings import Given, ServeSettings, read_settings
-from ostro.server.tracing.start import Tracer, start_tracing
+from ostro.server.telemetry.tracing.start import Tracer, start_tracing
+from ostro.system.env_file import read_cache_variables
 
 # Decided by the ASGI server's own options.
 _NOT_OURS = ("host", "port", "drain_timeout")

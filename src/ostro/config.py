@@ -437,7 +437,7 @@ class EngineConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedConfig(EngineConfig):
-    """Settings for one kind of device, with its defaults filled in: see `backends`."""
+    """Settings for one kind of device, with its defaults filled in: see `devices`."""
 
     tensor_parallel: int
     page_size: int

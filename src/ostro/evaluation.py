@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ostro.errors import BadRequest
-from ostro.extras import needs
+from ostro.frontend.outputs import Score
 from ostro.llm import LLM
-from ostro.outputs import Score
 from ostro.sampling_params import NEUTRAL, SamplingParams
+from ostro.system.extras import needs
 
 try:
     from lm_eval.api.instance import Instance

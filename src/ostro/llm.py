@@ -13,16 +13,16 @@ from pathlib import Path
 from ostro.answers.plan import plan_answer
 from ostro.answers.tools import ReasoningSettings
 from ostro.config import EngineConfig
-from ostro.driver import Driver
 from ostro.engine.core import EngineCore
 from ostro.engine.profile import MOST_STEPS, Recorded, new_trace
 from ostro.engine.request import Request
 from ostro.engine.speculation import speculation
 from ostro.errors import BadRequest, ProfileFailed
-from ostro.frontend import Frontend, Message, Prompt, Sampling
+from ostro.frontend.driver import Driver
+from ostro.frontend.outputs import Completion, Delta, Ranked, Score, Solution, embedding, ranked, score, solution
+from ostro.frontend.relevance import readings, relevance_request, relevance_scores
+from ostro.frontend.requests import Frontend, Message, Prompt, Sampling
 from ostro.grammar.compiler import GrammarCompiler
-from ostro.outputs import Completion, Delta, Ranked, Score, Solution, embedding, ranked, score, solution
-from ostro.relevance import readings, relevance_request, relevance_scores
 from ostro.sampling_defaults import SamplingDefaults
 from ostro.sampling_params import SamplingParams
 from ostro.sources.store import ModelStore
@@ -50,9 +50,9 @@ class LLM:
         adapters: Mapping[str, str | Path] | None = None,
     ) -> None:
         # torch, if the model needs it, takes seconds to import: not before the rest is known to be right.
-        from ostro.planning.torch_needed import check_without_torch
-        from ostro.runner.load import load_runner
-        from ostro.runner.tiers import open_tiers
+        from ostro.backends.loading import load_runner
+        from ostro.backends.tiers.opening import open_tiers
+        from ostro.backends.torch_needed import check_without_torch
 
         self.config = config or EngineConfig()
         if model is not None:
@@ -245,7 +245,7 @@ class LLM:
         top_n: int | None = None,
         truncate_prompt_tokens: int | None = None,
     ) -> list[Ranked]:
-        """The documents in order of `relevance` to the query, the best `top_n` of them."""
+        """The documents in order of `frontend.relevance` to the query, the best `top_n` of them."""
         if top_n is not None and top_n < 1:
             raise BadRequest(f"top_n must be at least 1, got {top_n}.", param="top_n")
         pairs = [(query, document) for document in documents]

@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 
 from ostro.cli import main
-from ostro.env_file import read_cache_variables
 from ostro.sources.cache import cache_root
+from ostro.system.env_file import read_cache_variables
 
 
 @pytest.fixture(autouse=True)

@@ -7,8 +7,8 @@ import pytest
 from model_directory import write_model
 from object_stores import BUCKET, ObjectStore, running_store
 
+from ostro.backends.tiers.page_file import PageFile, open_page_file
 from ostro.cli import main
-from ostro.runner.page_file import PageFile, open_page_file
 from ostro.sources.page_files import page_file_name
 from ostro.sources.store import ModelStore
 

@@ -9,10 +9,10 @@ from levanter_directory import TINY_LLAMA, levanter_arrays, write_checkpoint, wr
 from model_directory import write_model
 from safetensors.torch import load_file
 
+from ostro.backends.planning import plan
 from ostro.cli import main
 from ostro.config import EngineConfig
 from ostro.formats.json_file import read_json_object
-from ostro.planning import plan
 
 GIB = 1 << 30
 

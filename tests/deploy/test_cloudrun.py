@@ -5,7 +5,7 @@ from typing import Any
 import yaml
 from checkout import ROOT, known_variables
 
-from ostro.server.auth import OPEN_PATHS
+from ostro.server.admission.auth import OPEN_PATHS
 
 SERVICE: dict[str, Any] = yaml.safe_load((ROOT / "deploy/cloudrun/service.yaml").read_text(encoding="utf-8"))
 TEMPLATE = SERVICE["spec"]["template"]["spec"]

@@ -13,7 +13,7 @@ import yaml
 from checkout import ENGINE_STOP_SECONDS, ROOT, known_variables
 from dockerfile import read_dockerfile
 
-from ostro.server.auth import METRICS_PATH, OPEN_PATHS
+from ostro.server.admission.auth import METRICS_PATH, OPEN_PATHS
 from ostro.server.settings import ALIASES, check_environment
 
 COMPOSE, GPU = (

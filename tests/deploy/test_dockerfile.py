@@ -14,7 +14,7 @@ import pytest
 from checkout import ROOT, known_variables, setting_variables
 from dockerfile import read_dockerfile
 
-from ostro.server.auth import OPEN_PATHS
+from ostro.server.admission.auth import OPEN_PATHS
 from ostro.server.settings import IMPLIED, ServeSettings, merging
 
 DOCKERFILE = read_dockerfile(ROOT / "Dockerfile")

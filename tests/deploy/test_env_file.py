@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from warm_start import warm_run
 
-from ostro.env_file import as_in_dotenv
 from ostro.errors import BadRequest
+from ostro.system.env_file import as_in_dotenv
 
 FILE = """\
 # A comment on a line of its own.

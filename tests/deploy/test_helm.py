@@ -30,7 +30,7 @@ from checkout import (
 from doc_pages import Command, all_blocks, commands
 from kustomization import render as render_kustomization
 
-from ostro.backends import check_together
+from ostro.devices import check_together
 from ostro.ray.options import RayOptions, goes_direct, read_options
 from ostro.server.settings import ServeSettings, read_settings
 

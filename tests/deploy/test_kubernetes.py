@@ -14,8 +14,8 @@ from checkout import ENGINE_STOP_SECONDS, ROOT, exported_metrics, known_variable
 from dockerfile import read_dockerfile
 from kustomization import Manifest, render
 
-from ostro.backends import check_together
-from ostro.server.auth import METRICS_PATH, OPEN_PATHS
+from ostro.devices import check_together
+from ostro.server.admission.auth import METRICS_PATH, OPEN_PATHS
 from ostro.server.settings import read_settings
 
 DIRECTORY = ROOT / "deploy" / "kubernetes"

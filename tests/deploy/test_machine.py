@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from ostro.machine import _free_in_container, cpu_limit, in_container
 from ostro.server.orphans import reap_orphans
+from ostro.system.machine import _free_in_container, cpu_limit, in_container
 
 
 def _cgroup(directory: Path, **files: str) -> Path:

@@ -27,13 +27,13 @@ from object_stores import running_store
 from safetensors.torch import load_file
 from sse_events import events_of
 
-from ostro.backends import BACKENDS
 from ostro.cli import _parser, _translated, main
 from ostro.cli.serve import merged_settings
+from ostro.devices import DEVICE_KINDS
 from ostro.errors import BadRequest
 from ostro.formats.json_file import read_json_object
-from ostro.server.auth import Keyring
-from ostro.server.build_models import roots
+from ostro.server.admission.auth import Keyring
+from ostro.server.models.build import roots
 from ostro.server.settings import ServeSettings
 from ostro.sources.cache import cache_root
 
@@ -300,7 +300,7 @@ def test_a_dotenv_file_is_read_and_the_environment_beats_it(clean: Path, monkeyp
 
 def test_the_precision_of_trainer_mp_needs_a_gpu_as_the_page_says(clean: Path) -> None:
     with pytest.raises(BadRequest, match="does not run on a CPU"):
-        BACKENDS["cpu"].check(settings_by(command("ostro serve --trainer.mp p=f32,c=bf16")).engine())
+        DEVICE_KINDS["cpu"].check(settings_by(command("ostro serve --trainer.mp p=f32,c=bf16")).engine())
 
 
 # --- servers, started as the page says --------------------------------------------------------------------------------

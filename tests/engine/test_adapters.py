@@ -16,6 +16,8 @@ from scripted_grammar import ScriptedGrammars, scripted
 from tiny_models import LLAMA, VOCAB, random_model
 
 from ostro import LLM, EngineConfig, SamplingParams
+from ostro.backends.cuda.runner import GpuRunner
+from ostro.backends.torch.runner import TorchRunner
 from ostro.config import Quantization
 from ostro.engine.admission import AdmissionRules
 from ostro.engine.core import EngineCore
@@ -23,8 +25,6 @@ from ostro.engine.request import Request
 from ostro.engine.scheduler import Limits, Progress
 from ostro.engine_process.handle import EngineHandle
 from ostro.errors import BadRequest, Unsupported
-from ostro.runner.gpu.runner import GpuRunner
-from ostro.runner.torch_runner import TorchRunner
 from ostro.torch_models.base import Model
 from ostro.torch_models.build import build_model
 from ostro.torch_models.loading import load_weights, places_of

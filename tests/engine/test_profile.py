@@ -7,11 +7,11 @@ from engine_driver import Driver, make_request
 from scripted_grammar import EOS, scripted
 from traces import named, read_spans
 
+from ostro.backends.fake import FakeRunner
 from ostro.engine.core import EngineCore
 from ostro.engine.profile import Profiler, Recorded, new_trace
 from ostro.engine.request import Request
 from ostro.errors import BadRequest, ProfileFailed
-from ostro.runner.fake import FakeRunner
 
 
 def run(core: EngineCore, *requests: Request) -> list[int]:

@@ -3,6 +3,7 @@ from dataclasses import replace
 import pytest
 from engine_driver import Driver, Outcome, make_request
 
+from ostro.backends.fake import FakeRunner
 from ostro.engine.batch import Batch
 from ostro.engine.core import EngineCore
 from ostro.engine.request import Request, Task
@@ -10,7 +11,6 @@ from ostro.engine.runner import SampledToken, Step
 from ostro.engine.scheduler import Limits, Progress
 from ostro.engine.sequence import PENDING, FinishReason
 from ostro.errors import BadRequest, ContextLengthExceeded
-from ostro.runner.fake import FakeRunner
 
 PREFIX = [i * i % 997 for i in range(1000)]
 

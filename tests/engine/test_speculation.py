@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scripted_grammar import scripted
 
+from ostro.backends.fake import FakeRunner, Script
 from ostro.engine.core import EngineCore
 from ostro.engine.drafter import MOST_DRAFTS
 from ostro.engine.ngrams import LONGEST_MATCH, TextIndex
@@ -20,7 +21,6 @@ from ostro.engine.scheduler import Progress
 from ostro.engine.sequence import FinishReason, Sequence
 from ostro.engine.speculation import NgramSpeculation, speculation
 from ostro.engine.step_costs import StepCosts
-from ostro.runner.fake import FakeRunner, Script
 from ostro.sampling_params import SamplingParams
 
 TEXT = [*range(20, 60), *range(100, 130)]

@@ -15,8 +15,8 @@ from ostro.engine.scheduler import Progress
 from ostro.engine.sequence import FinishReason
 from ostro.engine_process.handle import EngineHandle, Stream
 from ostro.errors import BadRequest
-from ostro.model_tokenizer import load_tokenizer
 from ostro.sampling_params import SamplingParams
+from ostro.text.model_tokenizer import load_tokenizer
 from ostro.text.tokenizer import Tokenizer
 from ostro.weights import open_checkpoint
 

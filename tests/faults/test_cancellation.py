@@ -8,7 +8,7 @@ from live_service import endless, live_service, set_faults, until, until_idle
 
 from ostro.config import EngineConfig
 from ostro.sampling_params import SamplingParams
-from ostro.server.service import Generation, ModelService
+from ostro.server.models.service import Generation, ModelService
 
 
 async def leave(task: asyncio.Task[Any]) -> None:

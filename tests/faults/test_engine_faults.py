@@ -13,7 +13,7 @@ from ostro.config import EngineConfig
 from ostro.engine.request import Request
 from ostro.errors import ModelError, OstroError, RequestRefused, Unavailable
 from ostro.sampling_params import SamplingParams
-from ostro.server.service import ModelService, State
+from ostro.server.models.service import ModelService, State
 
 # For a test that hangs: `stall_seconds` is 60 unless a test says otherwise.
 PATIENCE = 30.0

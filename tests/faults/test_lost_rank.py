@@ -22,7 +22,9 @@ def ranks_of(server: LiveServer) -> list[int]:
     found = []
     for directory in Path("/proc").iterdir():
         try:
-            if b"ostro.runner.tp.worker" in (directory / "cmdline").read_bytes() and is_below(directory, server):
+            if b"ostro.backends.torch.tp.worker" in (directory / "cmdline").read_bytes() and is_below(
+                directory, server
+            ):
                 found.append(int(directory.name))
         except (OSError, ValueError):
             continue

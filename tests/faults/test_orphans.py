@@ -42,7 +42,7 @@ asyncio.run(main())
 # Is killed while its kernels are compiled ahead.
 _PRECOMPILE = """
 import time
-from ostro.runner.gpu.precompiling import Precompiler
+from ostro.backends.cuda.precompiling import Precompiler
 
 print(Precompiler().pid, flush=True)
 time.sleep(60)

@@ -23,8 +23,8 @@ from live_server import LiveServer, live_server
 from live_service import set_faults
 
 from ostro.server.api import HttpOptions
-from ostro.server.body import BodyLimits
-from ostro.server.protocol import BoundedHttp
+from ostro.server.http.body import BodyLimits
+from ostro.server.http.protocol import BoundedHttp
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 JSON = {"content-type": "application/json"}

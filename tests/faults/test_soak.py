@@ -17,7 +17,7 @@ from ostro.engine.request import Request
 from ostro.errors import BadRequest
 from ostro.sampling_params import SamplingParams
 from ostro.server.chat_request import ChatRequest
-from ostro.server.service import ModelService
+from ostro.server.models.service import ModelService
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
 

@@ -6,10 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from ostro.errors import BadRequest
-from ostro.kernels.gpu.tilings import ROWS, DotTiling, Multiprocessors, Product, Tiling, VectorTiling, fits
-from ostro.runner.gpu import choices as module
-from ostro.runner.gpu.choices import (
+from ostro.backends.cuda import choices as module
+from ostro.backends.cuda.choices import (
     TRIED,
     Choices,
     Gpu,
@@ -23,6 +21,8 @@ from ostro.runner.gpu.choices import (
     to_try,
     written,
 )
+from ostro.errors import BadRequest
+from ostro.kernels.gpu.tilings import ROWS, DotTiling, Multiprocessors, Product, Tiling, VectorTiling, fits
 
 H200 = Gpu("NVIDIA H200", "9.0", Multiprocessors(132, 220 << 10))
 H100 = Gpu("NVIDIA H100 80GB HBM3", "9.0", Multiprocessors(132, 220 << 10))

@@ -3,10 +3,10 @@
 import torch
 from scripted_grammar import Automaton
 
+from ostro.backends.cuda.decode_rows import DecodeRows
+from ostro.backends.cuda.sampling import Sampler
 from ostro.engine.request import Request
 from ostro.engine.sequence import Sequence
-from ostro.runner.gpu.decode_rows import DecodeRows
-from ostro.runner.gpu.sampling import Sampler
 from ostro.sampling_params import SamplingParams
 
 

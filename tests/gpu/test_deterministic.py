@@ -13,6 +13,11 @@ from tiny_models import GEMMA2, LLAMA, MISTRAL, VOCAB, random_model
 from torch import Tensor
 from triton_device import DEVICE, slow_in_the_interpreter
 
+from ostro.backends.cuda.attention import InvariantAttention, KVPages
+from ostro.backends.cuda.fused import FusedDecoder
+from ostro.backends.cuda.projections import Fp8Linear
+from ostro.backends.cuda.runner import GpuRunner
+from ostro.backends.sampling.logprobs import folded, logprob_table
 from ostro.engine.core import EngineCore
 from ostro.engine.request import Request
 from ostro.engine.runner import TokenLogprob
@@ -20,11 +25,6 @@ from ostro.errors import BadRequest
 from ostro.kernels.gpu.invariant_attention import invariant_tuning, single_tiles
 from ostro.kernels.gpu.prefill_attention import Chunk, prefill_tiles, tokens_in_tile
 from ostro.kernels.gpu.step_inputs import StepInputs
-from ostro.runner.gpu.attention import InvariantAttention, KVPages
-from ostro.runner.gpu.fused import FusedDecoder
-from ostro.runner.gpu.projections import Fp8Linear
-from ostro.runner.gpu.runner import GpuRunner
-from ostro.runner.logprobs import folded, logprob_table
 from ostro.sampling_params import SamplingParams
 from ostro.torch_models.base import Model
 from ostro.torch_models.decoder import Decoder, DecoderLayer

@@ -7,7 +7,7 @@ from test_gpu_runner import SHALLOW, gpu_engine
 from tiny_models import random_model
 
 from gpu import Phases, defaults, run, set_overlaps, without_device_work
-from ostro.runner.gpu.runner import GpuRunner
+from ostro.backends.cuda.runner import GpuRunner
 from workloads import Work
 
 

@@ -15,10 +15,10 @@ from test_gpu_runner import CONFIGS, ON_GPU, QWEN3, SAMPLED, SHALLOW, STRUCTURE,
 from tiny_models import VOCAB, random_model
 from triton_device import slow_in_the_interpreter
 
+from ostro.backends.cuda.runner import GpuRunner
 from ostro.engine.core import EngineCore
 from ostro.engine.request import Request
 from ostro.engine.speculation import Speculation
-from ostro.runner.gpu.runner import GpuRunner
 from ostro.sampling_params import SamplingParams
 from ostro.torch_models.base import Model
 from ostro.torch_models.lora import Adapters

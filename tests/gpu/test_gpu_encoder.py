@@ -6,7 +6,7 @@ from encoder_directory import CASES, reference
 from encoder_runs import our_model, run, texts
 from triton_device import DEVICE
 
-from ostro.runner.encoder import EncoderRunner
+from ostro.backends.torch.encoder import EncoderRunner
 from ostro.weights import Pooling
 
 

@@ -33,14 +33,14 @@ from thread_ranks import ThreadRanks
 from triton_device import slow_in_the_interpreter
 from triton_fp8 import round_as_gpus_do
 
+from ostro.backends.cuda.part import GpuPart
+from ostro.backends.cuda.projections import Fp8Linear
+from ostro.backends.cuda.quantize import quantize_fp8
+from ostro.backends.cuda.runner import GpuRunner
+from ostro.backends.cuda.shared_prefixes import PrefixLimits
 from ostro.engine.core import EngineCore
 from ostro.engine.request import Request
 from ostro.kernels.gpu.fp8 import MOST_UNROUNDED
-from ostro.runner.gpu.part import GpuPart
-from ostro.runner.gpu.projections import Fp8Linear
-from ostro.runner.gpu.quantize import quantize_fp8
-from ostro.runner.gpu.runner import GpuRunner
-from ostro.runner.gpu.shared_prefixes import PrefixLimits
 from ostro.sampling_params import SamplingParams
 from ostro.torch_models.base import Model
 from ostro.torch_models.shard import Collective

@@ -9,13 +9,13 @@ from scripted_grammar import ScriptedGrammars, scripted
 from tiny_models import GEMMA2, LLAMA, MISTRAL, VOCAB, random_model
 from triton_device import DEVICE, slow_in_the_interpreter
 
+from ostro.backends.cuda.runner import GpuRunner
+from ostro.backends.cuda.shared_prefixes import PrefixLimits
+from ostro.backends.torch.runner import TorchRunner
 from ostro.engine.core import EngineCore
 from ostro.engine.request import Request, Task
 from ostro.engine.runner import TokenLogprob
 from ostro.engine.scheduler import Limits
-from ostro.runner.gpu.runner import GpuRunner
-from ostro.runner.gpu.shared_prefixes import PrefixLimits
-from ostro.runner.torch_runner import TorchRunner
 from ostro.sampling_params import SamplingParams
 from ostro.torch_models.base import Model
 from ostro.weights import Pooling

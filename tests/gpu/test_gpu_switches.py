@@ -5,10 +5,10 @@ from test_gpu_runner import SHALLOW
 from tiny_models import random_model
 
 from gpu_switches import Switches
+from ostro.backends.cuda.runner import GpuRunner
+from ostro.backends.cuda.shared_prefixes import PrefixLimits
 from ostro.engine.core import EngineCore
 from ostro.engine.request import Request
-from ostro.runner.gpu.runner import GpuRunner
-from ostro.runner.gpu.shared_prefixes import PrefixLimits
 from ostro.sampling_params import SamplingParams
 
 HEAD = tuple(range(1, 17))

@@ -3,7 +3,7 @@ from collections.abc import Hashable
 import pytest
 import torch
 
-from ostro.runner.gpu.graphs import StepGraphs, ladder
+from ostro.backends.cuda.graphs import StepGraphs, ladder
 
 
 @pytest.mark.parametrize("most", [1, 3, 8, 100, 256, 1000])

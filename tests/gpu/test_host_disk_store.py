@@ -13,15 +13,15 @@ from fake_tiers import FixedCosts
 from torch import Tensor
 from triton_device import DEVICE
 
+from ostro.backends.cuda.host_disk_store import HostDiskStore
+from ostro.backends.cuda.host_store import HostStore
+from ostro.backends.tiers.page_bundles import PageBundles
+from ostro.backends.tiers.page_disk import PageDisk
+from ostro.backends.tiers.page_file import open_page_file
 from ostro.engine.core import EngineCore
 from ostro.engine.page_store import Arrival, Fetch, Offer, Spill, Store
 from ostro.engine.request import Request
 from ostro.engine.tiers import Tiers
-from ostro.runner.gpu.host_disk_store import HostDiskStore
-from ostro.runner.gpu.host_store import HostStore
-from ostro.runner.page_bundles import PageBundles
-from ostro.runner.page_disk import PageDisk
-from ostro.runner.page_file import open_page_file
 
 SIZE, PAGES, VOCABULARY = 4, 14, 13
 IDENTITY = b"a model".ljust(32, b"\0")

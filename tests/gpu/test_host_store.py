@@ -12,16 +12,16 @@ from tiny_models import LLAMA, VOCAB, random_model
 from torch import Tensor
 from triton_device import DEVICE
 
+from ostro.backends.cuda.host_store import HostStore
+from ostro.backends.cuda.pinned import pinned, unpin
+from ostro.backends.cuda.runner import GpuRunner
+from ostro.backends.tiers.opening import _host_store
 from ostro.config import EngineConfig
 from ostro.engine.core import EngineCore
 from ostro.engine.page_store import Fetch, Move, Store
 from ostro.engine.request import Request
 from ostro.engine.tiers import Tiers
 from ostro.errors import ModelError
-from ostro.runner.gpu.host_store import HostStore
-from ostro.runner.gpu.pinned import pinned, unpin
-from ostro.runner.gpu.runner import GpuRunner
-from ostro.runner.tiers import _host_store
 from ostro.sampling_params import SamplingParams
 
 ON_GPU = DEVICE.type == "cuda"
@@ -69,7 +69,7 @@ def test_pages_come_back_as_they_were_whatever_is_written_meanwhile(dtype: torch
 
 def test_pages_of_odd_sizes_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     """Segments of few slots, and pages whose bytes no wide number divides."""
-    monkeypatch.setattr("ostro.runner.gpu.host_store._SEGMENT_BYTES", 200)
+    monkeypatch.setattr("ostro.backends.cuda.host_store._SEGMENT_BYTES", 200)
     memory = filled(torch.float8_e4m3fn, (1, 2, 9, 1, 3, 5))
     store = HostStore(memory, 8)
     before = [as_bytes(memory, page) for page in range(8)]

@@ -12,18 +12,18 @@ from tiny_models import random_model
 from torch import Tensor
 from triton_device import slow_in_the_interpreter
 
+from ostro.backends.cuda.choices import Choices, described_products, kept
+from ostro.backends.cuda.layer_plan import LayerPlan, MlpPlan, kinds, layer_plans, why_unfused
+from ostro.backends.cuda.measuring import this_gpu
+from ostro.backends.cuda.part import GpuPart
+from ostro.backends.cuda.projections import product_of
+from ostro.backends.cuda.step_plan import Mixed
 from ostro.engine.batch import Chunk
 from ostro.engine.request import Request
 from ostro.engine.sequence import Sequence as EngineSequence
 from ostro.kernels.gpu.step_inputs import FIELDS, LENGTH, POSITION, SLOT, TOKEN
 from ostro.kernels.gpu.tilings import Product, Tiling, default_tiling
 from ostro.models.registry import FAMILIES
-from ostro.runner.gpu.choices import Choices, described_products, kept
-from ostro.runner.gpu.layer_plan import LayerPlan, MlpPlan, kinds, layer_plans, why_unfused
-from ostro.runner.gpu.measuring import this_gpu
-from ostro.runner.gpu.part import GpuPart
-from ostro.runner.gpu.projections import product_of
-from ostro.runner.gpu.step_plan import Mixed
 from ostro.sampling_params import SamplingParams
 from ostro.torch_models.base import Model
 from ostro.torch_models.decoder import Decoder

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from ostro.backends.cuda.choices import choose
+from ostro.backends.cuda.measuring import DeviceClock, Kind, Operand, l2_cache_bytes, this_gpu
 from ostro.kernels.gpu.tilings import DotTiling, Epilogue, Product, Tiling, default_tiling
-from ostro.runner.gpu.choices import choose
-from ostro.runner.gpu.measuring import DeviceClock, Kind, Operand, l2_cache_bytes, this_gpu
 
 EPILOGUES: tuple[Epilogue, ...] = ("plain", "added", "activated", "gated")
 

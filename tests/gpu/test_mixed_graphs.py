@@ -13,13 +13,13 @@ from tiny_configs import MIXTURES
 from tiny_models import random_model
 from triton_device import slow_in_the_interpreter
 
+from ostro.backends.cuda.mixed_graphs import MixedGraphs, paying_tokens
+from ostro.backends.cuda.projections import PackedLinear
+from ostro.backends.cuda.runner import GpuRunner
+from ostro.backends.cuda.step_plan import Padding
 from ostro.engine.core import EngineCore
 from ostro.engine.request import Request
 from ostro.kernels.gpu.packed_words import Packed
-from ostro.runner.gpu.mixed_graphs import MixedGraphs, paying_tokens
-from ostro.runner.gpu.projections import PackedLinear
-from ostro.runner.gpu.runner import GpuRunner
-from ostro.runner.gpu.step_plan import Padding
 from ostro.sampling_params import SamplingParams
 from ostro.torch_models.base import Model
 from ostro.torch_models.build import build_model

@@ -12,11 +12,11 @@ from tiny_configs import EXPERT_SIZES
 from tiny_models import LLAMA, VOCAB, random_model
 from triton_device import slow_in_the_interpreter
 
+from ostro.backends.cuda.runner import GpuRunner
+from ostro.backends.torch.recompute import RecomputeRunner
+from ostro.backends.torch.runner import TorchRunner
 from ostro.engine.core import EngineCore
 from ostro.engine.request import Request
-from ostro.runner.gpu.runner import GpuRunner
-from ostro.runner.recompute import RecomputeRunner
-from ostro.runner.torch_runner import TorchRunner
 from ostro.torch_models.base import Model
 from ostro.torch_models.hrm import HrmConfig, load_hrm
 from ostro.torch_models.lora import Adapters

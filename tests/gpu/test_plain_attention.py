@@ -13,19 +13,19 @@ from test_gpu_runner import GREEDY, ON_GPU, on_cpu, requests, run, tokens
 from tiny_configs import BY_MODEL_TYPE
 from tiny_models import LLAMA, random_model
 
-from ostro.backends import BACKENDS
+from ostro.backends.cuda.fusible import check_plain_attention, plain_attention_bytes, why_plain_attention
+from ostro.backends.cuda.quantize import quantize_fp8
+from ostro.backends.loading import load_runner
+from ostro.backends.planning import plan
+from ostro.backends.torch.load import make_runner
+from ostro.backends.torch.runner import TorchRunner
 from ostro.config import EngineConfig
+from ostro.devices import DEVICE_KINDS
 from ostro.engine.core import EngineCore
 from ostro.errors import BadRequest, Unsupported
 from ostro.kernels.plain_attention_memory import BLOCK_BYTES, SCORE_BYTES
 from ostro.models.architecture import Architecture
 from ostro.models.registry import describe
-from ostro.planning import plan
-from ostro.runner.gpu.fusible import check_plain_attention, plain_attention_bytes, why_plain_attention
-from ostro.runner.gpu.quantize import quantize_fp8
-from ostro.runner.load import load_runner
-from ostro.runner.torch_load import make_runner
-from ostro.runner.torch_runner import TorchRunner
 from ostro.weights.checkpoint import open_checkpoint
 
 Config = Mapping[str, object]
@@ -82,7 +82,7 @@ SETTINGS: list[tuple[Config, str]] = [
 
 @pytest.mark.parametrize(("settings", "name"), SETTINGS, ids=[name for _, name in SETTINGS])
 def test_settings_that_need_kernels_are_refused_by_name(settings: Config, name: str) -> None:
-    config = BACKENDS["cuda"].resolve(EngineConfig(device="cuda", **settings))  # type: ignore[arg-type]
+    config = DEVICE_KINDS["cuda"].resolve(EngineConfig(device="cuda", **settings))  # type: ignore[arg-type]
     with pytest.raises(BadRequest, match=f"{name} needs attention kernels, .*: its layers differ"):
         check_plain_attention(config, why_plain_attention(described(GEMMA4)) or "")
 

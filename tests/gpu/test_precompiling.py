@@ -20,12 +20,12 @@ from native_models import ModelCheckpoint, savable_model
 from quantized_packers import FORMATS, write_quantized
 from tiny_configs import BY_MODEL_TYPE
 
-from ostro.backends import BACKENDS
+from ostro.backends.cuda.choices import Gpu
+from ostro.backends.cuda.precompiling import Compiled, Precompiler, Request, precompiler
+from ostro.backends.loading import load_runner
 from ostro.config import EngineConfig
+from ostro.devices import DEVICE_KINDS
 from ostro.kernels.gpu.tilings import Multiprocessors
-from ostro.runner.gpu.choices import Gpu
-from ostro.runner.gpu.precompiling import Compiled, Precompiler, Request, precompiler
-from ostro.runner.load import load_runner
 from ostro.weights import Checkpoint, open_checkpoint
 
 CONFIGS = Path(__file__).parents[2] / "bench" / "configs"
@@ -40,7 +40,7 @@ def config(name: str, layers: int = 2) -> dict[str, object]:
 
 
 def request(model: dict[str, object], settings: EngineConfig | None = None) -> Request:
-    return Request(model, BACKENDS["cuda"].resolve(settings or EngineConfig(max_seq_len=4096)), H200)
+    return Request(model, DEVICE_KINDS["cuda"].resolve(settings or EngineConfig(max_seq_len=4096)), H200)
 
 
 REQUESTS: Mapping[str, Request] = {
@@ -142,7 +142,7 @@ def test_nobody_waits_for_a_process_that_has_ended() -> None:
 def test_nobody_waits_for_a_process_that_does_not_answer(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("ostro.runner.gpu.precompiling._MOST_SECONDS", 0.01)
+    monkeypatch.setattr("ostro.backends.cuda.precompiling._MOST_SECONDS", 0.01)
     started = Precompiler()
     started.begin(request(config("qwen3-0.6b")))
     assert started.wait() is None
@@ -175,7 +175,7 @@ def compiles(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPa
     """Two CPUs and Triton's compiler, with an empty cache."""
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr("ostro.runner.gpu.precompiling.num_cpus", lambda: 2)
+    monkeypatch.setattr("ostro.backends.cuda.precompiling.num_cpus", lambda: 2)
     return monkeypatch
 
 
@@ -187,7 +187,7 @@ def started(settings: EngineConfig | None = None) -> bool:
 def test_process_is_started_where_it_helps(compiles: pytest.MonkeyPatch) -> None:
     assert started()
     assert not started(EngineConfig(deterministic=True))
-    compiles.setattr("ostro.runner.gpu.precompiling.num_cpus", lambda: 1)
+    compiles.setattr("ostro.backends.cuda.precompiling.num_cpus", lambda: 1)
     assert not started()
 
 
@@ -199,7 +199,7 @@ def test_interpreter_compiles_nothing(compiles: pytest.MonkeyPatch) -> None:
 def test_later_start_with_the_same_settings_needs_no_process(compiles: pytest.MonkeyPatch) -> None:
     model, settings = config("qwen3-0.6b"), EngineConfig(max_batch_seqs=16)
     compiles.setattr(Precompiler, "begin", lambda self, request: setattr(self, "_began", True))
-    compiles.setattr("ostro.runner.gpu.precompiling.receive", lambda _: msgspec.msgpack.encode(Compiled(1, {})))
+    compiles.setattr("ostro.backends.cuda.precompiling.receive", lambda _: msgspec.msgpack.encode(Compiled(1, {})))
     with precompiler(model, settings) as first:
         assert first is not None
         first.begin(request(model))
@@ -214,7 +214,7 @@ def test_process_that_cannot_be_started_is_told_and_no_error(
     def refuse(*_: object, **__: object) -> None:
         raise OSError(11, "no process")
 
-    compiles.setattr("ostro.runner.gpu.precompiling.spawn", refuse)
+    compiles.setattr("ostro.backends.cuda.precompiling.spawn", refuse)
     assert not started()
     assert "no process" in caplog.text
 
@@ -229,8 +229,8 @@ def loads(compiles: pytest.MonkeyPatch) -> list[tuple[bool, bool]]:
     def note(_: Checkpoint, __: EngineConfig, precompiler: Precompiler | None, *, keeps_quantized: bool) -> None:
         passed.append((precompiler is not None, keeps_quantized))
 
-    compiles.setattr("ostro.runner.torch_load.load_runner", note)
-    compiles.setattr("ostro.runner.load.device_here", lambda name, _: "cuda" if name == "auto" else name)
+    compiles.setattr("ostro.backends.torch.load.load_runner", note)
+    compiles.setattr("ostro.backends.loading.device_here", lambda name, _: "cuda" if name == "auto" else name)
     return passed
 
 

@@ -9,15 +9,15 @@ from tiny_models import GEMMA2, LLAMA, VOCAB, random_model
 from triton_device import DEVICE, slow_in_the_interpreter
 from triton_fp8 import round_as_gpus_do
 
+from ostro.backends.cuda.projections import Fp8Linear
+from ostro.backends.cuda.quantize import quantize_fp8
+from ostro.backends.cuda.runner import GpuRunner
+from ostro.backends.torch.runner import TorchRunner
 from ostro.engine.core import EngineCore
 from ostro.engine.request import Request
 from ostro.engine.runner import ModelRunner, TokenLogprob
 from ostro.errors import Unsupported
 from ostro.kernels.gpu.fp8 import FP8, MOST_UNROUNDED, widened
-from ostro.runner.gpu.projections import Fp8Linear
-from ostro.runner.gpu.quantize import quantize_fp8
-from ostro.runner.gpu.runner import GpuRunner
-from ostro.runner.torch_runner import TorchRunner
 from ostro.sampling_params import SamplingParams
 from ostro.torch_models.base import Model
 from ostro.torch_models.layers import Linear

@@ -15,6 +15,13 @@ from quantized_packers import FORMATS, write_quantized
 from torch import Tensor
 from triton_device import DEVICE
 
+from ostro.backends.cuda.kept_forms import keeps_quantized
+from ostro.backends.cuda.projections import Fp8Linear, PackedLinear
+from ostro.backends.cuda.quantized_loading import load_quantized
+from ostro.backends.cuda.runner import GpuRunner
+from ostro.backends.planning import plan
+from ostro.backends.torch.devices import weight_formats
+from ostro.backends.torch.runner import TorchRunner
 from ostro.config import EngineConfig
 from ostro.engine.core import EngineCore
 from ostro.engine.request import Request
@@ -23,13 +30,6 @@ from ostro.errors import BadCheckpoint
 from ostro.kernels.gpu.fp8 import widened as widened_fp8
 from ostro.kernels.gpu.packed_words import widened
 from ostro.models.registry import describe
-from ostro.planning import plan
-from ostro.runner.devices import weight_formats
-from ostro.runner.gpu.kept_forms import keeps_quantized
-from ostro.runner.gpu.projections import Fp8Linear, PackedLinear
-from ostro.runner.gpu.quantized_loading import load_quantized
-from ostro.runner.gpu.runner import GpuRunner
-from ostro.runner.torch_runner import TorchRunner
 from ostro.sampling_params import SamplingParams
 from ostro.torch_models.build import build_model
 from ostro.torch_models.decoder import Decoder

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ostro.backends.cuda.shared_prefixes import PrefixGroup, PrefixLimits, SharedPrefixes, prefix_groups
+from ostro.backends.page_rows import PageRows
 from ostro.kernels.gpu.prefix_attention import GROUP_END, GROUP_KEYS, GROUP_OF, GROUP_ROWS
-from ostro.runner.gpu.shared_prefixes import PrefixGroup, PrefixLimits, SharedPrefixes, prefix_groups
-from ostro.runner.page_rows import PageRows
 
 # Few pages, so that many rows begin alike.
 TABLES = st.lists(st.lists(st.integers(0, 2), max_size=5), max_size=7)

@@ -40,15 +40,15 @@ import torch
 from checkpoint_mutations import VOCAB, Files, Subject, mutated, subjects
 from torch import Tensor
 
+from ostro.backends.loading import load_runner
+from ostro.backends.native.runner import NativeRunner
+from ostro.backends.planning import plan
 from ostro.config import EngineConfig
 from ostro.engine.core import EngineCore
 from ostro.engine.request import Request
 from ostro.engine.runner import ModelRunner, TokenLogprob
 from ostro.errors import OstroError
 from ostro.kernels.cpu.library import GROUP
-from ostro.planning import plan
-from ostro.runner.load import load_runner
-from ostro.runner.native.runner import NativeRunner
 from ostro.sampling_params import MAX_LOGPROBS, SamplingParams
 from ostro.torch_models.layers import Matrix
 from ostro.weights import open_checkpoint

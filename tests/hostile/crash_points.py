@@ -346,7 +346,7 @@ def main() -> int:
     args = parser.parse_args()
     logging.disable()
     # Before forks: these take seconds to import.
-    for name in ("google.cloud.storage", "google_crc32c", "ostro.runner.native.packing"):
+    for name in ("google.cloud.storage", "google_crc32c", "ostro.backends.native.packing"):
         importlib.import_module(name)
     base.FIRST_WAIT_SECONDS, partial.BLOCK_BYTES = 0.01, 1 << 16
     failures = count = 0

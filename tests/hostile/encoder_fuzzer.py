@@ -14,11 +14,11 @@ from checkpoint_fuzzer import PROMPT, Bench, fuzz, plan_for_gpu
 from checkpoint_mutations import Subject
 from encoder_directory import CASES, WIDE, Config, add_modules, reference, write_encoder
 
+from ostro.backends.loading import load_runner
 from ostro.config import EngineConfig
 from ostro.engine.core import EngineCore
 from ostro.engine.request import Request, Task
 from ostro.errors import OstroError
-from ostro.runner.load import load_runner
 from ostro.sampling_params import SamplingParams
 from ostro.weights import open_checkpoint
 from ostro.weights.ranking import read_ranking

@@ -30,12 +30,12 @@ from pathlib import Path
 
 from native_directory import generate, load, packed_files, write
 
-from ostro.backends import BACKENDS
+from ostro.backends.native.runner import NativeRunner
 from ostro.config import EngineConfig
+from ostro.devices import DEVICE_KINDS
 from ostro.errors import OstroError
 from ostro.kernels.cpu.library import instruction_sets
 from ostro.kernels.cpu.packed_file import BadPackedFile, PackedFile, digest
-from ostro.runner.native.runner import NativeRunner
 
 BATCH = 500
 BATCH_SECONDS = 300
@@ -107,7 +107,7 @@ class Fuzzer:
     def check_sealed(self) -> str:
         try:
             packed = PackedFile.open(self.file, key=self.key)
-            config = BACKENDS["cpu"].resolve(EngineConfig(kv_memory=4 << 20))
+            config = DEVICE_KINDS["cpu"].resolve(EngineConfig(kv_memory=4 << 20))
             generate(NativeRunner.sized(packed, config, isa=instruction_sets()[0], threads=1))
         except OstroError:
             return "forged, refused"

@@ -18,7 +18,7 @@ from ostro.llm import LLM
 from ostro.sampling_params import SamplingParams
 
 Backend = Literal["native", "torch"]
-BACKENDS = (pytest.param("native", marks=needs_library), "torch")
+DEVICE_KINDS = (pytest.param("native", marks=needs_library), "torch")
 # The test model's vocabulary has this letter as a token of its own.
 BROKEN, WHOLE = "Z", "the quick brown fox"
 
@@ -55,7 +55,7 @@ def wide(directory: Path) -> Path:
     return directory
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", DEVICE_KINDS)
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 def test_offline_generation_and_scoring_say_the_same(tmp_path: Path, backend: Backend, value: float) -> None:
     """`score` gave a log-probability of nan, and called it the most likely continuation."""
@@ -104,7 +104,7 @@ def test_a_model_that_gives_no_numbers_at_all_is_refused_when_it_is_loaded(tmp_p
         assert NOT_FINITE in server.log_text
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", DEVICE_KINDS)
 @pytest.mark.parametrize("value", [torch.nan, -torch.inf])
 def test_a_norm_that_is_no_number_is_refused_by_name(tmp_path: Path, backend: Backend, value: float) -> None:
     model = poisoned(wide(write_model(tmp_path / "model")), "model.layers.0.input_layernorm.weight", None, value)

@@ -15,7 +15,7 @@ import pytest
 from live_server import LiveServer, live_server
 
 from ostro.errors import BadRequest
-from ostro.server.connections import Connections, most_connections
+from ostro.server.http.connections import Connections, most_connections
 
 FILES, SILENT = 256, 300
 ASKED = {"prompt": "Hello", "max_tokens": 4}

@@ -23,9 +23,10 @@ from event_loop import everything, fields
 from ostro.sampling_params import MAX_CHOICES
 from ostro.schemas.chat import MAX_PARTS, Message
 from ostro.schemas.prompts import MAX_PROMPTS
-from ostro.server import api, body
+from ostro.server import api
 from ostro.server.api import HttpOptions
-from ostro.server.service import ModelService
+from ostro.server.http import body
+from ostro.server.models.service import ModelService
 from ostro.text.jinja_template import JinjaTemplate
 from ostro.text.tokenizer import Tokenizer
 

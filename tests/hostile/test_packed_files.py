@@ -22,12 +22,12 @@ from native_models import ModelCheckpoint, needs_library, savable_model
 from safetensors.torch import save_file
 
 from ostro import LLM, EngineConfig, SamplingParams
+from ostro.backends.native.identity import PackedKey, sample_of
+from ostro.backends.native.packed_cache import with_packed_weights
+from ostro.backends.native.runner import NativeRunner
 from ostro.cli import main
 from ostro.kernels.cpu.library import library
 from ostro.kernels.cpu.packed_file import damage, digest
-from ostro.runner.native.identity import PackedKey, sample_of
-from ostro.runner.native.packed_cache import with_packed_weights
-from ostro.runner.native.runner import NativeRunner
 from ostro.sources.store import ModelStore
 
 pytestmark = needs_library
@@ -219,8 +219,8 @@ def test_files_are_not_writable_by_others_whatever_the_umask(model: Path) -> Non
 LOADING = """
 import os, signal, sys
 from pathlib import Path
-from ostro.runner.native.identity import PackedKey
-from ostro.runner.native.packed_cache import with_packed_weights
+from ostro.backends.native.identity import PackedKey
+from ostro.backends.native.packed_cache import with_packed_weights
 
 def use(packed):
     print("loading", flush=True)

@@ -17,6 +17,13 @@ from native_models import ModelCheckpoint, savable_model
 from peft_directory import DOWN, OF_ANY, random_adapter
 
 from ostro import LLM, EngineConfig, SamplingParams
+from ostro.backends.jax.adapters import Adapters
+from ostro.backends.jax.layout import AdapterLayout
+from ostro.backends.jax.placed import PlacedModel
+from ostro.backends.jax.programs import Programs
+from ostro.backends.jax.runner import JaxRunner
+from ostro.backends.planning import plan
+from ostro.backends.torch.runner import TorchRunner
 from ostro.engine.core import EngineCore
 from ostro.engine.request import Request
 from ostro.engine.runner import NOT_FINITE, ModelRunner
@@ -24,13 +31,6 @@ from ostro.engine.scheduler import Limits
 from ostro.errors import BadCheckpoint
 from ostro.models.architecture import Architecture
 from ostro.models.registry import describe
-from ostro.planning import plan
-from ostro.runner.jax.adapters import Adapters
-from ostro.runner.jax.layout import AdapterLayout
-from ostro.runner.jax.placed import PlacedModel
-from ostro.runner.jax.programs import Programs
-from ostro.runner.jax.runner import JaxRunner
-from ostro.runner.torch_runner import TorchRunner
 from ostro.torch_models.build import build_model
 from ostro.torch_models.lora import Adapters as TorchAdapters
 from ostro.weights import open_checkpoint

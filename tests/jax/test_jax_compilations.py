@@ -14,10 +14,10 @@ from native_models import savable_model
 from peft_directory import OF_ANY, random_adapter
 from scripted_grammar import ScriptedGrammars, scripted
 
+from ostro.backends.jax.runner import JaxRunner
 from ostro.engine.core import EngineCore
 from ostro.engine.request import Request, Task
 from ostro.engine.scheduler import Limits
-from ostro.runner.jax.runner import JaxRunner
 from ostro.sampling_params import SamplingParams
 from ostro.weights import Pooling
 from ostro.weights.adapter import read_adapter

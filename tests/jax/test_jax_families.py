@@ -10,6 +10,8 @@ from jax_models import DEGREES, FAMILIES, ROWS, jax_runner
 from native_models import savable_model
 from tiny_configs import BY_MODEL_TYPE, HRM_TEXT, MIXTURES, TORCH_ONLY
 
+from ostro.backends.jax.layout import jax_architecture
+from ostro.backends.torch.runner import TorchRunner
 from ostro.engine.core import EngineCore
 from ostro.engine.request import Request
 from ostro.engine.runner import ModelRunner
@@ -19,8 +21,6 @@ from ostro.models.architecture import Architecture
 from ostro.models.cut import cut
 from ostro.models.registry import FAMILIES as ALL_FAMILIES
 from ostro.models.registry import describe
-from ostro.runner.jax.layout import jax_architecture
-from ostro.runner.torch_runner import TorchRunner
 from ostro.sampling_params import SamplingParams
 from ostro.torch_models.base import Model
 

@@ -7,8 +7,8 @@ from contextlib import ExitStack, contextmanager, suppress
 
 import pytest
 
+from ostro.backends.jax.handshake import Invitation, connect, listen, received, welcome
 from ostro.errors import BadRequest, Unavailable
-from ostro.runner.jax.handshake import Invitation, connect, listen, received, welcome
 
 LONG = 600.0
 """Seconds that no test waits for."""

@@ -24,13 +24,13 @@ from live_server import live_server
 from model_directory import write_model
 
 from ostro import LLM, EngineConfig, SamplingParams
+from ostro.backends.jax.hosts import LeadingPrograms, agree
+from ostro.backends.jax.load import adapters_digest, weights_digest
+from ostro.backends.jax.mesh import make_mesh
+from ostro.backends.jax.programs import Programs, Recipe
+from ostro.backends.jax.weights import COPIED
 from ostro.errors import Unavailable
-from ostro.mesh_hosts import ADDRESS, COUNT, NUMBER
-from ostro.runner.jax.hosts import LeadingPrograms, agree
-from ostro.runner.jax.load import adapters_digest, weights_digest
-from ostro.runner.jax.mesh import make_mesh
-from ostro.runner.jax.programs import Programs, Recipe
-from ostro.runner.jax.weights import COPIED
+from ostro.system.mesh_hosts import ADDRESS, COUNT, NUMBER
 from ostro.weights.adapter import LowRank
 
 PROCESSES = 2

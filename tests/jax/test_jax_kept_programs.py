@@ -10,10 +10,10 @@ from jax import lax
 from jax.sharding import NamedSharding
 from jax_models import compilations
 
-from ostro.runner.jax.kept_programs import KeptPrograms
-from ostro.runner.jax.mesh import AXIS, make_mesh
-from ostro.runner.jax.programs import Programs, Recipe
-from ostro.runner.jax.weights import BY_ROWS, COPIED
+from ostro.backends.jax.kept_programs import KeptPrograms
+from ostro.backends.jax.mesh import AXIS, make_mesh
+from ostro.backends.jax.programs import Programs, Recipe
+from ostro.backends.jax.weights import BY_ROWS, COPIED
 
 MESH = make_mesh(2)
 """Two of the eight devices that the process has."""

@@ -14,13 +14,13 @@ import torch
 from jax_models import jax_runner_of
 from levanter_directory import Arrays, levanter_arrays, write_checkpoint, write_yaml
 
+from ostro.backends.torch.runner import TorchRunner
 from ostro.engine.core import EngineCore
 from ostro.engine.request import Request
 from ostro.engine.runner import ModelRunner
 from ostro.engine.scheduler import Limits
 from ostro.models.architecture import Architecture
 from ostro.models.registry import describe
-from ostro.runner.torch_runner import TorchRunner
 from ostro.sampling_params import SamplingParams
 from ostro.torch_models.build import build_model
 from ostro.torch_models.loading import load_weights

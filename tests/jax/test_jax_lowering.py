@@ -15,22 +15,22 @@ from jax_models import FAMILIES
 from native_models import ModelCheckpoint, savable_model
 from peft_directory import random_adapter
 
+from ostro.backends.jax.attention import Attention, LoopAttention
+from ostro.backends.jax.compiling import Compiler
+from ostro.backends.jax.edit_inputs import WORD_BITS, EditInputs
+from ostro.backends.jax.logprobs import logprobs
+from ostro.backends.jax.mesh import AXIS, make_mesh
+from ostro.backends.jax.pages import PagesShape
+from ostro.backends.jax.placed import PlacedModel
+from ostro.backends.jax.program import StepProgram, StepResult
+from ostro.backends.jax.programs import on_mesh
+from ostro.backends.jax.sampling import NUM_SETTINGS, DrawKind, Drawn, draw
+from ostro.backends.jax.shapes import Sizes, StepShape
+from ostro.backends.jax.tpu_attention import TpuAttention
+from ostro.backends.jax.weights import BY_COLUMNS, COPIED, load_weights, weight_specs
 from ostro.models.architecture import Architecture
 from ostro.models.cut import Cut, cut
 from ostro.models.registry import describe
-from ostro.runner.jax.attention import Attention, LoopAttention
-from ostro.runner.jax.compiling import Compiler
-from ostro.runner.jax.edit_inputs import WORD_BITS, EditInputs
-from ostro.runner.jax.logprobs import logprobs
-from ostro.runner.jax.mesh import AXIS, make_mesh
-from ostro.runner.jax.pages import PagesShape
-from ostro.runner.jax.placed import PlacedModel
-from ostro.runner.jax.program import StepProgram, StepResult
-from ostro.runner.jax.programs import on_mesh
-from ostro.runner.jax.sampling import NUM_SETTINGS, DrawKind, Drawn, draw
-from ostro.runner.jax.shapes import Sizes, StepShape
-from ostro.runner.jax.tpu_attention import TpuAttention
-from ostro.runner.jax.weights import BY_COLUMNS, COPIED, load_weights, weight_specs
 from ostro.weights.adapter import read_adapter
 
 PLATFORMS = ("tpu", "cuda")

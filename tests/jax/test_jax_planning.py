@@ -10,20 +10,20 @@ from jax_models import FAMILIES
 from model_directory import write_model
 from native_models import ModelCheckpoint, savable_model
 
-from ostro.backends import BACKENDS
+from ostro.backends.jax.compiling import Compiler
+from ostro.backends.jax.layout import VectorLayout, matrix_values
+from ostro.backends.jax.load import jax_runner
+from ostro.backends.jax.mesh import check_whole_mesh, fitting_ranks
+from ostro.backends.jax.placed import PlacedModel
+from ostro.backends.jax.planning import step_bytes
+from ostro.backends.jax.programs import Programs
+from ostro.backends.jax.shapes import Sizes
+from ostro.backends.memory import rounded
+from ostro.backends.planning import plan
 from ostro.config import EngineConfig
+from ostro.devices import DEVICE_KINDS
 from ostro.errors import BadRequest, Unsupported
 from ostro.models.registry import describe
-from ostro.planning import plan
-from ostro.planning.on_jax import step_bytes
-from ostro.runner.jax.compiling import Compiler
-from ostro.runner.jax.layout import VectorLayout, matrix_values
-from ostro.runner.jax.load import jax_runner
-from ostro.runner.jax.mesh import check_whole_mesh, fitting_ranks
-from ostro.runner.jax.placed import PlacedModel
-from ostro.runner.jax.programs import Programs
-from ostro.runner.jax.shapes import Sizes
-from ostro.runner.memory import rounded
 from ostro.weights import open_checkpoint
 
 GIB = 1 << 30
@@ -50,7 +50,7 @@ def test_the_memory_of_a_step_is_estimated_within_a_tenth(tp: int, rows: int, to
     compiler = Compiler(placed, sizes)
     programs = Programs(placed.mesh)
     programs.add(compiler.step(compiler.shapes[-1]))
-    resolved = BACKENDS["tpu"].resolve(EngineConfig(page_size=64, max_batch_tokens=tokens, max_batch_seqs=rows))
+    resolved = DEVICE_KINDS["tpu"].resolve(EngineConfig(page_size=64, max_batch_tokens=tokens, max_batch_seqs=rows))
     assert step_bytes(placed.described, placed.cut, resolved) == pytest.approx(programs.step_bytes(), rel=0.1)
 
 
@@ -69,7 +69,7 @@ def test_the_plan_of_a_cpu_is_what_is_loaded(model: Path, tmp_path: Path, monkey
     monkeypatch.setenv("OSTRO_CACHE", str(tmp_path))
     asked = config(tensor_parallel=2, kv_memory=MIB)
     planned = plan(model, asked, memory=8 * GIB, device="cpu")
-    runner = jax_runner(open_checkpoint(model), BACKENDS["cpu"].resolve(asked))
+    runner = jax_runner(open_checkpoint(model), DEVICE_KINDS["cpu"].resolve(asked))
     spec = runner.spec
     assert (planned.backend, planned.precision, planned.devices) == (spec.backend, spec.precision, spec.devices)
     assert (planned.num_pages, planned.page_size) == (spec.num_pages, spec.page_size)

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ostro.backends.jax.inputs import StepInputs
+from ostro.backends.jax.programs import Key, Recipe, _compilers
+from ostro.backends.jax.sampling import DrawKind
+from ostro.backends.jax.shapes import Sizes, StepShape, smallest_shape
 from ostro.errors import ModelError
-from ostro.machine import num_cpus
-from ostro.runner.jax.inputs import StepInputs
-from ostro.runner.jax.programs import Key, Recipe, _compilers
-from ostro.runner.jax.sampling import DrawKind
-from ostro.runner.jax.shapes import Sizes, StepShape, smallest_shape
+from ostro.system.machine import num_cpus
 
 CAPACITIES = st.integers(1, 2000)
 

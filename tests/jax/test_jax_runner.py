@@ -12,6 +12,11 @@ from jax_models import FAMILIES, ROWS, compilations, jax_runner
 from native_models import savable_model
 from scripted_grammar import ScriptedGrammars, scripted
 
+from ostro.backends.jax.edit_inputs import num_cells
+from ostro.backends.jax.mesh import make_mesh
+from ostro.backends.jax.runner import JaxRunner
+from ostro.backends.jax.sampling import DrawKind
+from ostro.backends.torch.runner import TorchRunner
 from ostro.engine.batch import Batch
 from ostro.engine.core import EngineCore
 from ostro.engine.request import Request, Task
@@ -21,11 +26,6 @@ from ostro.errors import BadRequest, ModelError
 from ostro.models.architecture import Architecture
 from ostro.models.cut import cut
 from ostro.models.registry import describe
-from ostro.runner.jax.edit_inputs import num_cells
-from ostro.runner.jax.mesh import make_mesh
-from ostro.runner.jax.runner import JaxRunner
-from ostro.runner.jax.sampling import DrawKind
-from ostro.runner.torch_runner import TorchRunner
 from ostro.sampling_params import SamplingParams
 from ostro.torch_models.base import Model
 from ostro.weights import Pooling

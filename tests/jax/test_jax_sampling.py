@@ -13,20 +13,20 @@ import torch
 from jax_models import EVERY_DEGREE
 from sampler_oracle import make_seq
 
+from ostro.backends.jax.draw_inputs import DRAWN, DrawWriter
+from ostro.backends.jax.edit_inputs import WORD_BITS, EditInputs, packed_edits
+from ostro.backends.jax.logprobs import Logprobs, logprobs
+from ostro.backends.jax.mesh import make_mesh
+from ostro.backends.jax.programs import Programs, Recipe
+from ostro.backends.jax.sampling import NUM_SETTINGS, DrawKind, Drawn, draw, exponentials
+from ostro.backends.jax.weights import BY_COLUMNS, COPIED
+from ostro.backends.sampling.array_logprobs import token_logprob
+from ostro.backends.sampling.honoured import check_honoured
+from ostro.backends.sampling.random_stream import exponentials as torch_exponentials
+from ostro.backends.sampling.random_stream import stream_key
+from ostro.backends.sampling.sampler import sample
 from ostro.engine import sequence
 from ostro.models.cut import BLOCK
-from ostro.runner.array_logprobs import token_logprob
-from ostro.runner.honoured import check_honoured
-from ostro.runner.jax.draw_inputs import DRAWN, DrawWriter
-from ostro.runner.jax.edit_inputs import WORD_BITS, EditInputs, packed_edits
-from ostro.runner.jax.logprobs import Logprobs, logprobs
-from ostro.runner.jax.mesh import make_mesh
-from ostro.runner.jax.programs import Programs, Recipe
-from ostro.runner.jax.sampling import NUM_SETTINGS, DrawKind, Drawn, draw, exponentials
-from ostro.runner.jax.weights import BY_COLUMNS, COPIED
-from ostro.runner.random_stream import exponentials as torch_exponentials
-from ostro.runner.random_stream import stream_key
-from ostro.runner.sampler import sample
 from ostro.sampling_params import SamplingParams
 
 VOCAB, ROWS = 2000, 500

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from jax.experimental.pallas.ops.tpu.ragged_paged_attention import ref_ragged_paged_attention
 
+from ostro.backends.jax import tpu_attention
+from ostro.backends.jax.attention import LoopAttention, Tiles
+from ostro.backends.jax.layout import fits_tpu_kernel
+from ostro.backends.jax.pages import InterleavedPages, PagesShape, SplitPages
+from ostro.backends.jax.tpu_attention import TpuAttention
 from ostro.models.architecture import AttentionSpec
-from ostro.runner.jax import tpu_attention
-from ostro.runner.jax.attention import LoopAttention, Tiles
-from ostro.runner.jax.layout import fits_tpu_kernel
-from ostro.runner.jax.pages import InterleavedPages, PagesShape, SplitPages
-from ostro.runner.jax.tpu_attention import TpuAttention
 
 assert jax_models.ROWS
 SHAPE = PagesShape(layers=2, pages=24, kv_heads=2, page_size=4, head_dim=8)

@@ -14,13 +14,13 @@ from jax_models import FAMILIES
 from native_models import ModelCheckpoint, savable_model
 from safetensors.torch import save_file
 
+from ostro.backends.jax.layout import VectorLayout
+from ostro.backends.jax.mesh import make_mesh
+from ostro.backends.jax.weights import Weights, load_weights
 from ostro.errors import BadCheckpoint
 from ostro.models.architecture import Architecture
 from ostro.models.cut import cut
 from ostro.models.registry import describe
-from ostro.runner.jax.layout import VectorLayout
-from ostro.runner.jax.mesh import make_mesh
-from ostro.runner.jax.weights import Weights, load_weights
 from ostro.weights import Checkpoint, open_checkpoint
 
 LLAMA = FAMILIES["llama"]

@@ -13,11 +13,11 @@ from tiny_configs import BY_MODEL_TYPE as CONFIGS
 from tiny_configs import GPT2, LLAMA, LONGROPE
 from tiny_models import random_model
 
+from ostro.backends.loading import load_runner
+from ostro.backends.planning import plan
 from ostro.config import EngineConfig
 from ostro.errors import BadCheckpoint, ModelError, OstroError, UnsupportedModel
 from ostro.models.registry import FAMILIES, describe
-from ostro.planning import plan
-from ostro.runner.load import load_runner
 from ostro.torch_models.build import build_model
 
 Config = Mapping[str, object]

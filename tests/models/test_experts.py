@@ -11,14 +11,14 @@ from native_models import ModelCheckpoint, savable_model
 from tiny_configs import BY_MODEL_TYPE, MIXTURES
 from tiny_models import random_model
 
+from ostro.backends.loading import load_runner
+from ostro.backends.plan import idle_values
+from ostro.backends.planning import plan
 from ostro.config import EngineConfig
 from ostro.errors import BadCheckpoint, Unsupported, UnsupportedModel
 from ostro.models import architecture as arch
 from ostro.models.adapter_places import described_terms
 from ostro.models.registry import describe
-from ostro.planning import plan
-from ostro.planning.outcome import idle_values
-from ostro.runner.load import load_runner
 from ostro.torch_models.decoder import Decoder
 from ostro.torch_models.experts import ExpertMatrices, Experts, route
 from ostro.torch_models.loading import load_weights

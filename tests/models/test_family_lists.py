@@ -5,10 +5,10 @@ import re
 from doc_pages import ROOT
 from tiny_configs import BY_MODEL_TYPE, TORCH_ONLY
 
+from ostro.backends.cuda.fusible import why_unfused
+from ostro.backends.native.support import NotNative, native_architecture
 from ostro.models.architecture import Architecture
 from ostro.models.registry import FAMILIES, describe
-from ostro.runner.gpu.fusible import why_unfused
-from ostro.runner.native.support import NotNative, native_architecture
 
 HEAD = {"head_dim": 16, "hidden_size": 64, "n_embd": 64, "rope_scaling": None}
 

@@ -8,11 +8,11 @@ import numpy.typing as npt
 import pytest
 from native_models import needs_library
 
+from ostro.backends.loading import load_runner
+from ostro.backends.native.runner import NativeRunner
 from ostro.config import EngineConfig
 from ostro.engine.core import EngineCore
 from ostro.engine.request import Request
-from ostro.runner.load import load_runner
-from ostro.runner.native.runner import NativeRunner
 from ostro.sampling_params import SamplingParams
 from ostro.weights import open_checkpoint
 

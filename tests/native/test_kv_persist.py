@@ -10,13 +10,13 @@ from native_directory import WIDE, write
 from native_models import savable_model
 from peft_directory import random_adapter
 
+from ostro.backends.loading import load_runner
+from ostro.backends.tiers.opening import open_tiers
 from ostro.config import EngineConfig
 from ostro.engine.core import EngineCore
 from ostro.engine.request import Request
 from ostro.engine_process.handle import EngineHandle
 from ostro.errors import BadRequest, Unsupported
-from ostro.runner.load import load_runner
-from ostro.runner.tiers import open_tiers
 from ostro.sampling_params import SamplingParams
 from ostro.weights import open_checkpoint
 

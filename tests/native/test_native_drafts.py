@@ -10,12 +10,12 @@ from native_models import native, needs_library, packed, savable_model
 from test_native_lora import adapters_of, natively, on_torch
 from test_native_runner import CONFIGS, Gains, drain, prompt, tokens
 
+from ostro.backends.torch.runner import TorchRunner
 from ostro.engine.core import EngineCore
 from ostro.engine.request import Request
 from ostro.engine.runner import ModelRunner
 from ostro.engine.scheduler import Limits
 from ostro.kernels.cpu.library import Cells
-from ostro.runner.torch_runner import TorchRunner
 from ostro.sampling_params import SamplingParams
 
 pytestmark = needs_library

@@ -11,14 +11,14 @@ from encoder_runs import LENGTHS, run, texts
 from native_encoders import native_encoder
 from native_models import needs_library
 
+from ostro.backends.loading import load_runner
+from ostro.backends.native.encoder import NativeEncoderRunner
+from ostro.backends.native.support import MOST_TEXT
+from ostro.backends.torch.encoder import EncoderRunner
 from ostro.config import EngineConfig
 from ostro.errors import BadCheckpoint, BadRequest, Unsupported
 from ostro.kernels.cpu.library import instruction_sets, why_missing
 from ostro.kernels.cpu.program import Piece
-from ostro.runner.encoder import EncoderRunner
-from ostro.runner.load import load_runner
-from ostro.runner.native.encoder import NativeEncoderRunner
-from ostro.runner.native.support import MOST_TEXT
 from ostro.weights import Pooling, open_checkpoint
 
 pytestmark = needs_library

@@ -15,13 +15,13 @@ from native_models import ModelCheckpoint, needs_library, savable_model
 from safetensors.torch import save_file
 from tiny_models import VOCAB
 
+from ostro.backends.native.runner import NativeRunner
+from ostro.backends.torch.runner import TorchRunner
 from ostro.engine.core import EngineCore
 from ostro.engine.request import Request
 from ostro.engine.runner import NOT_FINITE
 from ostro.errors import BadCheckpoint, BadRequest, Unsupported
 from ostro.kernels.cpu.library import Cells
-from ostro.runner.native.runner import NativeRunner
-from ostro.runner.torch_runner import TorchRunner
 from ostro.sampling_params import SamplingParams
 
 pytestmark = needs_library
@@ -78,7 +78,7 @@ def test_the_second_start_needs_no_torch(tmp_path: Path) -> None:
     directory = write(tmp_path / "model")
     load(directory)
     program = (
-        "import sys, pathlib; from ostro.config import EngineConfig; from ostro.runner.load import load_runner; "
+        "import sys, pathlib; from ostro.config import EngineConfig; from ostro.backends.loading import load_runner; "
         "from ostro.weights import open_checkpoint; path = pathlib.Path(sys.argv[1]); "
         "runner = load_runner(open_checkpoint(path), EngineConfig(device='cpu', kv_memory=4 << 20)); "
         "print(type(runner).__name__, 'torch' in sys.modules)"
@@ -199,9 +199,9 @@ def test_a_full_disk_is_an_error_and_no_signal(tmp_path: Path) -> None:
     directory = write(tmp_path / "model")
     program = (
         "import sys, resource, signal, pathlib; from ostro.config import EngineConfig; "
-        "import ostro.torch_models.build; from ostro.runner.load import load_runner; "
+        "import ostro.torch_models.build; from ostro.backends.loading import load_runner; "
         "from ostro.weights import open_checkpoint; "
-        "import ostro.runner.torch_load, ostro.runner.native.packing, logging; logging.basicConfig(level=20); "
+        "import ostro.backends.torch.load, ostro.backends.native.packing, logging; logging.basicConfig(level=20); "
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (20000, 20000)); "
         "path = pathlib.Path(sys.argv[1]); "
         "runner = load_runner(open_checkpoint(path), EngineConfig(device='cpu', kv_memory=4 << 20)); "

@@ -9,6 +9,9 @@ from native_models import native, needs_library, packed, savable_model
 from peft_directory import DOWN, OF_ANY, random_adapter
 from test_native_runner import CONFIGS, Gains, prompt, tokens
 
+from ostro.backends.native.lora import NativeAdapters
+from ostro.backends.native.runner import NativeRunner
+from ostro.backends.torch.runner import TorchRunner
 from ostro.engine.core import EngineCore
 from ostro.engine.request import Request
 from ostro.engine.runner import ModelRunner
@@ -17,9 +20,6 @@ from ostro.errors import BadCheckpoint
 from ostro.kernels.cpu.library import instruction_sets
 from ostro.models.architecture import Architecture
 from ostro.models.registry import describe
-from ostro.runner.native.lora import NativeAdapters
-from ostro.runner.native.runner import NativeRunner
-from ostro.runner.torch_runner import TorchRunner
 from ostro.sampling_params import SamplingParams
 from ostro.torch_models.lora import Adapters
 from ostro.weights.adapter import LowRank, read_adapter

@@ -11,6 +11,8 @@ from native_models import native, needs_library, packed, savable_model
 from tiny_configs import EXPERTS, GRANITE_SCALES, LOCAL_EXPERTS
 from tiny_models import GEMMA2, LLAMA, MISTRAL, VOCAB
 
+from ostro.backends.native.runner import NativeRunner
+from ostro.backends.torch.runner import TorchRunner
 from ostro.engine.core import EngineCore
 from ostro.engine.request import Request, Task
 from ostro.engine.runner import NOT_FINITE, ModelRunner, TokenLogprob
@@ -18,8 +20,6 @@ from ostro.engine.scheduler import Limits
 from ostro.kernels.cpu.library import Cells, instruction_sets
 from ostro.kernels.cpu.packed_file import PackedFile
 from ostro.models.registry import FAMILIES, family_of
-from ostro.runner.native.runner import NativeRunner
-from ostro.runner.torch_runner import TorchRunner
 from ostro.sampling_params import SamplingParams
 from ostro.weights import Pooling
 

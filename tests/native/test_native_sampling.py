@@ -16,16 +16,16 @@ from native_models import native, needs_library, packed, savable_model
 from sampler_oracle import expected_choice, mask_of
 from tiny_models import LLAMA, VOCAB
 
+from ostro.backends.native.runner import NativeRunner
+from ostro.backends.native.sampling import DRAWN
+from ostro.backends.sampling import sampler
+from ostro.backends.sampling.array_logprobs import token_logprob
+from ostro.backends.sampling.honoured import EDITED, ELSEWHERE, READ
+from ostro.backends.sampling.logprobs import position_logprobs
 from ostro.engine.batch import Batch, Chunk
 from ostro.engine.request import Request
 from ostro.engine.runner import SampledToken, TokenLogprob
 from ostro.engine.sequence import Sequence
-from ostro.runner import sampler
-from ostro.runner.array_logprobs import token_logprob
-from ostro.runner.honoured import EDITED, ELSEWHERE, READ
-from ostro.runner.logprobs import position_logprobs
-from ostro.runner.native.runner import NativeRunner
-from ostro.runner.native.sampling import DRAWN
 from ostro.sampling_params import SamplingParams
 
 pytestmark = needs_library

@@ -8,17 +8,17 @@ import torch
 from divided_models import FAMILIES, ThreadGroup, divided
 from native_models import ModelCheckpoint, savable_model
 
-from ostro import backends
-from ostro.backends import BACKENDS
+from ostro import devices as backends
+from ostro.backends.planning import plan
+from ostro.backends.torch import part as torch_part
+from ostro.backends.torch.part import TorchPart
+from ostro.backends.torch.planning import on_cpu
+from ostro.backends.torch.step_plan import Forward
 from ostro.config import EngineConfig
+from ostro.devices import DEVICE_KINDS
 from ostro.errors import BadRequest
 from ostro.kernels.paged_attention import Piece
 from ostro.models.registry import describe
-from ostro.planning import plan
-from ostro.planning.on_torch import on_cpu
-from ostro.runner import torch_part
-from ostro.runner.step_plan import Forward
-from ostro.runner.torch_part import TorchPart
 from ostro.torch_models.build import build_model
 from ostro.torch_models.layers import Matrix
 from ostro.torch_models.loading import places_of
@@ -121,7 +121,7 @@ def test_every_rank_on_a_cpu_unpacks_whole_tensors() -> None:
     largest = max(tensor.values for tensor in plain.tensors) * 4
     found = []
     for ranks in (1, 2, 4):
-        asked = BACKENDS["cpu"].resolve(EngineConfig(device="cpu", backend="torch", tensor_parallel=ranks))
+        asked = DEVICE_KINDS["cpu"].resolve(EngineConfig(device="cpu", backend="torch", tensor_parallel=ranks))
         found.append(on_cpu(packed, asked, described, GIB).peak - on_cpu(plain, asked, described, GIB).peak)
     assert found[0] > largest
     assert found == [found[0], 2 * found[0], 4 * found[0]]

@@ -15,15 +15,15 @@ from model_files import write_checkpoint
 from native_models import savable_model
 from peft_directory import random_adapter
 
+from ostro.backends.torch.load import first_rank, make_runner
+from ostro.backends.torch.tp.messages import Begin, Load
+from ostro.backends.torch.tp.ranks import Ranks
 from ostro.config import EngineConfig
 from ostro.engine.core import EngineCore
 from ostro.engine.request import Request
 from ostro.engine.runner import ModelRunner
 from ostro.engine.scheduler import Limits, Progress
 from ostro.errors import BadRequest, Unavailable
-from ostro.runner.torch_load import first_rank, make_runner
-from ostro.runner.tp.messages import Begin, Load
-from ostro.runner.tp.ranks import Ranks
 from ostro.sampling_params import SamplingParams
 from ostro.torch_models.base import Model
 from ostro.weights import open_checkpoint

@@ -5,8 +5,8 @@ import torch
 from encoder_directory import CASES, reference
 from encoder_runs import our_model, run, texts
 
+from ostro.backends.torch.encoder import EncoderRunner
 from ostro.models.registry import ENCODERS
-from ostro.runner.encoder import EncoderRunner
 from ostro.weights import Pooling
 
 

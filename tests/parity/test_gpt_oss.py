@@ -17,13 +17,13 @@ from safetensors.torch import save_file
 from telling_weights import telling
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
 
+from ostro.backends.native.runner import NativeRunner
+from ostro.backends.torch.runner import TorchRunner
 from ostro.config import BackendName
 from ostro.engine.core import EngineCore
 from ostro.engine.request import Request
 from ostro.errors import BadCheckpoint, UnsupportedModel
 from ostro.models.registry import describe
-from ostro.runner.native.runner import NativeRunner
-from ostro.runner.torch_runner import TorchRunner
 from ostro.sampling_params import SamplingParams
 from ostro.torch_models.layers import clamped_silu
 

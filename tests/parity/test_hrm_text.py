@@ -10,11 +10,11 @@ import transformers
 from dense_context import dense_logits
 from tiny_configs import HRM_TEXT
 
+from ostro.backends.torch.quantize import quantize_matrices, quantized_on_the_way
+from ostro.backends.torch.runner import TorchRunner
 from ostro.engine.core import EngineCore
 from ostro.engine.request import Request
 from ostro.engine.scheduler import Limits
-from ostro.runner.quantize import quantize_matrices, quantized_on_the_way
-from ostro.runner.torch_runner import TorchRunner
 from ostro.sampling_params import SamplingParams
 from ostro.torch_models.base import Model
 from ostro.torch_models.build import build_model

@@ -13,11 +13,11 @@ from quantized_packers import FORMATS, write_quantized
 from safetensors.torch import save_file
 from telling_weights import telling
 
+from ostro.backends.native.runner import NativeRunner
+from ostro.backends.torch.runner import TorchRunner
 from ostro.engine.core import EngineCore
 from ostro.engine.request import Request
 from ostro.errors import Unsupported
-from ostro.runner.native.runner import NativeRunner
-from ostro.runner.torch_runner import TorchRunner
 from ostro.sampling_params import SamplingParams
 
 CONFIG: Mapping[str, object] = {

@@ -12,7 +12,7 @@ from ostro.errors import ModelNotFound
 from ostro.pool.catalog import Catalog, ModelSpec
 from ostro.pool.pool import ModelPool, PoolLimits, PoolState
 from ostro.sampling_params import SamplingParams
-from ostro.server.service import ModelService
+from ostro.server.models.service import ModelService
 
 NAMES = ("one", "two", "three")
 

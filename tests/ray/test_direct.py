@@ -16,7 +16,7 @@ from ostro.ray.direct import DirectReplica, Picking
 from ostro.ray.ingress import Ingress
 from ostro.ray.replica import ROUTER_HEADER, EngineReplica, WholeAnswer
 from ostro.routing.key import Key
-from ostro.server.body import BodyLimits
+from ostro.server.http.body import BodyLimits
 
 LONG = "rules " * 400
 TURN = {"messages": [{"role": "user", "content": LONG}], "max_tokens": 2, "ignore_eos": True}

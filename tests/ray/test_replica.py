@@ -22,8 +22,8 @@ from ostro.ray.call import Call
 from ostro.ray.ingress import Answering, Ingress
 from ostro.ray.replica import EngineReplica, WholeAnswer
 from ostro.routing.report import Report
-from ostro.server.auth import Keyring
-from ostro.server.body import BodyLimits
+from ostro.server.admission.auth import Keyring
+from ostro.server.http.body import BodyLimits
 from ostro.server.settings import Given
 
 ENDLESS = {"prompt": "Once upon a time", "max_tokens": 5000, "ignore_eos": True, "stream": True}

@@ -15,8 +15,8 @@ from peft_directory import peft_config, random_adapter
 
 from ostro import LLM, SamplingParams
 from ostro.config import EngineConfig
-from ostro.server.build_models import build_models
-from ostro.server.models import Models
+from ostro.server.models.build import build_models
+from ostro.server.models.served import Models
 from ostro.server.settings import read_settings
 from ostro.sources.store import Entry, ModelStore
 from ostro.torch_models.build import build_model

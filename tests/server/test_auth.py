@@ -9,8 +9,8 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from ostro.errors import BadRequest
-from ostro.server.auth import Authentication, Keyring, read_key_file
-from ostro.server.record import RequestRecord
+from ostro.server.admission.auth import Authentication, Keyring, read_key_file
+from ostro.server.telemetry.record import RequestRecord
 
 
 async def who(scope: Scope, receive: Receive, send: Send) -> None:

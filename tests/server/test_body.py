@@ -17,10 +17,10 @@ from ostro.errors import TryLater
 from ostro.sampling_params import MAX_LOGIT_BIAS
 from ostro.schemas.chat import MAX_MESSAGES, MAX_PARTS
 from ostro.schemas.prompts import MAX_PROMPTS, MAX_TOKENS
-from ostro.server import body
+from ostro.server.admission.limits import GateLimits
 from ostro.server.api import HttpOptions
-from ostro.server.body import BodyBudget, BodyLease, BodyLimits, costs_too_much
-from ostro.server.limits import GateLimits
+from ostro.server.http import body
+from ostro.server.http.body import BodyBudget, BodyLease, BodyLimits, costs_too_much
 
 COMPLETIONS = "/v1/completions"
 JSON = {"Content-Type": "application/json"}

@@ -14,8 +14,8 @@ from live_server import LiveServer, live_server
 from model_directory import pickle_weights, write_model
 from object_stores import BUCKET, CREDENTIALS, ObjectStore, running_store
 
+from ostro.backends.planning import plan
 from ostro.config import EngineConfig
-from ostro.planning import plan
 
 
 def put(store: ObjectStore, name: str, directory: Path) -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ostro.engine.runner import TokenLogprob
-from ostro.outputs import Choice, Completion, Delta
+from ostro.frontend.outputs import Choice, Completion, Delta
 from ostro.schemas import ChatCompletionRequest, parse
 from ostro.server.chat_turn import AnswerStream
 from ostro.server.chunks import AnswerChunks, ChatChunks, Chunks

@@ -10,7 +10,7 @@ from scripted_answers import default_tokenizer
 from ostro.answers.tools import Tool, ToolChoice
 from ostro.engine.constraint import Constraint
 from ostro.errors import BadRequest
-from ostro.frontend import Frontend
+from ostro.frontend.requests import Frontend
 from ostro.sampling_params import SamplingParams
 from ostro.server.chat_preparation import ChatPreparation
 from ostro.server.chat_request import ChatRequest

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 from model_directory import write_model
 
-from ostro import backends
+from ostro import devices as backends
 from ostro.config import EngineConfig
 from ostro.errors import ModelError
 from ostro.pool.catalog import ModelSpec
 from ostro.pool.pool import Files, Footprint
-from ostro.server import build_models
+from ostro.server.models import build as build_models
 
 GIB = 1 << 30
 

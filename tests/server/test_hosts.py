@@ -11,7 +11,7 @@ from live_server import LiveServer, live_server
 from starlette.datastructures import Headers
 
 from ostro.errors import BadRequest, NotAllowed
-from ostro.server.hosts import HostRule
+from ostro.server.admission.hosts import HostRule
 from ostro.server.settings import Given, read_settings
 
 EVIL = "evil.example"

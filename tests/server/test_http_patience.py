@@ -13,11 +13,11 @@ from http_app import live_app
 from live_service import live_models, set_faults, until, until_idle
 
 from ostro.schemas import CompletionResponse
+from ostro.server.admission.limits import GateLimits
 from ostro.server.api import HttpOptions
 from ostro.server.app import build_app
-from ostro.server.body import BodyLimits
-from ostro.server.limits import GateLimits
-from ostro.server.protocol import BoundedHttp
+from ostro.server.http.body import BodyLimits
+from ostro.server.http.protocol import BoundedHttp
 from ostro.server.responses import completion_response
 
 

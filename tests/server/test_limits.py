@@ -7,10 +7,10 @@ import pytest
 
 from ostro.engine.request import Request
 from ostro.errors import BadRequest, NotAllowed, QueueFull, RequestTimeout, Unavailable
-from ostro.outputs import Choice, Completion, Delta
+from ostro.frontend.outputs import Choice, Completion, Delta
 from ostro.sampling_params import SamplingParams
-from ostro.server.limits import FairClock, Gate, GateLimits, Usage
-from ostro.server.record import RequestRecord
+from ostro.server.admission.limits import FairClock, Gate, GateLimits, Usage
+from ostro.server.telemetry.record import RequestRecord
 
 T = TypeVar("T")
 

@@ -178,8 +178,8 @@ def test_the_refused_field_is_a_field_of_the_line(model: Path, tmp_path: Path) -
 
 NOISY = """
 import logging, os, subprocess, sys, warnings
-from ostro.server.logging import configure_logging
-from ostro.server.stderr import stderr_logged
+from ostro.server.log.setup import configure_logging
+from ostro.server.log.stderr import stderr_logged
 
 with stderr_logged() as stream:
     configure_logging(stream=stream)
@@ -213,7 +213,7 @@ def test_lines_of_the_engine_are_lines_of_the_log(model: Path, tmp_path: Path) -
     with live_server(tmp_path, str(model), "--page-size", "32", faults="") as server:
         pass
     lines = [json.loads(line) for line in server.log_text.splitlines()]
-    [line] = [line for line in lines if line["logger"] == "ostro.runner.load"]
+    [line] = [line for line in lines if line["logger"] == "ostro.backends.loading"]
     assert line["message"].startswith("the model runs on torch")
 
 

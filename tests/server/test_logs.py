@@ -13,8 +13,8 @@ from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
 
 from ostro.errors import BadRequest
-from ostro.server.logging import RequestLog, configure_logging
-from ostro.server.record import RequestRecord
+from ostro.server.log.setup import RequestLog, configure_logging
+from ostro.server.telemetry.record import RequestRecord
 
 Lines = list[dict[str, object]]
 
@@ -207,7 +207,7 @@ def test_lines_that_nobody_reads_are_dropped_and_counted(monkeypatch: pytest.Mon
     """A pipe that nobody read held up the event loop once."""
     pipe = Pipe()
     monkeypatch.setattr("sys.stderr", pipe)
-    monkeypatch.setattr("ostro.server.logging._MOST_LINES", 3)
+    monkeypatch.setattr("ostro.server.log.setup._MOST_LINES", 3)
     configure_logging()
     for number in range(50):
         logging.getLogger("test").warning("line %d", number)

@@ -9,13 +9,13 @@ from fastapi import FastAPI
 from ostro.engine.counters import Counters
 from ostro.engine_process.engine_counters import EngineCounters, ModelCounters
 from ostro.engine_process.messages import Heartbeat, ModelInfo
+from ostro.server.admission.auth import Keyring
 from ostro.server.app import build_app
-from ostro.server.auth import Keyring
-from ostro.server.build_models import build_models
 from ostro.server.lifecycle import middlewares
-from ostro.server.metrics import Metrics
-from ostro.server.record import RequestRecord
+from ostro.server.models.build import build_models
 from ostro.server.settings import Given, read_settings
+from ostro.server.telemetry.metrics import Metrics
+from ostro.server.telemetry.record import RequestRecord
 
 
 @dataclass

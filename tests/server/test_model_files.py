@@ -14,8 +14,8 @@ from object_stores import BUCKET, CREDENTIALS, running_store
 from ostro.config import EngineConfig
 from ostro.errors import DownloadFailed, ModelNotFound
 from ostro.pool.catalog import ModelSpec
-from ostro.server import model_files
-from ostro.server.model_files import CachedModelFiles
+from ostro.server.models import files as model_files
+from ostro.server.models.files import CachedModelFiles
 from ostro.sources import pypi
 from ostro.sources.store import ModelStore
 

@@ -13,11 +13,11 @@ from ostro.config import EngineConfig
 from ostro.errors import BadRequest, ModelNotFound
 from ostro.pool.catalog import Catalog, ModelSpec
 from ostro.pool.pool import ModelPool, PoolLimits
+from ostro.server.admission.limits import Gate, GateLimits
 from ostro.server.api import HttpOptions
 from ostro.server.app import build_app
-from ostro.server.limits import Gate, GateLimits
-from ostro.server.models import ANY, Models
-from ostro.server.service import ModelService
+from ostro.server.models.served import ANY, Models
+from ostro.server.models.service import ModelService
 
 
 def models_under_a_root(paths: Sequence[str]) -> Models:

@@ -11,16 +11,16 @@ import pytest
 from fastapi import FastAPI
 from live_server import LiveServer, live_server
 
+from ostro.server.admission.auth import Keyring
+from ostro.server.admission.limits import Gate, GateLimits
 from ostro.server.app import build_app
-from ostro.server.auth import Keyring
-from ostro.server.build_models import build_models
 from ostro.server.lifecycle import middlewares
-from ostro.server.limits import Gate, GateLimits
-from ostro.server.metrics import Metrics
+from ostro.server.models.build import build_models
 from ostro.server.playground import endpoint
 from ostro.server.playground.browser import is_at_hand, page_url
 from ostro.server.playground.endpoint import read_assets
 from ostro.server.settings import Given, read_settings
+from ostro.server.telemetry.metrics import Metrics
 
 ASSETS = read_assets()
 

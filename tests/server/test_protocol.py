@@ -13,8 +13,8 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.config import HTTP_PROTOCOLS
 
-from ostro.server.connections import Connections
-from ostro.server.protocol import BoundedHttp, bound_uvicorn
+from ostro.server.http.connections import Connections
+from ostro.server.http.protocol import BoundedHttp, bound_uvicorn
 
 MEGABYTE = 1 << 20
 

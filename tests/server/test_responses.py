@@ -6,7 +6,7 @@ from tokenizers import Tokenizer as Core
 
 from ostro.engine.runner import TokenLogprob
 from ostro.errors import StructureFailed
-from ostro.outputs import Choice, Completion
+from ostro.frontend.outputs import Choice, Completion
 from ostro.schemas import (
     ChatCompletionRequest,
     CompletionLogprobs,

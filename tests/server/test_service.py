@@ -16,11 +16,11 @@ from ostro.config import EngineConfig
 from ostro.engine.request import Request
 from ostro.engine.runner import TokenLogprob
 from ostro.errors import BadRequest, ContextLengthExceeded, ModelNotFound, Unavailable, Unsupported
-from ostro.frontend import Message
-from ostro.outputs import Completion
+from ostro.frontend.outputs import Completion
+from ostro.frontend.requests import Message
 from ostro.sampling_params import SamplingParams
 from ostro.server.chat_request import ChatRequest
-from ostro.server.service import ModelService, State
+from ostro.server.models.service import ModelService, State
 
 CHAT = [{"role": "user", "content": "Hello"}]
 LONG = "a long way to go, and back again. " * 100

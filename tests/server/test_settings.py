@@ -4,13 +4,13 @@ from pathlib import Path
 import pytest
 import yaml
 
+from ostro.backends.planning import plan
 from ostro.config import EngineConfig
 from ostro.errors import BadRequest
-from ostro.machine import free_memory
-from ostro.mesh_hosts import ADDRESS, COUNT, NUMBER
-from ostro.planning import plan
-from ostro.server.build_models import build_models, fixed_specs, roots
+from ostro.server.models.build import build_models, fixed_specs, roots
 from ostro.server.settings import ALIASES, PREFIX, Given, Merged, ServeSettings, read_settings
+from ostro.system.machine import free_memory
+from ostro.system.mesh_hosts import ADDRESS, COUNT, NUMBER
 
 
 @pytest.fixture(autouse=True)

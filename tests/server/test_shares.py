@@ -2,7 +2,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from ostro.server.shares import Shares
+from ostro.server.admission.shares import Shares
 
 
 def filled(shares: Shares, key: str) -> int:

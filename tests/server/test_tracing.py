@@ -25,10 +25,10 @@ from sse_events import events_of
 
 from ostro.errors import BadRequest
 from ostro.sampling_params import SamplingParams
-from ostro.server.record import RequestRecord
 from ostro.server.settings import Given, read_settings
-from ostro.server.tracing.spans import attributes_of, is_failure, name_of, phases_of
-from ostro.server.tracing.start import start_tracing, traces_url
+from ostro.server.telemetry.record import RequestRecord
+from ostro.server.telemetry.tracing.spans import attributes_of, is_failure, name_of, phases_of
+from ostro.server.telemetry.tracing.start import start_tracing, traces_url
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 # Collectors of tests are on this machine, whatever proxy there is.
@@ -357,7 +357,7 @@ def test_nothing_of_opentelemetry_is_imported_unless_requests_are_traced() -> No
     """But for its interface, which FastAPI imports."""
     code = (
         "import sys, ostro.server.lifecycle\n"
-        "from ostro.server.tracing.start import start_tracing\n"
+        "from ostro.server.telemetry.tracing.start import start_tracing\n"
         "assert start_tracing(None, {}) is None\n"
         "parts = ('opentelemetry.sdk', 'opentelemetry.exporter', 'opentelemetry.proto', 'google.protobuf')\n"
         "print(*(name for name in sys.modules if name.startswith(parts)))"
@@ -397,7 +397,7 @@ def test_setting_without_the_packages_is_refused_with_what_to_install(
 
 def test_variables_of_others_are_no_reason_not_to_start(without_opentelemetry: dict[str, str]) -> None:
     code = (
-        "from ostro.server.tracing.start import start_tracing\n"
+        "from ostro.server.telemetry.tracing.start import start_tracing\n"
         "print(start_tracing(None, {'OTEL_EXPORTER_OTLP_ENDPOINT': 'http://127.0.0.1:4318'}))"
     )
     ran = subprocess.run(

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulated import COPIES, by_clients, cost_table, load, simulated
 
+from ostro.backends.fake import FakeRunner
 from ostro.engine.batch import Batch
 from ostro.engine.core import EngineCore
 from ostro.engine.page_store import Arrival, Fetch, Move, Spill, Store
@@ -19,7 +20,6 @@ from ostro.engine.runner import Step, StepOutput
 from ostro.engine.tiers import Tiers
 from ostro.measure.bench.outcomes import Outcome
 from ostro.measure.bench.workload import Item
-from ostro.runner.fake import FakeRunner
 from ostro.sampling_params import SamplingParams
 from ostro.simulation.clock_runner import ClockRunner
 from ostro.simulation.clock_store import ClockStore

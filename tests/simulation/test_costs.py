@@ -7,8 +7,8 @@ import msgspec
 import pytest
 from simulated import cost_table
 
+from ostro.backends.fake import FakeRunner
 from ostro.errors import BadRequest
-from ostro.runner.fake import FakeRunner
 from ostro.sampling_params import SamplingParams
 from ostro.simulation.costs import StepTimes, Work, at, read_table, step_seconds, with_shape
 from ostro.simulation.measuring import Point, fit, measure_steps

@@ -6,12 +6,12 @@ import msgspec
 import pytest
 from simulated import at_rate, by_clients, cost_table, load, simulated
 
+from ostro.backends.fake import FakeRunner
 from ostro.engine.core import EngineCore
 from ostro.engine.request import Request
 from ostro.measure.bench.jobs import Level
 from ostro.measure.bench.outcomes import Outcome
 from ostro.measure.bench.workload import Item, Span
-from ostro.runner.fake import FakeRunner
 from ostro.sampling_params import SamplingParams
 from ostro.simulation.costs import CostTable, Work, step_seconds
 from ostro.simulation.fleet import Fleet

@@ -135,7 +135,7 @@ def test_where_both_fail_the_error_names_both(world: World) -> None:
 
 SURVEY = f"""
 from ostro.config import EngineConfig
-from ostro.planning import plan
+from ostro.backends.planning import plan
 from ostro.weights import open_checkpoint
 from ostro.sources.place import find_place
 from ostro.sources.references import parse_model

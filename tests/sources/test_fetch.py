@@ -18,7 +18,6 @@ from fault_proxy import Fault, FaultProxy
 from object_stores import BUCKET, ObjectStore, s3_client
 
 from ostro.errors import BadRequest, DiskFull, DownloadFailed, ModelNotFound, Unsupported
-from ostro.extras import install_command
 from ostro.sources import base, gcs, partial, progress, s3
 from ostro.sources import cache as cache_module
 from ostro.sources.address import StoreAddress, parse_address
@@ -27,6 +26,7 @@ from ostro.sources.fetch import fetch_model
 from ostro.sources.models import list_models
 from ostro.sources.s3 import S3Source
 from ostro.sources.store import ModelStore
+from ostro.system.extras import install_command
 from ostro.weights import open_checkpoint
 
 pytest_plugins = ["store_fixtures"]

@@ -216,7 +216,7 @@ def test_a_silent_hub_and_no_copy_is_a_failed_download(tmp_path: Path) -> None:
 PLAN = """
 import sys
 from ostro.config import EngineConfig
-from ostro.planning import plan
+from ostro.backends.planning import plan
 found = plan(sys.argv[1], EngineConfig(device="cpu"), memory=1 << 33)
 print(found.model, found.parameters, found.fits)
 """

@@ -9,8 +9,8 @@ from types import ModuleType
 from doc_pages import tables
 
 from ostro.engine.counters import Counters
-from ostro.server.metrics import Metrics, Served
 from ostro.server.settings import ALIASES, PREFIX, ServeSettings
+from ostro.server.telemetry.metrics import Metrics, Served
 
 ROOT = Path(__file__).parents[2]
 

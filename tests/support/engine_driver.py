@@ -9,6 +9,7 @@ from fake_tiers import FakePageStore, FixedCosts, Shared
 from guessed_drafts import GuessedDrafts
 from scripted_grammar import EOS, AutomatonMatcher, ScriptedGrammars
 
+from ostro.backends.fake import FakeRunner
 from ostro.engine.batch import Batch
 from ostro.engine.constraint import Constraint
 from ostro.engine.core import EngineCore
@@ -20,7 +21,6 @@ from ostro.engine.sequence import PENDING, FinishReason
 from ostro.engine.sequence import Sequence as EngineSequence
 from ostro.engine.tiers import Tiers
 from ostro.errors import SequenceFailed
-from ostro.runner.fake import FakeRunner
 from ostro.sampling_params import SamplingParams
 
 

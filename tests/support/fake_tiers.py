@@ -6,9 +6,9 @@ from collections.abc import Callable, Collection, Sequence
 from random import Random
 from typing import NamedTuple
 
+from ostro.backends.fake import FakeRunner
 from ostro.engine.fetch_costs import FetchCosts
 from ostro.engine.page_store import Arrival, Fetch, Move, Offer, Source, Spill, Store
-from ostro.runner.fake import FakeRunner
 
 Shared = dict[bytes, list[int]]
 """What engines leave to one another."""

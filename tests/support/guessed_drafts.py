@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from random import Random
 
+from ostro.backends.fake import FakeRunner
 from ostro.engine.sequence import Sequence
 from ostro.engine.speculation import Drafts, NgramSpeculation
-from ostro.runner.fake import FakeRunner
 
 
 class GuessedDrafts:
@@ -57,7 +57,7 @@ class ReplayedDrafts:
     """Drafts what an earlier run without drafts has generated, with some tokens replaced."""
 
     def __init__(self, outputs: Mapping[tuple[int, int], Seq[int]], *, accuracy: float = 0.8, most: int = 5) -> None:
-        """`outputs` are by request id and choice."""
+        """`frontend.outputs` are by request id and choice."""
         self._outputs, self._accuracy, self._most = outputs, accuracy, most
         self._random = Random(0)
 

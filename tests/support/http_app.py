@@ -8,11 +8,11 @@ from contextlib import asynccontextmanager
 import uvicorn
 from live_service import live_models
 
+from ostro.server.admission.limits import Gate, GateLimits
 from ostro.server.api import HttpOptions
 from ostro.server.app import build_app
-from ostro.server.body import BodyBudget
-from ostro.server.limits import Gate, GateLimits
-from ostro.server.service import ModelService
+from ostro.server.http.body import BodyBudget
+from ostro.server.models.service import ModelService
 
 
 @asynccontextmanager

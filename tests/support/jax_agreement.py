@@ -6,8 +6,8 @@ python jax_agreement.py FACTS    a JSON object, with JAX's environment of a proc
 import json
 import sys
 
+from ostro.backends.jax.hosts import agree, join_hosts
 from ostro.errors import BadRequest
-from ostro.runner.jax.hosts import agree, join_hosts
 
 
 def main(facts: str) -> None:

@@ -11,12 +11,12 @@ import numpy as np
 from jax_models import FAMILIES, jax_runner
 from native_models import savable_model
 
+from ostro.backends.jax.hosts import join_hosts
+from ostro.backends.jax.runner import JaxRunner
 from ostro.engine.core import EngineCore
 from ostro.engine.request import Request
 from ostro.engine.runner import ModelRunner
 from ostro.engine.scheduler import Limits
-from ostro.runner.jax.hosts import join_hosts
-from ostro.runner.jax.runner import JaxRunner
 from ostro.sampling_params import SamplingParams
 from ostro.weights.adapter import LowRank
 

@@ -20,11 +20,11 @@ from native_models import ModelCheckpoint
 from numpy.typing import DTypeLike
 from tiny_configs import DIVISIBLE
 
+from ostro.backends.jax.adapters import Adapters
+from ostro.backends.jax.placed import PlacedModel
+from ostro.backends.jax.runner import JaxRunner
+from ostro.backends.jax.shapes import Sizes
 from ostro.models.registry import describe
-from ostro.runner.jax.adapters import Adapters
-from ostro.runner.jax.placed import PlacedModel
-from ostro.runner.jax.runner import JaxRunner
-from ostro.runner.jax.shapes import Sizes
 from ostro.torch_models.base import Model
 from ostro.weights import Checkpoint, Pooling
 

@@ -13,8 +13,8 @@ from ostro.engine.request import Request
 from ostro.pool.catalog import Catalog, ModelSpec
 from ostro.pool.pool import ModelPool, PoolLimits
 from ostro.sampling_params import SamplingParams
-from ostro.server.models import Models
-from ostro.server.service import ModelService
+from ostro.server.models.served import Models
+from ostro.server.models.service import ModelService
 
 
 def set_faults(monkeypatch: pytest.MonkeyPatch, *faults: str) -> None:

@@ -17,11 +17,11 @@ from pathlib import Path
 import jax
 import numpy as np
 
+from ostro.backends.jax.mesh import make_mesh
+from ostro.backends.jax.weights import Weights, load_weights
 from ostro.models.architecture import Architecture
 from ostro.models.cut import cut
 from ostro.models.registry import describe
-from ostro.runner.jax.mesh import make_mesh
-from ostro.runner.jax.weights import Weights, load_weights
 from ostro.weights import Checkpoint, open_checkpoint
 from ostro.weights.arrays import Floats
 from ostro.weights.slices import Index, SlicedWeight

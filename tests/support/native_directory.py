@@ -9,13 +9,13 @@ from native_models import ModelCheckpoint, savable_model
 from safetensors.torch import save_file
 from tiny_models import LLAMA
 
+from ostro.backends.loading import load_runner
+from ostro.backends.native.packed_cache import WEIGHTS
+from ostro.backends.native.runner import NativeRunner
+from ostro.backends.torch.runner import TorchRunner
 from ostro.config import EngineConfig
 from ostro.engine.core import EngineCore
 from ostro.engine.request import Request
-from ostro.runner.load import load_runner
-from ostro.runner.native.packed_cache import WEIGHTS
-from ostro.runner.native.runner import NativeRunner
-from ostro.runner.torch_runner import TorchRunner
 from ostro.sampling_params import SamplingParams
 from ostro.sources.store import ModelStore
 from ostro.weights import open_checkpoint

@@ -7,13 +7,13 @@ from encoder_directory import Config
 from encoder_runs import our_model
 from native_models import ModelCheckpoint
 
+from ostro.backends.native.encoder import NativeEncoderRunner
+from ostro.backends.native.packing import pack
+from ostro.backends.native.support import native_architecture
 from ostro.kernels.cpu.library import instruction_sets, panel_of
 from ostro.kernels.cpu.packed_file import PackedFile, PackedWriter
 from ostro.models.encoder import Encoder
 from ostro.models.registry import describe
-from ostro.runner.native.encoder import NativeEncoderRunner
-from ostro.runner.native.packing import pack
-from ostro.runner.native.support import native_architecture
 from ostro.weights import Pooling
 
 

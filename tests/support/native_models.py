@@ -8,13 +8,13 @@ import pytest
 import torch
 from tiny_models import random_model
 
+from ostro.backends.native.lora import NativeAdapters
+from ostro.backends.native.packing import pack
+from ostro.backends.native.runner import NativeRunner
+from ostro.backends.native.support import native_architecture
 from ostro.kernels.cpu.library import Cells, instruction_sets, is_built, panel_of, why_missing
 from ostro.kernels.cpu.packed_file import PackedFile, PackedWriter
 from ostro.models.registry import describe
-from ostro.runner.native.lora import NativeAdapters
-from ostro.runner.native.packing import pack
-from ostro.runner.native.runner import NativeRunner
-from ostro.runner.native.support import native_architecture
 from ostro.torch_models.base import Model
 from ostro.torch_models.loading import Picked, Place, places_of
 from ostro.weights import Pooling

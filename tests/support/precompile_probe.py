@@ -21,20 +21,20 @@ from triton.compiler import make_backend
 from triton.runtime import driver
 from triton.runtime.cache import get_cache_key
 
+from ostro.backends.cuda.choices import conceivable, known
+from ostro.backends.cuda.graphs import ladder
+from ostro.backends.cuda.part import GpuPart
+from ostro.backends.cuda.precompile_process import compile_all, part_of, signatures
+from ostro.backends.cuda.precompiling import Request
+from ostro.backends.cuda.projections import PackedLinear
+from ostro.backends.cuda.sampling import DrawnTokens, Sampler
+from ostro.backends.cuda.step_plan import SamplerKind
 from ostro.kernels.gpu.fp8 import fp8_small_linear
 from ostro.kernels.gpu.packed_words import Packed
 from ostro.kernels.gpu.signatures import build, compile_for, kernel_name, recorded
 from ostro.kernels.gpu.small_batch import small_linear
 from ostro.kernels.gpu.step_inputs import FIELDS, LENGTH, SAMPLER, unpack
 from ostro.kernels.gpu.tilings import default_vector_tiling
-from ostro.runner.gpu.choices import conceivable, known
-from ostro.runner.gpu.graphs import ladder
-from ostro.runner.gpu.part import GpuPart
-from ostro.runner.gpu.precompile_process import compile_all, part_of, signatures
-from ostro.runner.gpu.precompiling import Request
-from ostro.runner.gpu.projections import PackedLinear
-from ostro.runner.gpu.sampling import DrawnTokens, Sampler
-from ostro.runner.gpu.step_plan import SamplerKind
 from ostro.torch_models.base import Model
 from ostro.torch_models.build import build_model
 from ostro.torch_models.decoder import Decoder

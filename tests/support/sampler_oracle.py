@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from ostro.backends.sampling.random_stream import stream_key
 from ostro.engine.request import Request
 from ostro.engine.sequence import Sequence
-from ostro.runner.random_stream import stream_key
 from ostro.sampling_params import SamplingParams
 
 

@@ -104,7 +104,7 @@ def _own_starter() -> _Starter:
 
 def prepare_for_engines() -> None:
     """Imports what they need."""
-    for name in (_MODULE, "ostro.runner.load"):
+    for name in (_MODULE, "ostro.backends.loading"):
         importlib.import_module(name)
     # It is to be run as a program.
     del sys.modules[_MODULE]

@@ -236,8 +236,8 @@ if __name__ == "__main__":
     import huggingface_hub.hf_api  # noqa: F401
     from warm_engines import prepare_for_engines, start_engines_warm
 
+    import ostro.backends.planning
     import ostro.cli.serve
-    import ostro.planning
     import ostro.server.lifecycle
     import ostro.weights  # noqa: F401
     from ostro.cli import COMMANDS, main

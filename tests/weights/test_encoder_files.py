@@ -13,12 +13,12 @@ from model_directory import write_pickles
 from native_models import needs_library
 from safetensors.torch import load_file, save_file
 
+from ostro.backends.loading import load_runner
+from ostro.backends.planning import plan
 from ostro.config import EngineConfig
 from ostro.errors import BadCheckpoint, BadRequest, OstroError, Unsupported, UnsupportedModel
 from ostro.llm import LLM
 from ostro.models.registry import describe
-from ostro.planning import plan
-from ostro.runner.load import load_runner
 from ostro.weights import Pooling, open_checkpoint
 
 TEXTS = ["the quick brown fox", "paris", "the lazy dog does not mind a fox"]

@@ -14,12 +14,12 @@ from native_models import needs_library
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
+from ostro.backends.loading import load_runner
 from ostro.config import BackendName, EngineConfig
 from ostro.engine.core import EngineCore
 from ostro.engine.request import Request
 from ostro.errors import BadCheckpoint, ModelNotFound, UnsupportedModel
 from ostro.models.registry import FAMILIES
-from ostro.runner.load import load_runner
 from ostro.sampling_defaults import SamplingDefaults
 from ostro.sampling_params import SamplingParams
 from ostro.torch_models.build import build_model

@@ -27,9 +27,9 @@ from quantized_packers import (
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from ostro.backends.planning import plan
 from ostro.config import EngineConfig
 from ostro.errors import BadCheckpoint, ModelError, UnsupportedModel
-from ostro.planning import plan
 from ostro.weights import Checkpoint, open_checkpoint
 from ostro.weights.arrays import Weight
 from ostro.weights.quantized import read_scheme

@@ -28,9 +28,9 @@ from ostro.schemas import (
 )
 from ostro.schemas.generation import TokenBiases, Words
 from ostro.schemas.prompts import Prompts
+from ostro.server.api_docs.document import document
 from ostro.server.app import build_app
-from ostro.server.documentation import document
-from ostro.server.models import Models
+from ostro.server.models.served import Models
 
 Schema = Mapping[str, Any]
 

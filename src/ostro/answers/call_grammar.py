@@ -16,8 +16,8 @@ from ostro.answers.lark import Lark, alternatives
 from ostro.answers.profile import ReasoningMarkers
 from ostro.answers.tools import CUSTOM_INPUT, Tool
 from ostro.answers.typed_values import may_be_text
-from ostro.guidance_text import OPTIONS, SEPARATORS
-from ostro.guidance_text import text_literal as quoted
+from ostro.formats.guidance_text import OPTIONS, SEPARATORS
+from ostro.formats.guidance_text import text_literal as quoted
 
 _FUNCTION, _PARAMETER, _PARAMETER_END = "<function={}>\n", "<parameter={}>\n", "\n</parameter>\n"
 _SEAM = r"/\n{0,2}/"

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable
 
-from ostro.guidance_text import SpecialIds, marked_text
-from ostro.guidance_text import text_literal as quoted
+from ostro.formats.guidance_text import SpecialIds, marked_text
+from ostro.formats.guidance_text import text_literal as quoted
 
 
 def alternatives(bodies: Iterable[str]) -> str:

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from ostro.cli.parser import CommandParser, describe
-from ostro.env_file import read_cache_variables
 from ostro.errors import OstroError
-from ostro.platforms import check_platform
+from ostro.system.env_file import read_cache_variables
+from ostro.system.platforms import check_platform
 
 COMMANDS = {
     "serve": "serve models over an OpenAI-compatible HTTP API",

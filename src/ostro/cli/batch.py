@@ -22,9 +22,9 @@ from ostro.cli.profile import add_profile_option, profiled
 from ostro.cli.progress import tell_progress
 from ostro.engine.request import Request
 from ostro.errors import BadRequest, OstroError, UnknownModel
-from ostro.frontend import Prompt
+from ostro.frontend.outputs import Completion, embedding
+from ostro.frontend.requests import Prompt
 from ostro.llm import LLM
-from ostro.outputs import Completion, embedding
 from ostro.sampling_params import SamplingParams
 from ostro.schemas import (
     BatchError,

@@ -20,9 +20,9 @@ from ostro.cli.parser import describe
 from ostro.cli.profile import add_profile_option, profiled
 from ostro.cli.progress import tell_progress
 from ostro.errors import BadRequest, SequenceFailed
-from ostro.frontend import Prompt
+from ostro.frontend.outputs import Completion
+from ostro.frontend.requests import Prompt
 from ostro.llm import LLM
-from ostro.outputs import Completion
 from ostro.sampling_params import SamplingParams
 from ostro.schemas import StructuredFields, parse
 

@@ -186,9 +186,9 @@ def _verify_model(store: ModelStore, entry: Entry) -> bool:
 
 
 def _verify_packed(store: ModelStore, entry: Entry) -> bool:
+    from ostro.backends.native.packed_cache import WEIGHTS
     from ostro.kernels.cpu.library import why_missing
     from ostro.kernels.cpu.packed_file import damage
-    from ostro.runner.native.packed_cache import WEIGHTS
 
     problems = store.verify(entry)
     if not problems and (missing := why_missing()) is not None:

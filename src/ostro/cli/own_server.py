@@ -22,7 +22,7 @@ from ostro.errors import ModelError
 _POLL_SECONDS = 0.1
 _END_SECONDS = 15.0
 # Loggers that report startup progress.
-_AT_WORK = ("ostro.sources.", "ostro.weights.", "ostro.runner.")
+_AT_WORK = ("ostro.sources.", "ostro.weights.", "ostro.backends.")
 
 
 @contextmanager

@@ -6,10 +6,10 @@ import argparse
 import json
 from dataclasses import asdict, replace
 
-from ostro.backends import BACKENDS
+from ostro.backends.planning import Plan, plan
 from ostro.cli.options import add_kernel_option, add_size_options, memory_size, size_config
 from ostro.cli.parser import describe
-from ostro.planning import Plan, plan
+from ostro.devices import DEVICE_KINDS
 
 _MIB, _GIB = 1 << 20, 1 << 30
 
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _table(plan: Plan) -> str:
-    backend = BACKENDS[plan.device]
+    backend = DEVICE_KINDS[plan.device]
     second = f", of it {_size(plan.second_layout_bytes)} a second layout for speed" if plan.second_layout_bytes else ""
     active = plan.active_parameters < plan.parameters
     fewer = f", {plan.active_parameters / 1e6:,.0f} million of them active" if active else ""
@@ -93,7 +93,7 @@ def _table(plan: Plan) -> str:
 
 
 def _where(plan: Plan) -> str:
-    backend = BACKENDS[plan.device]
+    backend = DEVICE_KINDS[plan.device]
     if plan.devices == 1 or not backend.has_own_memory:
         return backend.label
     return f"each of {plan.devices} {backend.label}s, as are the sizes above"
@@ -106,7 +106,7 @@ def _peak(plan: Plan) -> str:
 
 
 def _shortage(plan: Plan) -> str:
-    backend, on_jax = BACKENDS[plan.device], plan.backend.startswith("jax")
+    backend, on_jax = DEVICE_KINDS[plan.device], plan.backend.startswith("jax")
     cures = ["Give it more memory", "lower --kv-memory"]
     if backend.smaller and not on_jax:
         cures.append(f"try {backend.smaller}")

@@ -163,8 +163,8 @@ def run(args: argparse.Namespace) -> int:
     if args.print_config:
         print(merged.describe(), *(f"# {note}\n" for note in merged.notes), sep="", end="", flush=True)
     # Imported late: the server's modules are slow to import, and a wrong setting should be reported at once.
-    from ostro.server.build_models import outlook
     from ostro.server.lifecycle import rehearse, serve
+    from ostro.server.models.build import outlook
 
     if args.print_config:
         print("# What will run:", *(f"# {line}" for line in outlook(merged.settings)), sep="\n")

@@ -160,8 +160,8 @@ def _refuse_others(args: argparse.Namespace) -> None:
 
 def _measure(args: argparse.Namespace) -> int:
     # Slow to import, and a simulation needs neither.
+    from ostro.backends.tiers.opening import trial_stores
     from ostro.llm import LLM
-    from ostro.runner.tiers import trial_stores
     from ostro.simulation.measuring import measure_engine
     from ostro.simulation.server_costs import probe_server, with_server
 

@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from ostro.backends.fake import Script
 from ostro.engine.sequence import Sequence
-from ostro.runner.fake import Script
 
 _WORK_SECONDS = 0.05
 

@@ -21,8 +21,9 @@ from queue import SimpleQueue
 
 import msgspec
 
-from ostro.backends import BACKENDS
+from ostro.backends.fake import FakeRunner
 from ostro.config import EngineConfig
+from ostro.devices import DEVICE_KINDS
 from ostro.engine.constraint import Grammars, Prototype
 from ostro.engine.core import EngineCore
 from ostro.engine.counters import Counters
@@ -68,7 +69,6 @@ from ostro.grammar.vocabulary import TokenizerLike
 from ostro.processes.children import resident_bytes
 from ostro.processes.log_relay import relay_logs
 from ostro.processes.spawn import die_with_parent, leave
-from ostro.runner.fake import FakeRunner
 from ostro.sampling_params import SamplingParams
 from ostro.sources.store import ModelStore
 from ostro.weights import Checkpoint, open_checkpoint
@@ -377,7 +377,7 @@ def build_runner(
             raise SystemExit(0)
         vocab_size = checkpoint.config["vocab_size"]
         assert isinstance(vocab_size, int)
-        resolved = BACKENDS["cpu"].resolve(config)
+        resolved = DEVICE_KINDS["cpu"].resolve(config)
         return FakeRunner(
             page_size=resolved.page_size,
             num_pages=4096,
@@ -389,7 +389,7 @@ def build_runner(
             scripts=faults.scripts(),
         )
     # Imports numpy and the native library, or torch: the fake runner does without.
-    from ostro.runner.load import load_runner
+    from ostro.backends.loading import load_runner
 
     return load_runner(checkpoint, config, following=following)
 
@@ -397,7 +397,7 @@ def build_runner(
 def _tiers(checkpoint: Checkpoint, config: EngineConfig, runner: ModelRunner) -> Tiers | None:
     if not config.has_tiers:
         return None
-    from ostro.runner.tiers import open_tiers
+    from ostro.backends.tiers.opening import open_tiers
 
     return open_tiers(checkpoint, config, runner)
 
@@ -407,7 +407,7 @@ def model_grammars(checkpoint: Checkpoint, config: EngineConfig, width: int) -> 
 
     def tokenizer() -> TokenizerLike:
         # Slower to import than everything else here, and most engines never need it.
-        from ostro.model_tokenizer import load_tokenizer
+        from ostro.text.model_tokenizer import load_tokenizer
 
         return load_tokenizer(config, checkpoint)
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from ostro.engine.constraint import Constraint
 from ostro.errors import BadRequest, OstroError, Unsupported
+from ostro.formats.guidance_text import SpecialIds
 from ostro.grammar.compiler import NotCompiled, compile_grammar
 from ostro.grammar.exactness import not_exact
 from ostro.grammar.schema import Path, check_depth, lint, locate, pointer
 from ostro.grammar.translate import prepared_schema, schema_grammar, translate
-from ostro.guidance_text import SpecialIds
 from ostro.structured import StructuredOutput
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from ostro.errors import BadRequest
+from ostro.formats.guidance_text import text_literal
 from ostro.grammar.limits import MAX_DEPTH, MAX_REPETITIONS
-from ostro.guidance_text import text_literal
 
 ROOT = "root"
 

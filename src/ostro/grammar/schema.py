@@ -9,6 +9,7 @@ from decimal import Decimal, InvalidOperation
 from typing import Any
 
 from ostro.errors import BadRequest
+from ostro.formats.guidance_text import OPTIONS
 from ostro.grammar.limits import (
     MAX_DEPTH,
     MAX_ENUM_VALUES,
@@ -18,7 +19,6 @@ from ostro.grammar.limits import (
     MAX_PATTERN_PROPERTIES,
     MAX_REPETITIONS,
 )
-from ostro.guidance_text import OPTIONS
 
 Schema = dict[str, Any]
 Path = tuple[str | int, ...]

@@ -9,11 +9,7 @@ from typing import Any
 
 from ostro.engine.constraint import Constraint
 from ostro.errors import BadRequest, Unsupported
-from ostro.grammar.exactness import leave_out_inexact, require_exact, takes_names_twice
-from ostro.grammar.exclusion import replace_exclusive_one_of
-from ostro.grammar.gbnf import is_gbnf, to_lark
-from ostro.grammar.schema import Schema, check_depth, check_repetitions, lint, normalized
-from ostro.guidance_text import (
+from ostro.formats.guidance_text import (
     OPTIONS,
     SEPARATORS,
     WHITESPACE,
@@ -22,6 +18,10 @@ from ostro.guidance_text import (
     regex_literal,
     text_literal,
 )
+from ostro.grammar.exactness import leave_out_inexact, require_exact, takes_names_twice
+from ostro.grammar.exclusion import replace_exclusive_one_of
+from ostro.grammar.gbnf import is_gbnf, to_lark
+from ostro.grammar.schema import Schema, check_depth, check_repetitions, lint, normalized
 from ostro.structured import StructuredOutput
 
 _START = "start: "

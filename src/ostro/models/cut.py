@@ -9,7 +9,7 @@ from ostro.models.encoder import Encoder
 from ostro.models.torch_only import torch_only
 
 BLOCK = 128
-"""Tokens that race as one when a token is drawn (`runner.distribution`): no rank holds part of a block."""
+"""Tokens that race as one when a token is drawn (`backends.sampling.distribution`): no rank holds part of a block."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from contextlib import aclosing
 
 from starlette.types import ASGIApp, Message
 
-from ostro.extras import needs
+from ostro.system.extras import needs
 
 try:
     import ray
@@ -49,8 +49,8 @@ from ostro.ray.router import (
     router_name,
 )
 from ostro.routing.key import Key
-from ostro.server.logging import LogFormat, configure_logging
-from ostro.server.protocol import bound_uvicorn
+from ostro.server.http.protocol import bound_uvicorn
+from ostro.server.log.setup import LogFormat, configure_logging
 from ostro.server.settings import Given, ServeSettings, read_settings
 
 ENGINE, INGRESS, PICKER = "Engine", "Ingress", "Picker"

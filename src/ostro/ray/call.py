@@ -10,7 +10,7 @@ from pydantic_core import from_json
 from starlette.types import Scope
 
 from ostro.routing.key import BLOCK, MOST_BLOCKS, Key, blocks_of
-from ostro.server.models import ANY
+from ostro.server.models.served import ANY
 
 _MODEL_PATH = re.compile(r"/v1/(?!chat/completions)(?P<model>.+?)(/chat)?/completions")
 _PROMPT_FIELDS = ("prompt", "prompts", "input")

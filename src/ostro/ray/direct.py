@@ -20,11 +20,11 @@ from ostro.ray.everyone import AllEngines, answer_of_all, concerns_all
 from ostro.ray.ingress import live, may_ask, read_body, without_request_id
 from ostro.ray.replica import ROUTER_HEADER, EngineReplica
 from ostro.routing.key import Key
-from ostro.server.auth import Keyring
-from ostro.server.body import BodyLimits
-from ostro.server.disconnect import ClientGone, UntilDisconnect
+from ostro.server.admission.auth import Keyring
+from ostro.server.admission.hosts import HostRule
 from ostro.server.error_handlers import error_response
-from ostro.server.hosts import HostRule
+from ostro.server.http.body import BodyLimits
+from ostro.server.http.disconnect import ClientGone, UntilDisconnect
 
 # HAProxy says so if a body is longer than its buffer, and sends what fits.
 _TRUNCATED = "x-body-truncated"

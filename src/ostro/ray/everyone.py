@@ -11,8 +11,8 @@ from ostro.errors import Unavailable
 from ostro.ray.call import Call
 from ostro.ray.exposition import merged
 from ostro.ray.replica import WholeAnswer
-from ostro.server.auth import ADMIN_PREFIX, METRICS_PATH
-from ostro.server.metrics import CONTENT_TYPE
+from ostro.server.admission.auth import ADMIN_PREFIX, METRICS_PATH
+from ostro.server.telemetry.metrics import CONTENT_TYPE
 
 NONE_CAME = "No replica has taken the request in time. Try again in a moment."
 

@@ -16,12 +16,12 @@ from starlette.types import Message, Receive, Scope, Send
 from ostro.errors import BodyTimeout, NotAllowed, NotAuthorized, OstroError, Unavailable
 from ostro.ray.call import Call, read_key
 from ostro.ray.everyone import NONE_CAME, AllEngines, answer_of_all, concerns_all
-from ostro.server.auth import OPEN_PATHS, Keyring, check_caller
-from ostro.server.body import BodyLimits
+from ostro.server.admission.auth import OPEN_PATHS, Keyring, check_caller
+from ostro.server.admission.hosts import HostRule
 from ostro.server.dialects.broken_stream import last_event
-from ostro.server.disconnect import ClientGone, UntilDisconnect
 from ostro.server.error_handlers import error_response
-from ostro.server.hosts import HostRule
+from ostro.server.http.body import BodyLimits
+from ostro.server.http.disconnect import ClientGone, UntilDisconnect
 
 # Probes must not wait for a replica that may never start.
 _PROBE_SECONDS = 5.0

@@ -10,7 +10,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from ostro.backends import runs_on_jax
+from ostro.devices import runs_on_jax
 from ostro.errors import BadRequest
 from ostro.server.settings import REFUSED, Given, Merged, ServeSettings, read_settings
 

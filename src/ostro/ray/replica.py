@@ -22,11 +22,11 @@ from ostro.ray.call import Call, read_key
 from ostro.routing.hot_prefixes import HotPrefixes
 from ostro.routing.key import Key
 from ostro.routing.report import Report
-from ostro.server.build_models import build_models
 from ostro.server.lifecycle import News, assemble, build_gate
-from ostro.server.models import ANY, Models
+from ostro.server.models.build import build_models
+from ostro.server.models.served import ANY, Models
 from ostro.server.settings import Given, read_settings
-from ostro.server.tracing.start import Tracer, start_tracing
+from ostro.server.telemetry.tracing.start import Tracer, start_tracing
 
 REPLICA_HEADER = b"x-ostro-replica"
 ROUTER_HEADER = b"x-serve-router-ostro"

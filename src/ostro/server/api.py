@@ -13,11 +13,11 @@ from starlette.responses import Response
 from ostro.sampling_defaults import SamplingDefaults
 from ostro.sampling_params import SamplingParams
 from ostro.schemas import Message, WireModel
-from ostro.server.body import BodyLimits, Schema, read_request
+from ostro.server.admission.limits import Gate
 from ostro.server.dialects.response_store import ResponseStore
-from ostro.server.limits import Gate
-from ostro.server.models import Models
-from ostro.server.record import RequestRecord
+from ostro.server.http.body import BodyLimits, Schema, read_request
+from ostro.server.models.served import Models
+from ostro.server.telemetry.record import RequestRecord
 
 # Fewer are converted faster than a thread wakes up.
 _MANY_PARTS = 64

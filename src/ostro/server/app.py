@@ -8,15 +8,14 @@ from starlette.middleware import Middleware
 from starlette.types import Lifespan
 
 from ostro.server import error_handlers
+from ostro.server.admission.limits import Gate, GateLimits
 from ostro.server.api import Api, HttpOptions
 from ostro.server.api_docs import pages
-from ostro.server.body import BodyBudget, BodyLeases
+from ostro.server.api_docs.document import document
 from ostro.server.dialects.response_store import ResponseStore
-from ostro.server.documentation import document
-from ostro.server.limits import Gate, GateLimits
-from ostro.server.logging import RequestLog
-from ostro.server.models import Models
-from ostro.server.record import RequestRecord
+from ostro.server.http.body import BodyBudget, BodyLeases
+from ostro.server.log.setup import RequestLog
+from ostro.server.models.served import Models
 from ostro.server.routes import (
     admin,
     chat,
@@ -33,6 +32,7 @@ from ostro.server.routes import (
     root,
     tokenizer,
 )
+from ostro.server.telemetry.record import RequestRecord
 
 
 def build_app(

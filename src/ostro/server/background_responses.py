@@ -20,12 +20,12 @@ from ostro.server.dialects.background import BackgroundRun, EventLog
 from ostro.server.dialects.broken_stream import response_error
 from ostro.server.dialects.response_store import StoredResponse
 from ostro.server.dialects.response_writer import ResponseWriter
-from ostro.server.disconnect import ClientGone, UntilDisconnect
 from ostro.server.error_handlers import internal_error, note_error
 from ostro.server.generation import Answer, Job
-from ostro.server.record import RequestRecord
+from ostro.server.http.disconnect import ClientGone, UntilDisconnect
+from ostro.server.http.sse import PING, EventStream
 from ostro.server.response_input import Translated
-from ostro.server.sse import PING, EventStream
+from ostro.server.telemetry.record import RequestRecord
 
 _UNENDED = ("queued", "in_progress")
 _log = structlog.stdlib.get_logger("ostro.server")

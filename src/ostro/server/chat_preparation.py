@@ -10,7 +10,7 @@ from ostro.answers.plan import AnswerPlan, Reading, plan_answer
 from ostro.answers.profile import TemplateProfile
 from ostro.engine.constraint import Constraint
 from ostro.errors import BadRequest
-from ostro.frontend import Frontend
+from ostro.frontend.requests import Frontend
 from ostro.server.chat_request import ChatRequest
 from ostro.text.tokenizer import ChatText
 

@@ -19,9 +19,9 @@ from ostro.answers.reader import AnswerReader
 from ostro.engine.request import Request
 from ostro.engine.runner import TokenLogprob
 from ostro.errors import SequenceFailed
-from ostro.outputs import Choice, Completion, Delta
+from ostro.frontend.outputs import Choice, Completion, Delta
 from ostro.server.chat_request import ChatRequest, PreparedChat
-from ostro.server.models import Model
+from ostro.server.models.served import Model
 from ostro.text.offsets import text_offsets
 from ostro.text.tokenizer import Tokenizer
 

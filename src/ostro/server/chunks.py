@@ -13,9 +13,10 @@ import msgspec
 
 from ostro.answers.events import CallArguments, CallBegin, Event, Reasoning, Text
 from ostro.engine.runner import TokenLogprob
-from ostro.outputs import Choice, Completion, Delta
+from ostro.frontend.outputs import Choice, Completion, Delta
 from ostro.schemas import ChatCompletionRequest, CompletionRequest, StreamOptions
 from ostro.server.chat_turn import AnswerStream
+from ostro.server.http.sse import OPENAI, Framing, event
 from ostro.server.responses import (
     chat_logprobs,
     echoed_prompt,
@@ -25,7 +26,6 @@ from ostro.server.responses import (
     usage,
     wire_reason,
 )
-from ostro.server.sse import OPENAI, Framing, event
 from ostro.text.offsets import text_offsets
 from ostro.text.tokenizer import Tokenizer
 

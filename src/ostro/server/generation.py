@@ -20,16 +20,16 @@ from starlette.types import Receive, Scope, Send
 
 from ostro.engine.request import Request as EngineRequest
 from ostro.errors import OstroError
-from ostro.outputs import Completion, Delta
+from ostro.frontend.outputs import Completion, Delta
 from ostro.schemas import WireModel
+from ostro.server.admission.limits import Ticket
 from ostro.server.api import Api, json_response, record_of
 from ostro.server.chunks import Chunks
-from ostro.server.disconnect import ClientGone, UntilDisconnect
-from ostro.server.limits import Ticket
-from ostro.server.models import Model
-from ostro.server.record import RequestRecord
-from ostro.server.service import Generation
-from ostro.server.sse import EventStream
+from ostro.server.http.disconnect import ClientGone, UntilDisconnect
+from ostro.server.http.sse import EventStream
+from ostro.server.models.served import Model
+from ostro.server.models.service import Generation
+from ostro.server.telemetry.record import RequestRecord
 
 # Fewer are written faster than a thread wakes up.
 _MANY_ENTRIES = 256

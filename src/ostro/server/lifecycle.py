@@ -27,24 +27,24 @@ from ostro.engine_process.messages import ModelInfo
 from ostro.errors import BadRequest, ModelError
 from ostro.pool.pool import PoolState
 from ostro.sampling_defaults import SamplingDefaults
+from ostro.server.admission.auth import METRICS_PATH, OPEN_PATHS, Authentication, Keyring
+from ostro.server.admission.limits import Gate, GateLimits
 from ostro.server.app import build_app
-from ostro.server.auth import METRICS_PATH, OPEN_PATHS, Authentication, Keyring
-from ostro.server.build_models import build_models, fixed_specs
-from ostro.server.connections import Acceptor, Connections, most_connections, raise_file_limit
-from ostro.server.limits import Gate, GateLimits
-from ostro.server.logging import LogFormat, PatientHandler, RequestLog, configure_logging
-from ostro.server.metrics import Metrics, MetricsEndpoint
-from ostro.server.model_files import sweep_cache
-from ostro.server.models import Models
+from ostro.server.http.connections import Acceptor, Connections, most_connections, raise_file_limit
+from ostro.server.http.protocol import BoundedHttp
+from ostro.server.log.setup import LogFormat, PatientHandler, RequestLog, configure_logging
+from ostro.server.log.stderr import stderr_logged
+from ostro.server.models.build import build_models, fixed_specs
+from ostro.server.models.files import sweep_cache
+from ostro.server.models.served import Models
+from ostro.server.models.service import ModelService
 from ostro.server.opening import Address, Opening
 from ostro.server.orphans import reap_orphans
 from ostro.server.playground.endpoint import PlaygroundEndpoint, read_assets
-from ostro.server.protocol import BoundedHttp
-from ostro.server.record import RequestRecord
-from ostro.server.service import ModelService
 from ostro.server.settings import Merged, ServeSettings
-from ostro.server.stderr import stderr_logged
-from ostro.server.tracing.start import TraceParent, Tracer, start_tracing
+from ostro.server.telemetry.metrics import Metrics, MetricsEndpoint
+from ostro.server.telemetry.record import RequestRecord
+from ostro.server.telemetry.tracing.start import TraceParent, Tracer, start_tracing
 from ostro.version import __version__
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -442,7 +442,7 @@ def _facts(name: str, info: ModelInfo) -> dict[str, object]:
 
 async def rehearse(settings: ServeSettings) -> str:
     """Loads and warms up the first model, and describes what serving it would look like."""
-    from ostro.planning.torch_needed import check_without_torch
+    from ostro.backends.torch_needed import check_without_torch
 
     specs = fixed_specs(settings)
     if not specs:

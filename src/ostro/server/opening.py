@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import structlog
 
 from ostro.pool.pool import PoolState
-from ostro.server.models import Models
+from ostro.server.models.served import Models
+from ostro.server.models.service import ModelService
 from ostro.server.playground import browser
-from ostro.server.service import ModelService
 
 _REMIND_SECONDS = 10.0
 _QUESTION = "What is the capital of France?"

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from ostro.answers.events import Call
 from ostro.engine.runner import TokenLogprob
 from ostro.errors import SequenceFailed
-from ostro.outputs import Choice, Completion
+from ostro.frontend.outputs import Choice, Completion
 from ostro.schemas import (
     CalledCustomTool,
     CalledFunction,

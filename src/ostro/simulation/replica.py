@@ -55,7 +55,7 @@ class Replica:
 
     def step(self, now: float) -> tuple[list[Progress], dict[int, str]]:
         """Takes what has arrived and steps the engine, as an engine process does. Returns the step's progress, and what
-        was refused. `runner.now` is when it is known.
+        was refused. `backends.now` is when it is known.
         """
         self.runner.now = now
         refused: dict[int, str] = {}

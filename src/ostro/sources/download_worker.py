@@ -1,5 +1,5 @@
 """The subprocess that downloads a model's files, its tokenizer and its adapters. The parent can cancel at any time by
-killing it along with its children; bytes already downloaded are kept. Started by `ostro.server.model_files`.
+killing it along with its children; bytes already downloaded are kept. Started by `ostro.server.models.files`.
 
 socket <── JSON lines: log records, then the paths of the files or the reason for the failure
        ──> nothing; closing it ends this process

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from ostro.errors import DownloadFailed, ModelNotFound, Unsupported
-from ostro.extras import needs
 from ostro.sources.base import (
     CONNECT_SECONDS,
     PASSING_STATUSES,
@@ -22,6 +21,7 @@ from ostro.sources.base import (
     Transient,
     steadily,
 )
+from ostro.system.extras import needs
 
 if TYPE_CHECKING:
     from google.cloud.storage import Blob, Client  # type: ignore[import-untyped]

@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from typing import Any
 
 from ostro.errors import DownloadFailed, ModelNotFound, Unsupported
-from ostro.extras import needs
 from ostro.sources.base import (
     CONNECT_SECONDS,
     PASSING_STATUSES,
@@ -24,6 +23,7 @@ from ostro.sources.base import (
     Transient,
     steadily,
 )
+from ostro.system.extras import needs
 
 _CHUNK_BYTES = 1 << 20
 _MOST_CONNECTIONS = 16

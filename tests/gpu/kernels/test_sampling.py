@@ -10,6 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from ostro.backends.sampling.logprobs import logprob_table
+from ostro.backends.sampling.sampler import sample
 from ostro.engine.request import Request
 from ostro.engine.sequence import Sequence
 from ostro.kernels.gpu.sampling import (
@@ -20,8 +22,6 @@ from ostro.kernels.gpu.sampling import (
     SlotSettings,
     sample_tokens,
 )
-from ostro.runner.logprobs import logprob_table
-from ostro.runner.sampler import sample
 from ostro.sampling_params import SamplingParams
 
 NOT_WRITTEN = -7

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from sampler_oracle import mask_of
 from test_sampling import admitted, entries_of, random_logits, sequence_of, step
 
+from ostro.backends.sampling.sampler import sample
 from ostro.kernels.gpu.token_masks import ban_plain, ban_tokens
-from ostro.runner.sampler import sample
 
 
 def random_words(masks: int, vocab: int, seed: int) -> torch.Tensor:

@@ -22,9 +22,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ostro.errors import BadCheckpoint
-from ostro.file_trust import why_untrusted
 from ostro.kernels.cpu.library import CMatrix, library
 from ostro.kernels.cpu.packed_layout import ALIGN, MatrixEntry, PackedLayout, VectorEntry
+from ostro.system.file_trust import why_untrusted
 
 MAGIC = b"OSTRO CPU"
 # Magic, the header's offset, size and checksum; followed by the checksum of all that.

@@ -1,6 +1,7 @@
 # mypy: disable-error-code="no-untyped-def"
 # ruff: noqa: N803 -- what is known at compile time is in capitals
-"""Samples tokens from logits on the device, inside a CUDA graph, with the same result as `ostro.runner.sampler.sample`.
+"""Samples tokens from logits on the device, inside a CUDA graph, with the same result as
+`ostro.backends.sampling.sampler.sample`.
 
     block_stats   (row, part of the vocabulary)   for each block of 128: its best score and its weight
     cut           (row)                           where top-k, top-p and min-p cut; weights of the tokens kept per block

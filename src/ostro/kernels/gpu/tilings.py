@@ -1,7 +1,7 @@
 """How matmuls of few rows are split into programs, and which ways may be fastest for a shape.
 
-The cost model only ranks: among the few best, a measurement decides (`runner.gpu.choices`). Plain arithmetic that needs
-neither torch nor Triton.
+The cost model only ranks: among the few best, a measurement decides (`backends.cuda.choices`). Plain arithmetic that
+needs neither torch nor Triton.
 """
 
 from collections.abc import Iterator

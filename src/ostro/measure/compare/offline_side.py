@@ -13,10 +13,10 @@ from ostro.config import EngineConfig
 from ostro.engine.request import Request
 from ostro.engine.runner import TokenLogprob
 from ostro.errors import BadRequest, OstroError
-from ostro.frontend import Collector
+from ostro.frontend.outputs import Delta
+from ostro.frontend.requests import Collector
 from ostro.llm import LLM
 from ostro.measure.compare.answers import Outcome, Prompt, Recorder, Token, token_name
-from ostro.outputs import Delta
 from ostro.sampling_params import SamplingParams
 from ostro.weights import open_checkpoint
 

@@ -11,7 +11,7 @@ from starlette.types import Message
 
 from ostro.errors import RequestTimeout
 from ostro.server.dialects.response_items import Json
-from ostro.server.sse import PING
+from ostro.server.http.sse import PING
 
 
 class EventLog:

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from ostro.errors import OstroError
-from ostro.outputs import Delta
+from ostro.frontend.outputs import Delta
 from ostro.schemas.messages import AssistantMessage
 from ostro.server.dialects.message_errors import error_event
 from ostro.server.dialects.message_writer import MessageWriter

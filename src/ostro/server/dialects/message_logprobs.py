@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from ostro.answers.events import Event, Text
 from ostro.engine.runner import TokenLogprob
-from ostro.outputs import Choice, Delta
+from ostro.frontend.outputs import Choice, Delta
 from ostro.text.offsets import TokenSpans
 from ostro.text.tokenizer import Tokenizer
 

@@ -6,14 +6,14 @@ from typing import Final
 from ostro.answers.events import Event
 from ostro.engine.runner import TokenLogprob
 from ostro.errors import OstroError
-from ostro.outputs import Delta
+from ostro.frontend.outputs import Delta
 from ostro.schemas.responses import ResponseObject
 from ostro.server.dialects.message_logprobs import MessageLogprobs
 from ostro.server.dialects.reading import Reading
 from ostro.server.dialects.response_items import Json
 from ostro.server.dialects.response_writer import ResponseWriter
+from ostro.server.http.sse import PING
 from ostro.server.responses import chat_logprobs
-from ostro.server.sse import PING
 from ostro.text.tokenizer import Tokenizer
 
 

@@ -8,7 +8,7 @@ from ostro.errors import BadRequest, ContextLengthExceeded
 from ostro.server.chat_request import ChatRequest
 from ostro.server.chat_turn import ChatTurn
 from ostro.server.dialects.response_request import OfferedTools
-from ostro.server.models import Model
+from ostro.server.models.served import Model
 from ostro.text.chat import Message
 
 

@@ -11,7 +11,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ostro.server.assets import Asset, read_folder
-from ostro.server.record import RequestRecord
+from ostro.server.telemetry.record import RequestRecord
 
 PAGE = "/"
 FOLDER = "/ui/"

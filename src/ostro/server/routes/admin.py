@@ -11,10 +11,10 @@ from ostro.errors import NotAllowed
 from ostro.pool.catalog import ModelSpec
 from ostro.pool.pool import ModelView
 from ostro.schemas import ModelStats, ProfileRequest, ProfileResponse, Stats
+from ostro.server.admission.limits import Usage
 from ostro.server.api import Api, json_response
-from ostro.server.documentation import described
-from ostro.server.limits import Usage
-from ostro.server.service import ModelService
+from ostro.server.api_docs.document import described
+from ostro.server.models.service import ModelService
 
 
 def router(api: Api) -> APIRouter:

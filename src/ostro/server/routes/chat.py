@@ -5,16 +5,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ostro.errors import BadRequest
-from ostro.outputs import Completion
+from ostro.frontend.outputs import Completion
 from ostro.schemas import ChatCompletionChunk, ChatCompletionRequest, ChatCompletionResponse, WireModel
 from ostro.server.api import Api, record_of, template_messages
+from ostro.server.api_docs.document import described
 from ostro.server.chat_request import ChatRequest
 from ostro.server.chat_turn import ChatTurn
 from ostro.server.chat_wire import chat_request
 from ostro.server.chunks import AnswerChunks, ChatChunks, Chunks
-from ostro.server.documentation import described
 from ostro.server.generation import Answer, Job
-from ostro.server.models import Model
+from ostro.server.models.served import Model
 from ostro.server.responses import chat_response
 
 

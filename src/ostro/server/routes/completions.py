@@ -8,13 +8,13 @@ from starlette.responses import Response
 
 from ostro.engine.request import Request as EngineRequest
 from ostro.errors import BadRequest
-from ostro.outputs import Completion
+from ostro.frontend.outputs import Completion
 from ostro.schemas import CompletionChunk, CompletionRequest, CompletionResponse, WireModel
 from ostro.server.api import Api, record_of
+from ostro.server.api_docs.document import described
 from ostro.server.chunks import CompletionChunks
-from ostro.server.documentation import described
 from ostro.server.generation import Answer, Job
-from ostro.server.models import Model
+from ostro.server.models.served import Model
 from ostro.server.responses import completion_response
 
 

@@ -5,12 +5,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ostro.engine.request import Request as EngineRequest
-from ostro.outputs import Completion
+from ostro.frontend.outputs import Completion
 from ostro.schemas import EmbeddingRequest, EmbeddingResponse, WireModel
 from ostro.server.api import Api
-from ostro.server.documentation import described
+from ostro.server.api_docs.document import described
 from ostro.server.generation import Answer, Job
-from ostro.server.models import Model
+from ostro.server.models.served import Model
 from ostro.server.responses import embedding_response, finish_reason
 
 

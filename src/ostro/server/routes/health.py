@@ -9,7 +9,7 @@ from starlette.responses import Response
 from ostro.pool.pool import PoolState
 from ostro.schemas import Alive, Health, Readiness, Version
 from ostro.server.api import Api, json_response
-from ostro.server.documentation import described
+from ostro.server.api_docs.document import described
 
 _RETRY_SECONDS = "2"
 

@@ -5,12 +5,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ostro.engine.request import Request as EngineRequest
-from ostro.outputs import Completion, solution
+from ostro.frontend.outputs import Completion, solution
 from ostro.schemas import SolveRequest, SolveResponse, WireModel
 from ostro.server.api import Api
-from ostro.server.documentation import described
+from ostro.server.api_docs.document import described
 from ostro.server.generation import Answer, Job
-from ostro.server.models import Model
+from ostro.server.models.served import Model
 
 
 def router(api: Api) -> APIRouter:

@@ -4,7 +4,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ostro.outputs import Completion
+from ostro.frontend.outputs import Completion
 from ostro.sampling_params import SamplingParams
 from ostro.schemas.messages import (
     AssistantMessage,
@@ -15,13 +15,13 @@ from ostro.schemas.messages import (
     MessageTokens,
 )
 from ostro.server.api import Api, json_response, record_of
+from ostro.server.api_docs.document import described
 from ostro.server.chat_turn import ChatTurn
 from ostro.server.dialects.message_chunks import MessageChunks
 from ostro.server.dialects.message_request import chat_request
 from ostro.server.dialects.reading import Reading
-from ostro.server.documentation import described
 from ostro.server.generation import Answer, Job
-from ostro.server.models import Model
+from ostro.server.models.served import Model
 from ostro.server.routes.counting import num_prompt_tokens
 
 _EVENTS = "`event:` and `data:` lines, each data a {name}; the last is message_stop, or error."

@@ -9,9 +9,9 @@ from starlette.responses import Response
 from ostro.pool.pool import ModelView
 from ostro.schemas import MessagesModel, MessagesModelList, ModelCard, ModelList
 from ostro.server.api import Api, json_response
+from ostro.server.api_docs.document import described
 from ostro.server.dialects.message_errors import speaks_messages
-from ostro.server.documentation import described
-from ostro.server.service import ModelService
+from ostro.server.models.service import ModelService
 
 # If listing a root takes longer, its last known models are shown. The first listing gets more time: none are known yet.
 _LOOK_SECONDS, _FIRST_LOOK_SECONDS = 1.0, 5.0

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ostro.engine.request import Request as EngineRequest
-from ostro.outputs import Completion, Delta, score
+from ostro.frontend.outputs import Completion, Delta, score
 from ostro.sampling_defaults import SamplingDefaults
 from ostro.schemas import (
     GenerateEvent,
@@ -24,11 +24,11 @@ from ostro.schemas import (
     WireModel,
 )
 from ostro.server.api import Api, record_of
-from ostro.server.documentation import described
+from ostro.server.api_docs.document import described
 from ostro.server.generation import Answer, Job
-from ostro.server.models import Model
+from ostro.server.http.sse import OPENAI, event
+from ostro.server.models.served import Model
 from ostro.server.responses import finish_reason, finite, usage
-from ostro.server.sse import OPENAI, event
 
 
 def router(api: Api) -> APIRouter:

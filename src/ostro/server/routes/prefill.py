@@ -9,14 +9,14 @@ from starlette.responses import Response
 
 from ostro.engine.request import Request as EngineRequest
 from ostro.errors import NotAllowed
-from ostro.outputs import Completion
+from ostro.frontend.outputs import Completion
 from ostro.sampling_params import SamplingParams
 from ostro.schemas import PrefillRequest, PrefillResponse, WireModel
 from ostro.server.api import Api
-from ostro.server.documentation import described
+from ostro.server.api_docs.document import described
 from ostro.server.generation import Answer, Job
-from ostro.server.models import Model
-from ostro.server.service import Generation
+from ostro.server.models.served import Model
+from ostro.server.models.service import Generation
 
 # No request can do without a token.
 _PARAMS = SamplingParams(max_tokens=1, temperature=0)

@@ -8,8 +8,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ostro.engine.request import Request as EngineRequest
-from ostro.outputs import Completion, ranked
-from ostro.relevance import Pair
+from ostro.frontend.outputs import Completion, ranked
+from ostro.frontend.relevance import Pair
 from ostro.schemas import (
     EmbeddingUsage,
     RankedText,
@@ -22,9 +22,9 @@ from ostro.schemas import (
     WireModel,
 )
 from ostro.server.api import Api
-from ostro.server.documentation import described
+from ostro.server.api_docs.document import described
 from ostro.server.generation import Answer, Job
-from ostro.server.models import Model
+from ostro.server.models.served import Model
 from ostro.server.responses import new_id
 
 

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ostro.errors import BadRequest, Unsupported
-from ostro.outputs import Completion
+from ostro.frontend.outputs import Completion
 from ostro.sampling_params import SamplingParams
 from ostro.schemas.responses import (
     CountResponseTokens,
@@ -23,15 +23,15 @@ from ostro.schemas.responses import (
 )
 from ostro.server import background_responses
 from ostro.server.api import Api, json_response, record_of
+from ostro.server.api_docs.document import described
 from ostro.server.dialects.reading import Reading
 from ostro.server.dialects.response_chunks import ResponseChunks
 from ostro.server.dialects.response_items import Json
 from ostro.server.dialects.response_store import StoredResponse
 from ostro.server.dialects.response_turn import ResponseTurn
 from ostro.server.dialects.response_writer import ResponseWriter
-from ostro.server.documentation import described
 from ostro.server.generation import Answer, Job
-from ostro.server.models import Model
+from ostro.server.models.served import Model
 from ostro.server.response_input import Translated, translated
 from ostro.server.routes.counting import num_prompt_tokens
 

@@ -17,11 +17,11 @@ from ostro.schemas import (
     TokenizerInfo,
 )
 from ostro.server.api import Api, json_response, record_of, template_messages
+from ostro.server.api_docs.document import described
 from ostro.server.chat_request import ChatRequest
 from ostro.server.chat_wire import tool_of
-from ostro.server.documentation import described
-from ostro.server.models import ANY
-from ostro.server.service import ModelService
+from ostro.server.models.served import ANY
+from ostro.server.models.service import ModelService
 from ostro.text.tokenizer import Tokenizer
 
 

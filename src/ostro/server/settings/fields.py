@@ -12,7 +12,6 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, AliasChoices, AliasGenerator, BeforeValidator, Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
-from ostro.backends import Backend, backend_here
 from ostro.config import (
     BackendName,
     Device,
@@ -29,15 +28,16 @@ from ostro.config import (
     read_dtype,
     read_size,
 )
+from ostro.devices import DeviceKind, device_kind_here
 from ostro.errors import BadRequest
 from ostro.pool.pool import PoolLimits
 from ostro.sampling_defaults import SamplingDefaults
 from ostro.sampling_params import MAX_SEED
+from ostro.server.admission.auth import Keyring, read_key_file
+from ostro.server.admission.hosts import HostRule, check_pattern
+from ostro.server.admission.limits import GateLimits
 from ostro.server.api import HttpOptions
-from ostro.server.auth import Keyring, read_key_file
-from ostro.server.body import BodyLimits
-from ostro.server.hosts import HostRule, check_pattern
-from ostro.server.limits import GateLimits
+from ostro.server.http.body import BodyLimits
 from ostro.server.settings.names import ALIASES, PREFIX, Names
 from ostro.server.settings.wording import complaint, short
 
@@ -457,9 +457,9 @@ class ServeSettings(BaseSettings):
         return bool(self.models or self.gcs_bucket) or len(self.references) > 1
 
     @property
-    def kind(self) -> Backend:
+    def kind(self) -> DeviceKind:
         """The kind of device that models run on."""
-        return backend_here(self.device, self.backend)
+        return device_kind_here(self.device, self.backend)
 
     @property
     def on_gpu(self) -> bool:

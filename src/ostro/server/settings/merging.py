@@ -12,9 +12,8 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 from pydantic_settings import DotEnvSettingsSource, EnvSettingsSource
 
-from ostro.backends import backend_here, can_divide
+from ostro.devices import can_divide, device_kind_here
 from ostro.errors import BadRequest
-from ostro.machine import free_memory, in_container
 from ostro.server.settings.fields import ServeSettings, wrong_own
 from ostro.server.settings.names import SECRETS
 from ostro.server.settings.sources import (
@@ -30,6 +29,7 @@ from ostro.server.settings.sources import (
     named_config,
 )
 from ostro.server.settings.wording import complaint, short, shown
+from ostro.system.machine import free_memory, in_container
 
 INSTALLED_DEFAULTS = Path(sys.prefix) / "etc" / "ostro.yaml"
 """A YAML file of defaults that comes with an installation, as in our images. Any other source takes precedence."""
@@ -187,7 +187,7 @@ def _fit_training(file: File, merged: dict[str, Given]) -> tuple[str, ...]:
     device, backend = (str(merged[name].value) if name in merged else "auto" for name in ("device", "backend"))
     notes = []
     dtype, devices = (merged[name] if _is_from(file, merged, name) else None for name in ("dtype", "tensor_parallel"))
-    kind = backend_here(device, backend)
+    kind = device_kind_here(device, backend)
     if dtype is not None and dtype.value not in ("float32", *kind.dtypes):
         del merged["dtype"]
         notes.append(
@@ -201,7 +201,7 @@ def _fit_training(file: File, merged: dict[str, Given]) -> tuple[str, ...]:
 
 def _has_devices(device: str, backend: str, asked: object) -> bool:
     """As far as can be seen from here: those of JAX may belong to other hosts."""
-    kind = backend_here(device, backend)
+    kind = device_kind_here(device, backend)
     if asked in (1, "auto"):
         return True
     number = int(str(asked))

@@ -1,0 +1,334 @@
+"""Compiles the kernels that steps will need, in parallel: sequentially, they would dominate startup, and compiled on
+demand, they would delay the first request.
+
+Each is launched once on scratch tensors of its later shapes; Triton caches the result, also on disk. As a rule it is
+there already: `precompiling` has the same launches compiled in other processes while weights are loaded. Kernels not
+listed here are compiled on first use.
+"""
+
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from ostro.backends.cuda.choices import Choices
+from ostro.backends.cuda.expert_launches import Job, Jobs, integers, mixture_launches
+from ostro.backends.cuda.layer_plan import AttentionPlan, LayerPlan, kinds, norm_weights
+from ostro.backends.cuda.projections import Fp8Linear, PackedLinear, own_tiling, product, product_of, small_product
+from ostro.backends.cuda.shared_prefixes import PrefixLimits
+from ostro.kernels.gpu.decode_attention import (
+    DecodeScratch,
+    decode_attention,
+    plan_decode,
+    plan_sizes,
+)
+from ostro.kernels.gpu.dot_linear import arrival_counters
+from ostro.kernels.gpu.fp8 import quantize_rows
+from ostro.kernels.gpu.logits import finished_logits
+from ostro.kernels.gpu.mlp import activated
+from ostro.kernels.gpu.norm import NormWeights, add_norm
+from ostro.kernels.gpu.packed import MOST_FEW
+from ostro.kernels.gpu.prefill_attention import prefill_attention
+from ostro.kernels.gpu.prefix_attention import GROUP_ARRAYS
+from ostro.kernels.gpu.rope_store import QKNormWeights, rope_store, rotation_table
+from ostro.kernels.gpu.sampling import SamplerTables, sample_tokens
+from ostro.kernels.gpu.signatures import digest_sources
+from ostro.kernels.gpu.small_batch import small_linear
+from ostro.kernels.gpu.step_inputs import FIELDS, unpack
+from ostro.kernels.gpu.tilings import Epilogue, Tiling, binary_of
+from ostro.kernels.gpu.vector_linear import Joined
+from ostro.models.architecture import Activation
+from ostro.torch_models.decoder import Decoder
+from ostro.torch_models.layers import Linear, Matrix
+from ostro.torch_models.rope import Rotary
+
+_THREADS = 16
+# Kernels are tiled differently for a single token, a batch of them, and prompts.
+_TOKENS = (1, 256, 2048)
+# Each of these numbers of rows has its own small-batch matmul kernel.
+_ROWS = (1, 2, 4, 16, 32, 64, 128, 256)
+# The sampler likewise has one kernel for few rows and one for many.
+_SAMPLED = (1, 32)
+
+
+class Compiler:
+    """For layers whose matrices have the same shapes."""
+
+    def __init__(
+        self,
+        model: Decoder,
+        layers: Sequence[LayerPlan],
+        scratch: DecodeScratch,
+        *,
+        kv_dtype: torch.dtype,
+        overlaps: bool,
+        leads_from_attention: bool,
+    ) -> None:
+        self._model, self._layers, self._scratch, self._kv_dtype = model, layers, scratch, kv_dtype
+        self._overlaps, self._leads_from_attention = overlaps, leads_from_attention
+        # A row of the stream.
+        self._like = model.backbone.embed_tokens.weight[0]
+
+    def compile(self, choices: Choices, trials: Iterable[Job] = ()) -> None:
+        """All kernels that steps need with these choices, and what `trials` run."""
+        self._run(self.launches(choices, trials))
+
+    def launches(self, choices: Choices, trials: Iterable[Job] = ()) -> list[Job]:
+        """What `compile` runs."""
+        model, layers, scratch, like = self._model, self._layers, self._scratch, self._like
+        pages = like.new_zeros(
+            2, 1, model.shape.num_kv_heads, scratch.page_size, model.shape.head_dim, dtype=self._kv_dtype
+        )
+        # The slowest to compile first.
+        return [
+            *_sampler(model, like),
+            *_attention(model, layers, scratch, like, pages, pdl=self._overlaps, leads=self._leads_from_attention),
+            *_products(model, layers, like, self._overlaps, choices),
+            *mixture_launches(layers, like, self._overlaps),
+            *trials,
+            *_between(model, layers, like, pages, self._overlaps),
+        ]
+
+    def compile_products(self, choices: Choices) -> None:
+        """What other choices need in addition."""
+        self._run(self.product_launches(choices))
+
+    def product_launches(self, choices: Choices) -> list[Job]:
+        """What `compile_products` runs."""
+        return [*_products(self._model, self._layers, self._like, self._overlaps, choices)]
+
+    def _run(self, jobs: Sequence[Job]) -> None:
+        if not jobs:
+            return
+        # The scratch is written on this stream and read on others.
+        torch.cuda.synchronize()
+        digest_sources()
+        # First a quick one alone: what Triton finds out about itself, all threads would otherwise find out at once.
+        *others, quick = jobs
+        _on_a_stream(quick)
+        with ThreadPoolExecutor(_THREADS) as threads:
+            for done in [threads.submit(_on_a_stream, job) for job in others]:
+                done.result()
+        torch.cuda.synchronize()
+        # Running concurrently, as they never do later, kernels may have left arrival counters in a wrong state.
+        with torch.inference_mode():
+            arrival_counters(self._like.device).zero_()
+            self._scratch.arrived.zero_()
+
+
+def _on_a_stream(job: Job) -> None:
+    stream = torch.cuda.Stream()
+    # Any CUDA call initialises the device context in a new thread. A kernel launch would too, but tensor descriptors
+    # are created before it.
+    stream.synchronize()
+    with torch.cuda.stream(stream), torch.inference_mode():
+        job()
+
+
+def _attention(
+    model: Decoder,
+    layers: Sequence[LayerPlan],
+    scratch: DecodeScratch,
+    like: Tensor,
+    pages: Tensor,
+    *,
+    pdl: bool,
+    leads: bool,
+) -> Jobs:
+    shape = model.shape
+    # The maximum number of rows for any of the concurrent plans below.
+    rows, heads, dim = scratch.max_rows, shape.num_heads, shape.head_dim
+    keys, values = pages
+    groups, least = integers(like, GROUP_ARRAYS, rows), PrefixLimits().rows
+    tables = integers(like, rows, -(-shape.max_seq_len // scratch.page_size))
+    q = like.new_zeros(rows, (heads + 2 * shape.num_kv_heads) * dim)[:, : heads * dim].unflatten(1, (heads, dim))
+    out = torch.zeros(q.shape, dtype=q.dtype, device=q.device)
+    specs, sinks = [layer.attention.spec for layer in layers], layers[0].attention.sinks
+    for spec in {(spec.window is None, spec.softcap is None): spec for spec in specs}.values():
+        yield partial(prefill_attention, q, keys, values, tables, integers(like, 1, 4), out, spec, sinks=sinks)
+        decode = partial(decode_attention, pdl=pdl, leads=leads)
+        # Few rows have a kernel of their own.
+        for number in sorted({1, rows}):
+            yield partial(decode, q[:number], keys, values, tables, scratch, out[:number], spec, sinks)
+        if spec.window is None and scratch.prefix is not None:
+            yield partial(decode, q, keys, values, tables, scratch, out, spec, sinks, groups=groups)
+    for window in {spec.window is None: spec.window for spec in specs}.values():
+        for size in plan_sizes(scratch.max_rows):
+            lens = integers(like, min(size, scratch.max_rows))
+            yield partial(plan_decode, lens, scratch, window)
+            if window is None and scratch.prefix is not None and len(lens) >= least:
+                yield partial(plan_decode, lens, scratch, groups=groups)
+    yield partial(unpack, integers(like, FIELDS, 1), integers(like, 1))
+
+
+def _half(model: Decoder, attention: AttentionPlan) -> int | None:
+    """How many numbers of a head are rotated with as many others."""
+    if attention.rope is None:
+        return None
+    rope = [rope for rope in model.backbone.ropes if isinstance(rope, Rotary)][attention.rope]
+    return len(rope.frequencies) // 2
+
+
+def _sampler(model: Decoder, like: Tensor) -> Jobs:
+    tables = SamplerTables(1, model.shape.vocab_size, like.device)
+    # As `finished_logits` returns them.
+    dtype = like.dtype if model.logit_softcap is None else torch.float32
+    for rows in _SAMPLED:
+        logits, nobody = like.new_zeros(rows, model.shape.vocab_size, dtype=dtype), integers(like, rows).fill_(-1)
+        errors = torch.zeros(rows, dtype=torch.int8, device=like.device)
+        for truncated in (True, False):
+            sample = partial(sample_tokens, logits, nobody, tables, integers(like, rows), errors)
+            yield partial(sample, truncated=truncated, penalties=False)
+
+
+def _products(model: Decoder, layers: Sequence[LayerPlan], like: Tensor, pdl: bool, choices: Choices) -> Jobs:
+    """Each kernel of our own products once."""
+    done: set[tuple[object, ...]] = set()
+    for layer in _by_form(layers):
+        yield from _layer_products(model, layer, like, pdl, choices, done)
+
+
+def _by_form(layers: Sequence[LayerPlan]) -> tuple[LayerPlan, ...]:
+    """The first layer of each kind and with each form of weights: files may mix forms as they like."""
+    found = {(type(layer.mlp), *(_form(matrix) for matrix, _ in layer.products)): layer for layer in reversed(layers)}
+    return tuple(found.values())
+
+
+def _form(matrix: Matrix) -> tuple[object, ...]:
+    """What kernels are compiled for, beside shapes."""
+    if isinstance(matrix, PackedLinear):
+        packed = matrix.packed_weight
+        return packed.bits, packed.group, packed.has_minimum
+    return (matrix.weight.dtype,)
+
+
+def _layer_products(
+    model: Decoder, layer: LayerPlan, like: Tensor, pdl: bool, choices: Choices, done: set[tuple[object, ...]]
+) -> Jobs:
+    """Those that are not `done` yet."""
+    dense, folded_by_mlp = layer.mlp.dense, layer.mlp.reads[0]
+
+    def chosen(matrix: Matrix, epilogue: Epilogue, rows: int, *, folds: bool = False) -> Tiling | None:
+        """None as well if another product, or a smaller number of rows, has compiled it. `folds` if a norm is part of
+        it.
+        """
+        tiling = own_tiling(matrix, rows, epilogue, choices)
+        if tiling is None:
+            return None
+        bias = isinstance(matrix, Linear) and matrix.bias is not None
+        key = (*binary_of(product_of(matrix, epilogue), rows, tiling), _form(matrix), bias, folds)
+        if key in done:
+            return None
+        done.add(key)
+        return tiling
+
+    def activation_of(epilogue: Epilogue) -> tuple[Activation | None, bool]:
+        return (None, False) if epilogue == "plain" or dense is None else (dense.activation, dense.gated)
+
+    (qkv, plain), (output, added), *of_mlp = layer.products
+    reads = [(linear, epilogue) for linear, epilogue in of_mlp if linear in layer.mlp.reads]
+    adds = [(output, added), *(each for each in of_mlp if each not in reads)]
+    for rows in _ROWS:
+        x, folds = like.new_zeros(rows, len(like)), rows == 1 and layer.folds
+        if (tiling := chosen(qkv, plain, rows, folds=folds)) is not None:
+            first = partial(small_product, qkv, x, norm=_folded(layer.attention_norm, folds), tiling=tiling, pdl=pdl)
+            yield first
+            if folds and layer.mlp_post_norm is not None:
+                # All layers but the first.
+                yield partial(first, joined=_join(x, layer.mlp_post_norm, layer))
+        for each, epilogue in reads:
+            if (tiling := chosen(each, epilogue, rows, folds=folds)) is not None:
+                activation, gated = activation_of(epilogue)
+                # The first to read it adds to the stream.
+                joins = folds and each is folded_by_mlp
+                yield partial(
+                    small_product,
+                    each,
+                    x,
+                    norm=_folded(layer.mlp_norm, folds),
+                    joined=_join(x, layer.attention_post_norm, layer) if joins else None,
+                    activation=activation,
+                    gated=gated,
+                    tiling=tiling,
+                    pdl=pdl,
+                )
+        for each, epilogue in adds:
+            if (tiling := chosen(each, epilogue, rows)) is not None:
+                read = like.new_zeros(rows, each.shape[1])
+                is_added = epilogue == "added"
+                multiplier = layer.multiplier if is_added and not layer.parallel else 1.0
+                yield partial(
+                    small_product,
+                    each,
+                    read,
+                    residual=x if is_added else None,
+                    multiplier=multiplier,
+                    tiling=tiling,
+                    pdl=pdl,
+                )
+        head = model.lm_head
+        if head is not None and (tiling := chosen(head, "plain", rows)) is not None:
+            yield partial(small_linear, x, head.weight, tiling=tiling, pdl=pdl)
+
+
+def _folded(norm: NormWeights | None, folds: bool) -> tuple[Tensor, float] | None:
+    return (norm.weight, norm.eps) if folds and norm is not None else None
+
+
+def _join(x: Tensor, norm: NormWeights | None, layer: LayerPlan) -> Joined | None:
+    return None if norm is None else Joined(x.clone(), norm.weight, norm.eps, layer.multiplier, x.clone())
+
+
+def _between(model: Decoder, layers: Sequence[LayerPlan], like: Tensor, pages: Tensor, pdl: bool) -> Jobs:
+    shape = model.shape
+    keys, values = pages
+    for mlp in filter(None, (layer.mlp.dense for layer in kinds(layers))):
+        yield partial(activated, like.new_zeros(1, mlp.up.shape[0]), mlp.activation, gated=mlp.gated, pdl=pdl)
+    products = [each for layer in _by_form(layers) for each in layer.products]
+    # The inputs of 8-bit weights, if there are many rows.
+    for width in {matrix.weight.shape[1] for matrix, _ in products if isinstance(matrix, Fp8Linear)}:
+        yield partial(quantize_rows, like.new_zeros(1, width), pdl=pdl)
+    # Packed weights without an epilogue, and with so many rows that they are widened first.
+    done = set()
+    for matrix, epilogue in products:
+        for rows in (*_ROWS, MOST_FEW + 1) if isinstance(matrix, PackedLinear) else ():
+            key = matrix.shape, _form(matrix), matrix.bias is None, rows
+            if own_tiling(matrix, rows, epilogue, Choices()) is None and key not in done:
+                done.add(key)
+                yield partial(product, matrix, like.new_zeros(rows, matrix.shape[1]), pdl=pdl)
+    # By the numbers of a head that are rotated together, half of them on either side.
+    norms: dict[int | None, QKNormWeights | None] = {}
+    for attention in (layer.attention for layer in layers):
+        norms[_half(model, attention)] = attention.norm
+    for tokens in _TOKENS:
+        x = like.new_zeros(tokens, len(like))
+        qkv = like.new_zeros(tokens, layers[0].attention.qkv.shape[0])
+        positions = torch.zeros(tokens, dtype=torch.int64, device=like.device)
+        nowhere = torch.full((tokens,), -1, dtype=torch.int64, device=like.device)
+        for half, norm in norms.items():
+            table = None if half is None else x.new_zeros(tokens, 2, half, dtype=torch.float32)
+            yield partial(rope_store, qkv, table, nowhere, keys, values, norm=norm, pdl=pdl)
+            if half is not None:
+                yield partial(rotation_table, positions, x.new_zeros(half, dtype=torch.float32))
+        yield from _norms(layers[0], norm_weights(model.backbone.norm), x, pdl)
+    if model.logit_scale != 1.0 or model.logit_softcap is not None:
+        logits = like.new_zeros(1, shape.vocab_size)
+        yield partial(finished_logits, logits, multiplier=model.logit_scale, softcap=model.logit_softcap)
+
+
+def _norms(first: LayerPlan, last: NormWeights, x: Tensor, pdl: bool) -> Jobs:
+    """Each variant of what happens between two products: nothing to add, or something, which may be normed first."""
+    added = [
+        (first.attention_post_norm, first.mlp_norm),
+        (first.mlp_post_norm, first.attention_norm),
+        (first.mlp_post_norm, last),
+    ]
+    if first.parallel:
+        # Attention's result and the MLP's, which are added up before.
+        yield partial(add_norm, x, x.clone(), None, pdl=pdl)
+    for norm in {norm and norm.kind: norm for _, norm in added}.values():
+        yield partial(add_norm, x, None, norm, pdl=pdl)
+    for after, norm in {(after and after.kind, norm and norm.kind): (after, norm) for after, norm in added}.values():
+        yield partial(add_norm, x, x.clone(), norm, delta_norm=after, multiplier=first.multiplier, pdl=pdl)

@@ -1,0 +1,309 @@
+"""Carries out a decoder's layer plan with fused kernels: the same mathematics as the model's own `forward`, its plain
+twin.
+
+    x ─┬─(norm)─ qkv ─ [norms, rotation, store] ─ attention ─ o ─(norm)─(· multiplier)─┐
+       └─────────────────────────────── + ─────────────────────────────────────────────┘ …then the MLP, likewise
+
+What a product adds to the residual stream waits for the next norm, whose kernel adds it. For many rows, the products
+are the library's. For few, those that `choices` names are our own, with the activation fused after them, and, where
+nothing stands between, the sum; for one row, all are, with the norms before them as well: there, a kernel's launch
+costs more than its work.
+
+If results must not depend on the batch, all rows take the many-rows path, with matmuls and tilings that do not depend
+on the number of rows.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ostro.backends.cuda.attention import StepAttention
+from ostro.backends.cuda.choices import Choices, adding
+from ostro.backends.cuda.layer_plan import AttentionPlan, LayerPlan, MixturePlan, MlpPlan, layer_plans, norm_weights
+from ostro.backends.cuda.measuring import Operand
+from ostro.backends.cuda.projections import QuantizedLinear, own_tiling, product, product_of, small_product
+from ostro.kernels.gpu.experts import Ending, Shared, add_up, inner_rows, outer_rows
+from ostro.kernels.gpu.invariant_linear import invariant_linear
+from ostro.kernels.gpu.logits import finished_logits
+from ostro.kernels.gpu.mlp import activated
+from ostro.kernels.gpu.norm import NormWeights, add_norm
+from ostro.kernels.gpu.rope_store import rope_store, rotation_table
+from ostro.kernels.gpu.routing import INVARIANT_HEIGHT, by_expert, route, tile_height
+from ostro.kernels.gpu.single_experts import single_inner, single_outer
+from ostro.kernels.gpu.small_batch import small_linear
+from ostro.kernels.gpu.step_inputs import StepInputs
+from ostro.kernels.gpu.tilings import Product
+from ostro.kernels.gpu.vector_linear import Joined
+from ostro.torch_models.decoder import Decoder
+from ostro.torch_models.layers import Linear
+from ostro.torch_models.rope import Rotary
+
+_NARROW = 2048
+
+
+class Delta(NamedTuple):
+    """What is still to be added to the residual stream: normed and multiplied first."""
+
+    value: Tensor
+    norm: NormWeights | None
+    multiplier: float
+
+
+@dataclass(slots=True)
+class _Stream:
+    """The residual stream of a step."""
+
+    x: Tensor
+    delta: Delta | None = None
+
+
+class _Read(NamedTuple):
+    """What a product reads, and what it does to it first: add, then norm."""
+
+    x: Tensor
+    norm: tuple[Tensor, float] | None = None
+    joined: Joined | None = None
+
+
+class _Step(NamedTuple):
+    """What all layers of a step share."""
+
+    rotations: list[Tensor]
+    """By rope."""
+    slots: Tensor
+    attention: StepAttention
+    own: bool
+    """Whether products may be our own."""
+
+
+class FusedDecoder:
+    def __init__(self, model: Decoder, *, overlaps: bool, invariant: bool = False) -> None:
+        """`overlaps` lets a kernel prefetch its weights before the previous one has finished; `invariant` gives each
+        row the same bits for any number of rows.
+        """
+        self.model = model
+        self.layers = layer_plans(model)
+        self._norm = norm_weights(model.backbone.norm)
+        self._ropes = [rope for rope in model.backbone.ropes if isinstance(rope, Rotary)]
+        self.overlaps = overlaps
+        self.invariant = invariant
+        self.choices = Choices()
+        """Which matmuls are our own, unless the results are invariant."""
+        self.folds = True
+        """Whether, for one row, they do what stands before them."""
+
+    @property
+    def products(self) -> Mapping[Product, Sequence[Operand]]:
+        """Those whose kernel can be chosen, with the weights of each."""
+        found: defaultdict[Product, list[Operand]] = defaultdict(list)
+        for layer in self.layers:
+            for linear, epilogue in layer.products:
+                if not isinstance(linear, QuantizedLinear):
+                    found[product_of(linear, epilogue)].append(Operand(linear.weight, linear.bias))
+        if (head := self.model.lm_head) is not None:
+            found[product_of(head)].append(Operand(head.weight, None))
+        return found
+
+    def __call__(self, inputs: StepInputs, ctx: StepAttention, *, adapted: bool = False) -> Tensor:
+        """Hidden states of all tokens in the step, after the final norm. `adapted` rows take the many-rows path: the
+        fused matmuls leave no place for the adapters' terms.
+        """
+        x = self.model.backbone.embed(inputs.tokens, inputs.positions)
+        rotations = [
+            rotation_table(
+                inputs.positions,
+                rope.frequencies[len(rope.frequencies) // 2 :],
+                rope.attention_factor,
+                invariant=self.invariant,
+            )
+            for rope in self._ropes
+        ]
+        step = _Step(rotations, inputs.slots, ctx, own=not adapted and not self.invariant)
+        stream = _Stream(x)
+        for layer in self.layers:
+            run = self._parallel if layer.parallel else self._in_turn
+            run(layer, stream, step)
+        return self._joined(stream, self._norm)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        model, head = self.model, self.model.lm_head
+        if head is None:
+            return model.raw_logits(hidden)
+        if self.invariant:
+            logits = invariant_linear(hidden, head.weight, pdl=self.overlaps)
+        elif (tiling := own_tiling(head, len(hidden), "plain", self.choices)) is not None:
+            logits = small_linear(hidden, head.weight, tiling=tiling, pdl=self.overlaps)
+        else:
+            logits = head.product(hidden)
+        return finished_logits(model.whole_logits(logits), multiplier=model.logit_scale, softcap=model.logit_softcap)
+
+    @property
+    def leads_from_attention(self) -> bool:
+        """Whether the kernel after attention may start ahead."""
+        # On an H200 this gains 2 % at hidden size 1024 and loses 10 % at 4096, where the next kernel's weight reads
+        # compete with attention's reads of keys.
+        return self.overlaps and self.model.shape.hidden_size <= _NARROW
+
+    # ---- one layer
+
+    def _in_turn(self, layer: LayerPlan, stream: _Stream, step: _Step) -> None:
+        own, attention, mlp = step.own, layer.attention, layer.mlp
+        add = partial(self._add, multiplier=layer.multiplier, own=own)
+        read = self._read(stream, layer, layer.attention_norm, own)
+        attended = self._attend(attention, self._product(attention.qkv, read, own), step)
+        add(attention.output, attended, stream, layer.attention_post_norm)
+        if isinstance(mlp, MixturePlan):
+            self._mix(mlp, layer, stream, own)
+            return
+        read = self._read(stream, layer, layer.mlp_norm, own)
+        add(mlp.down, self._inner(mlp, read, own), stream, layer.mlp_post_norm)
+
+    def _parallel(self, layer: LayerPlan, stream: _Stream, step: _Step) -> None:
+        own, mlp = step.own, layer.mlp
+        assert isinstance(mlp, MlpPlan)
+        read = _Read(self._joined(stream, layer.attention_norm))
+        qkv = self._product(layer.attention.qkv, read, own)
+        beside = read if layer.mlp_norm is layer.attention_norm else _Read(self._joined(stream, layer.mlp_norm))
+        attended = self._attend(layer.attention, qkv, step)
+        # The MLP adds to what attention adds, and the next norm's kernel adds both to the stream.
+        both = _Stream(self._product(layer.attention.output, _Read(attended), own))
+        self._add(mlp.down, self._inner(mlp, beside, own), both, None, multiplier=1.0, own=own)
+        stream.delta = Delta(self._joined(both, None), None, layer.multiplier)
+
+    # ---- its parts
+
+    def _read(self, stream: _Stream, layer: LayerPlan, norm: NormWeights | None, own: bool) -> _Read:
+        """The input of a matmul, with what the matmul does before it if there is one row: every program of its kernel
+        adds up squares for itself.
+        """
+        x, delta, joined = stream.x, stream.delta, None
+        if len(x) > 1 or not own or not self.folds or not layer.folds:
+            return _Read(self._joined(stream, norm))
+        if delta is not None:
+            assert delta.norm is not None
+            weight, eps, _ = delta.norm
+            joined = Joined(delta.value, weight, eps, delta.multiplier, torch.empty_like(x))
+            stream.x, stream.delta = joined.out, None
+        return _Read(x, None if norm is None else (norm.weight, norm.eps), joined)
+
+    def _joined(self, stream: _Stream, norm: NormWeights | None) -> Tensor:
+        """The norm of the stream, after adding to it what is still to be added."""
+        value, delta_norm, multiplier = stream.delta or (None, None, 1.0)
+        stream.delta = None
+        return add_norm(
+            stream.x,
+            value,
+            norm,
+            delta_norm=delta_norm,
+            multiplier=multiplier,
+            invariant=self.invariant,
+            pdl=self.overlaps,
+        )
+
+    def _add(
+        self,
+        layer: Linear,
+        x: Tensor,
+        stream: _Stream,
+        norm: NormWeights | None,
+        *,
+        multiplier: float,
+        own: bool,
+    ) -> None:
+        """Adds a product to the stream, or leaves it to be added later: if a norm stands between, if the ranks' results
+        must be summed up first, or if it is the library's.
+        """
+        if adding(normed=norm is not None, reduced=layer.reduce is not None) == "plain":
+            stream.delta = Delta(self._product(layer, _Read(x), own), norm, multiplier)
+        elif own and (tiling := own_tiling(layer, len(x), "added", self.choices)) is not None:
+            small_product(layer, x, residual=stream.x, multiplier=multiplier, tiling=tiling, pdl=self.overlaps)
+        else:
+            stream.delta = Delta(self._many(layer, x), norm, multiplier)
+
+    def _inner(self, mlp: MlpPlan, read: _Read, own: bool) -> Tensor:
+        x, norm, joined = read
+        if own and (tiling := own_tiling(mlp.up, len(x), mlp.epilogue, self.choices)) is not None:
+            return small_product(
+                mlp.up,
+                x,
+                norm=norm,
+                joined=joined,
+                activation=mlp.activation,
+                gated=mlp.gated,
+                tiling=tiling,
+                pdl=self.overlaps,
+            )
+        return activated(self._many(mlp.up, x), mlp.activation, gated=mlp.gated, pdl=self.overlaps)
+
+    def _mix(self, mixture: MixturePlan, layer: LayerPlan, stream: _Stream, own: bool) -> None:
+        """Adds a mixture of experts to the stream, or leaves it to be added if a norm stands between."""
+        read = self._read(stream, layer, layer.mlp_norm, own)
+        logits = self._product(mixture.router, read, own)
+        if read.joined is not None:
+            # The router's kernel has added it.
+            read = _Read(stream.x, norm=read.norm)
+        beside = None
+        if mixture.shared is not None:
+            rows = self._product(mixture.shared.down, _Read(self._inner(mixture.shared, read, own)), own)
+            beside = Shared(rows, logits[:, mixture.count] if mixture.gates_shared else None)
+        adds = adding(normed=layer.mlp_post_norm is not None, reduced=False) == "added"
+        ending = Ending(beside, stream.x, layer.multiplier) if adds else Ending(beside)
+        if len(read.x) == 1 and not self.invariant:
+            inner = single_inner(
+                read.x, logits, mixture.up, mixture.chosen, mixture.activation, norm=read.norm, pdl=self.overlaps
+            )
+            added = single_outer(
+                inner, logits, mixture.down, normalized=mixture.normalized, ending=ending, pdl=self.overlaps
+            )
+        else:
+            added = self._mix_rows(mixture, read.x, logits, ending)
+        if not adds:
+            stream.delta = Delta(added, layer.mlp_post_norm, layer.multiplier)
+
+    def _mix_rows(self, mixture: MixturePlan, x: Tensor, logits: Tensor, ending: Ending) -> Tensor:
+        count, chosen, pdl = mixture.count, mixture.chosen, self.overlaps
+        # Of a fixed height, tiles give each row the same bits whatever the others are.
+        height = INVARIANT_HEIGHT if self.invariant else tile_height(len(x) * chosen, count)
+        routed = route(logits, count, chosen, normalized=mixture.normalized, pdl=pdl)
+        rows = by_expert(routed.experts, count, height, pdl=pdl)
+        inner = inner_rows(x, mixture.up, rows, chosen, mixture.activation, pdl=pdl)
+        return add_up(outer_rows(inner, mixture.down, rows, pdl=pdl), routed, ending, pdl=pdl)
+
+    def _product(self, layer: Linear, read: _Read, own: bool) -> Tensor:
+        x, norm, joined = read
+        if own and (tiling := own_tiling(layer, len(x), "plain", self.choices)) is not None:
+            y = small_product(layer, x, norm=norm, joined=joined, tiling=tiling, pdl=self.overlaps)
+            return y if layer.reduce is None else layer.reduce(y)
+        return self._many(layer, x)
+
+    def _many(self, layer: Linear, x: Tensor) -> Tensor:
+        """The library's product, or the one that gives the same bits for any number of rows."""
+        if self.invariant:
+            return invariant_linear(x, layer.weight, layer.bias, pdl=self.overlaps)
+        y = product(layer, x, pdl=self.overlaps)
+        if layer.adapt is not None:
+            layer.adapt(x, y)
+        return y if layer.reduce is None else layer.reduce(y)
+
+    def _attend(self, attention: AttentionPlan, qkv: Tensor, step: _Step) -> Tensor:
+        keys, values = step.attention.pages.layers[attention.layer]
+        rotation = None if attention.rope is None else step.rotations[attention.rope]
+        if attention.joint_norm is not None:
+            qk = qkv.unflatten(1, (-1, keys.shape[-1]))[:, : -keys.shape[1]]
+            qk.copy_(attention.joint_norm(qk))
+        q = rope_store(
+            qkv, rotation, step.slots, keys, values, norm=attention.norm, invariant=self.invariant, pdl=self.overlaps
+        )
+        return step.attention.attend_stored(
+            attention.layer,
+            q,
+            attention.spec,
+            attention.sinks,
+            pdl=self.overlaps,
+            leads=self.leads_from_attention,
+        )

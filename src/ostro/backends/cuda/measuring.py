@@ -1,0 +1,183 @@
+"""Times matmuls of few rows on the device, on the model's own weights: each together with the norm or activation that
+its choice decides about, several layers in turn, so that no weight is read from the cache.
+"""
+
+import logging
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import cycle, islice
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ostro.backends.cuda.choices import TRIED, Gpu, to_try
+from ostro.backends.cuda.graphs import StepGraphs
+from ostro.kernels.gpu.dot_linear import most_shared_memory
+from ostro.kernels.gpu.mlp import activated
+from ostro.kernels.gpu.norm import NormWeights, add_norm
+from ostro.kernels.gpu.small_batch import UNUSABLE, small_linear
+from ostro.kernels.gpu.tilings import Multiprocessors, Product, Tiling, binary_of
+from ostro.models.architecture import Activation
+
+_ROUNDS = 5
+_FEWEST_CALLS, _MOST_CALLS = 4, 32
+# Kept free for what kernels need beside their blocks.
+_SPARE_SHARED_MEMORY = 7 << 10
+
+_log = logging.getLogger(__name__)
+
+
+class Operand(NamedTuple):
+    """What a product multiplies by and adds."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+
+class Kind(NamedTuple):
+    """One way to compute a product: with a tiling, or, without one, in the library."""
+
+    product: Product
+    tiling: Tiling | None
+
+
+class _Scratch(NamedTuple):
+    """What a product reads and writes."""
+
+    x: Tensor
+    stream: Tensor
+    norm: NormWeights
+    """Of its inputs, or, if it is added to the stream, of the stream."""
+
+
+def this_gpu(device: torch.device) -> Gpu:
+    found = torch.cuda.get_device_properties(device)
+    memory = most_shared_memory(device) - _SPARE_SHARED_MEMORY
+    return Gpu(found.name, f"{found.major}.{found.minor}", Multiprocessors(found.multi_processor_count, memory))
+
+
+def l2_cache_bytes(device: torch.device) -> int:
+    return int(torch.cuda.get_device_properties(device).L2_cache_size)
+
+
+class DeviceClock:
+    """The `Clock` of `choices.choose`."""
+
+    def __init__(
+        self,
+        uses: Mapping[Product, Sequence[Operand]],
+        activation: Activation,
+        *,
+        overlaps: bool,
+        cache_bytes: int = 0,
+    ) -> None:
+        """`uses` has the matrices of each product; `cache_bytes` is the L2 cache's size, for timing."""
+        self._uses, self._activation, self._overlaps, self._cache_bytes = uses, activation, overlaps, cache_bytes
+        self._like = next(iter(uses.values()))[0].weight
+        self._scratch: dict[tuple[Product, int], _Scratch] = {}
+
+    def __call__(self, product: Product, rows: int, tried: Sequence[Tiling | None]) -> Sequence[float | None]:
+        graphs = StepGraphs(self.run, idle=_nothing, most=rows, captured=rows)
+        replays = [self._captured(graphs, rows, Kind(product, each)) for each in tried]
+        times: list[list[float]] = [[] for _ in tried]
+        # By turns, so that a change of the clock rate meets all.
+        for _ in range(_ROUNDS):
+            for replay, taken in zip(replays, times, strict=True):
+                if replay is not None:
+                    taken.append(_elapsed(replay))
+        self._scratch.clear()
+        return [statistics.median(taken) if taken else None for taken in times]
+
+    def trials(self, products: Iterable[Product], gpu: Gpu) -> Iterator[Callable[[], object]]:
+        """Calls that compile what will be timed, each kernel once; those that cannot run do nothing."""
+        jobs = {
+            (binary_of(product, rows, tiling), self._uses[product][0].bias is None): partial(
+                self._try, product, rows, tiling
+            )
+            for product in products
+            for rows in TRIED
+            for tiling in to_try(product, rows, gpu)
+        }
+        yield from jobs.values()
+
+    def _try(self, product: Product, rows: int, tiling: Tiling) -> None:
+        try:
+            self._call(Kind(product, tiling), self._scratch_for(product, rows), self._uses[product][0])
+        except UNUSABLE as error:
+            _log.debug("%s cannot be used for %d rows of %s: %s", tiling, rows, product, error)
+
+    def _captured(self, graphs: StepGraphs[Kind], rows: int, kind: Kind) -> Callable[[], None] | None:
+        try:
+            replay = graphs.get(rows, kind)
+            replay()
+        except UNUSABLE as error:
+            _log.debug("%s cannot be used for %d rows of %s: %s", kind.tiling, rows, kind.product, error)
+            return None
+        return replay
+
+    @torch.inference_mode()
+    def run(self, rows: int, kind: Kind) -> None:
+        """What is captured and timed: the product of several matrices, with the kernels around each."""
+        scratch = self._scratch.get((kind.product, rows))
+        if scratch is None:
+            scratch = self._scratch[kind.product, rows] = self._scratch_for(kind.product, rows)
+            scratch.x.normal_()
+        matrices = self._uses[kind.product]
+        enough = 2 * self._cache_bytes // kind.product.weight_bytes + 1
+        for matrix in islice(cycle(matrices), min(_MOST_CALLS, max(_FEWEST_CALLS, enough))):
+            self._call(kind, scratch, matrix)
+
+    def _scratch_for(self, product: Product, rows: int) -> _Scratch:
+        normed = product.outs if product.epilogue == "added" else product.in_features
+        return _Scratch(
+            self._like.new_zeros(rows, product.in_features),
+            self._like.new_zeros(rows, product.outs),
+            NormWeights(self._like.new_ones(normed), 1e-6, None),
+        )
+
+    def _call(self, kind: Kind, scratch: _Scratch, matrix: Operand) -> None:
+        """As `fused` does it, so that what is launched ahead is too."""
+        (product, tiling), (x, stream, norm), pdl = kind, scratch, self._overlaps
+        weight, bias = matrix
+        own = partial(small_linear, tiling=tiling, pdl=pdl)
+        match product.epilogue:
+            case "added":
+                delta = None
+                if tiling is None:
+                    delta = F.linear(x, weight, bias)
+                else:
+                    own(x, weight, bias, residual=stream)
+                add_norm(stream, delta, norm, pdl=pdl)
+            case "plain":
+                if len(x) == 1:
+                    own(x, weight, bias, norm=(norm.weight, norm.eps))
+                else:
+                    read = add_norm(x, None, norm, pdl=pdl)
+                    _ = F.linear(read, weight, bias) if tiling is None else own(read, weight, bias)
+            case "activated" | "gated":
+                gated = product.is_gated
+                if len(x) == 1:
+                    own(x, weight, bias, norm=(norm.weight, norm.eps), activation=self._activation, gated=gated)
+                    return
+                read = add_norm(x, None, norm, pdl=pdl)
+                if tiling is None:
+                    activated(F.linear(read, weight, bias), self._activation, gated=gated, pdl=pdl)
+                else:
+                    own(read, weight, bias, activation=self._activation, gated=gated)
+
+
+def _elapsed(replay: Callable[[], None]) -> float:
+    """In milliseconds."""
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    replay()
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end))
+
+
+def _nothing() -> None:
+    return None

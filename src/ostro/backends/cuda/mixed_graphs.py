@@ -1,0 +1,145 @@
+"""Steps with prompts as CUDA graphs, for a ladder of numbers of tokens. Knows no sequences and no sampling.
+
+A step with prompts launches about nine kernels a layer. If it has few tokens, that takes the host longer than the
+device takes to run them, and everyone who decodes waits for it. As a graph such a step is padded:
+
+    tokens   [ a ][ b ][ c c c c c ][ - - - ]      as many as the ladder has
+    lengths   9    4    0 …                        0 for all that are not single, up to `Padding.singles`
+    tiles    (c c c c)(c)( )( )( )                 as many as there may be; the others have no tokens
+
+Its inputs are copied to fixed memory, and what it computes is left in fixed memory: hidden states, to be sampled from
+as those of any other step. Nothing is stored for tokens that pad it.
+"""
+
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ostro.backends.cuda.attention import AttentionWorkspace, StepAttention
+from ostro.backends.cuda.graphs import StepGraphs
+from ostro.backends.cuda.step_plan import Mixed, Padding
+from ostro.kernels.gpu.step_inputs import FIELDS, SLOT, StepInputs, unpack
+from ostro.torch_models.base import Model
+from ostro.torch_models.experts import Experts
+from ostro.torch_models.layers import Linear
+
+# Close together where padding costs time, few where it costs none.
+_TOKENS = (8, 16, 32, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768, 896, 1024, 1280, 1536, 2048)
+# Single tokens, and chunks of several, that a graph has room for: programs without work cost a little.
+_SINGLES = (16, 64, 256, 1024)
+_CHUNKS = (8, 64, 512)
+# Numbers of a step's inputs, padded to the most tokens.
+_INPUTS = FIELDS * _TOKENS[-1]
+# Multiplications and additions, each, that an H200 does in the time that the host takes to launch a layer's kernels:
+# 500 µs at 700 TFLOP/s, where hosts were seen to take 140 to 900. A step with more in each layer hides its launches,
+# and padding it would cost more.
+_HIDDEN_WORK = 500e-6 * 700e12 / 2
+
+
+def paying_tokens(model: Model) -> int:
+    """The most tokens of a step that gains from being a graph."""
+    shape = model.shape
+    matrices = [each.shape for each in model.modules() if isinstance(each, Linear)]
+    weights = sum(prod(each) for each in matrices if shape.vocab_size not in each)
+    weights += sum(each.num_active for each in model.modules() if isinstance(each, Experts))
+    most = _HIDDEN_WORK * shape.num_layers / max(1, weights)
+    return max((tokens for tokens in _TOKENS if tokens <= most), default=0)
+
+
+class MixedGraphs:
+    def __init__(
+        self,
+        model: Model,
+        forward: Callable[[StepInputs, StepAttention], Tensor],
+        attention: AttentionWorkspace,
+        *,
+        tokens: Tensor,
+        max_batch_seqs: int,
+        captures: bool,
+    ) -> None:
+        """`tokens` are those that the latest step drew. Unless it `captures`, padded steps run directly."""
+        self.most = 0
+        """Most tokens of a step that is a graph; 0 if none is. Of use on the rank that plans."""
+        self._forward, self._attention, self._tokens = forward, attention, tokens
+        self._width, self._dtype = model.shape.hidden_size, next(model.parameters()).dtype
+        self._max_batch_seqs = max_batch_seqs
+        self._met: set[Padding] = set()
+        self._memory: _Memory | None = None
+        self.graphs: StepGraphs[Padding] = StepGraphs(
+            self._step, idle=self._idle, most=_TOKENS[-1], captured=_TOKENS[-1] if captures else 0, sizes=_TOKENS
+        )
+
+    def padding_for(self, tokens: int, singles: int, tiles: int) -> Padding | None:
+        """The graph for a step of this size, if there is one. To capture it delays a step, so that happens only once
+        another like it was met.
+        """
+        if tokens > self.most or singles > _SINGLES[-1] or tiles > _CHUNKS[-1]:
+            return None
+        size = self.graphs.size_for(tokens)
+        full = size // self._attention.tokens_in_tile
+        padding = Padding(
+            size,
+            min(_at_least(singles, _SINGLES), size, self._max_batch_seqs) if singles else 0,
+            full + _at_least(tiles - full, _CHUNKS),
+        )
+        if padding in self._met:
+            return padding
+        self._met.add(padding)
+        return None
+
+    def run(self, step: Mixed, padding: Padding) -> Tensor:
+        """The hidden states of the step's tokens; valid until the next such step."""
+        # Before the inputs are set: what is captured for the first time overwrites them.
+        run = self.graphs.get(padding.tokens, padding)
+        number = step.inputs.shape[1]
+        packed = np.zeros(_INPUTS + 4 * padding.tiles, dtype=np.int32)
+        inputs = packed[:_INPUTS].reshape(FIELDS, -1)
+        inputs[SLOT] = -1
+        inputs[:, :number] = step.inputs
+        if step.tiles is not None:
+            packed[_INPUTS : _INPUTS + step.tiles.size] = step.tiles.reshape(-1)
+        memory, host = self._fixed(), torch.from_numpy(packed)
+        pinned = host.pin_memory() if memory.packed.is_cuda else host
+        memory.packed[: len(packed)].copy_(pinned, non_blocking=True)
+        run()
+        return memory.hidden[:number]
+
+    @torch.inference_mode()
+    def _step(self, size: int, padding: Padding) -> None:
+        """The step captured in a graph."""
+        memory = self._fixed()
+        sent = memory.inputs[:, :size]
+        inputs = unpack(sent, self._tokens)
+        ctx = self._attention.of_padded_tiles(padding.singles, memory.tiles[: padding.tiles], sent, inputs.slots)
+        memory.hidden[:size].copy_(self._forward(inputs, ctx))
+
+    def _idle(self) -> None:
+        """Inputs that have no effect."""
+        memory = self._fixed()
+        memory.packed.zero_()
+        memory.inputs[SLOT] = -1
+
+    def _fixed(self) -> "_Memory":
+        if self._memory is None:
+            tiles = _TOKENS[-1] // self._attention.tokens_in_tile + _CHUNKS[-1]
+            packed = torch.zeros(_INPUTS + 4 * tiles, dtype=torch.int32, device=self._tokens.device)
+            hidden = torch.empty(_TOKENS[-1], self._width, dtype=self._dtype, device=packed.device)
+            self._memory = _Memory(packed, packed[:_INPUTS].view(FIELDS, -1), packed[_INPUTS:].view(-1, 4), hidden)
+        return self._memory
+
+
+class _Memory(NamedTuple):
+    """What graphs read, packed so that one transfer suffices, and what they write."""
+
+    packed: Tensor
+    inputs: Tensor
+    tiles: Tensor
+    hidden: Tensor
+
+
+def _at_least(number: int, ladder: Sequence[int]) -> int:
+    return next(each for each in ladder if each >= number)

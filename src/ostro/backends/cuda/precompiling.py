@@ -1,0 +1,169 @@
+"""Has a model's kernels compiled by other processes, from its description, while its weights are loaded.
+
+    this process         start ── imports ── begin ── weights ──────── wait ── launches, which find what is compiled
+    precompile_process     imports ─────────── list ── fork, fork, … ───┘
+
+Threads of this process could compile only once the weights are there, and its Python part, an eighth of the work, one
+at a time. What the processes do not compile, for whatever reason, the launches compile, as they would without them.
+Imports no torch, so that the process can start before it.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import socket
+import struct
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+
+import msgspec
+
+import ostro.backends.cuda
+import ostro.kernels.gpu
+from ostro.backends.cuda.choices import Gpu
+from ostro.config import EngineConfig, ResolvedConfig
+from ostro.processes.environment import engine_environment
+from ostro.processes.spawn import kill_group, spawn
+from ostro.system.machine import num_cpus
+
+LENGTH = struct.Struct("<I")
+_LONGEST = 1 << 24
+# Many times what it takes, even on two busy CPUs.
+_MOST_SECONDS = 300.0
+_LIBRARIES = ("torch", "triton")
+
+_log = logging.getLogger(__name__)
+
+
+class Request(msgspec.Struct, frozen=True):
+    """A model, as its config.json has it, and where and how it will run."""
+
+    model: dict[str, object]
+    settings: ResolvedConfig
+    gpu: Gpu
+
+
+class Compiled(msgspec.Struct, frozen=True):
+    """The end of a request."""
+
+    kernels: int
+    failed: Mapping[str, str]
+    """Names of kernels that could not be compiled, with the reason."""
+
+
+class Precompiler:
+    """A handle on the process. It ends with this process, or when it is closed."""
+
+    def __init__(self, done: Path | None = None) -> None:
+        """Leaves an empty file `done` when all is compiled. Raises OSError if no process can be started."""
+        # It must not take memory on the GPU, and a process that is to be forked must have one thread.
+        environment = {**engine_environment(), "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+        self._process, self._socket = spawn("ostro.backends.cuda.precompile_process", environment=environment)
+        self._done, self._began = done, False
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def begin(self, request: Request) -> None:
+        """Returns before anything is compiled."""
+        # A config may hold numbers and texts that no message can, and still be a model's.
+        with suppress(OSError, ValueError, TypeError, OverflowError, RecursionError):
+            self._socket.sendall(frame(request))
+            self._began = True
+
+    def wait(self) -> Compiled | None:
+        """Until all kernels are compiled. None if nothing was begun, the process has ended, or it takes minutes."""
+        if not self._began:
+            return None
+        self._began, started = False, time.monotonic()
+        try:
+            self._socket.settimeout(_MOST_SECONDS)
+            compiled = msgspec.msgpack.decode(receive(self._socket), type=Compiled)
+        except (OSError, EOFError, msgspec.MsgspecError) as error:
+            reason = "takes too long" if isinstance(error, TimeoutError) else "has ended"
+            _log.warning("Kernels are compiled one by one: the process that compiles them ahead %s.", reason)
+            return None
+        for name, reason in compiled.failed.items():
+            _log.debug("%s was not compiled ahead: %s", name, reason)
+        waited = time.monotonic() - started
+        _log.info("compiled %d kernels, in %.1f s beyond loading the weights", compiled.kernels, waited)
+        if self._done is not None and not compiled.failed:
+            with suppress(OSError):
+                self._done.touch()
+        return compiled
+
+    def close(self) -> None:
+        kill_group(self._process)
+        self._process.wait()
+        self._socket.close()
+
+
+@contextmanager
+def precompiler(model: Mapping[str, object], config: EngineConfig) -> Iterator[Precompiler | None]:
+    """For the time that it takes to load a model onto a GPU. None where it would not help: with one CPU, without
+    Triton's compiler, and if an earlier start with the same model, settings and code has left the kernels in its cache.
+    """
+    done = _triton_cache() / f"ostro-{_digest(model, config)}"
+    started = None
+    if _compiles() and num_cpus() > 1 and not config.deterministic and not done.exists():
+        try:
+            started = Precompiler(done)
+        except OSError as error:
+            _log.warning("Kernels are compiled one by one: no process could be started (%s).", error.strerror)
+    try:
+        yield started
+    finally:
+        if started is not None:
+            started.close()
+
+
+def frame(message: msgspec.Struct) -> bytes:
+    content = msgspec.msgpack.encode(message)
+    return LENGTH.pack(len(content)) + content
+
+
+def receive(connection: socket.socket) -> bytes:
+    """The next message. Raises EOFError if the other end is closed, or sends more than anybody would."""
+    (length,) = LENGTH.unpack(_exactly(connection, LENGTH.size))
+    if length > _LONGEST:
+        raise EOFError
+    return _exactly(connection, length)
+
+
+def _exactly(connection: socket.socket, length: int) -> bytes:
+    content = b""
+    while len(content) < length:
+        part = connection.recv(length - len(content))
+        if not part:
+            raise EOFError
+        content += part
+    return content
+
+
+def _compiles() -> bool:
+    return find_spec("triton") is not None and os.environ.get("TRITON_INTERPRET", "0") in ("", "0")
+
+
+def _triton_cache() -> Path:
+    """Where Triton keeps what it compiles: its own rule, without the half second of importing it."""
+    home = Path(os.environ.get("TRITON_HOME") or os.path.expanduser("~"))
+    return Path(os.environ.get("TRITON_CACHE_DIR") or home / ".triton" / "cache")
+
+
+def _digest(model: Mapping[str, object], config: EngineConfig) -> str:
+    facts = json.dumps([model, asdict(config)], sort_keys=True, default=str)
+    digest = hashlib.sha256(facts.encode())
+    for package in (ostro.kernels.gpu, ostro.backends.cuda):
+        for path in sorted(Path(package.__file__ or "").parent.glob("*.py")):
+            digest.update(path.read_bytes())
+    for library in _LIBRARIES:
+        with suppress(PackageNotFoundError):
+            digest.update(f"{library} {version(library)}".encode())
+    return digest.hexdigest()[:32]

@@ -1,0 +1,216 @@
+"""Connections from the followers of a mesh to its leader. Whoever knows the mesh's key is a follower, and anybody else
+who connects is sent away and holds up nobody. Imports no JAX.
+"""
+
+import hmac
+import secrets
+import selectors
+import socket
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import msgspec
+
+from ostro.errors import BadRequest, Unavailable
+from ostro.system.mesh_hosts import ADDRESS, BIND_ADDRESS
+
+_PATIENCE = 60.0
+"""Seconds that the leader waits for all followers to connect, and each of them to reach it."""
+_PROOF_SECONDS = 5.0
+"""Seconds in which a connection has to prove that it is a follower's."""
+_MOST_GUESTS = 64
+"""Connections without a proof at a time."""
+_MOST_RECEIVED = 1 << 20
+_KEY_BYTES = 32
+_ADMITTED = b"\1"
+"""What followers hear once all of them have come."""
+
+
+class Invitation(msgspec.Struct, array_like=True):
+    """Where the leader listens, and what proves that a process belongs to the mesh."""
+
+    host: str
+    port: int
+    key: bytes
+
+
+def listen(host: str, bound: str | None = None) -> tuple[socket.socket, Invitation]:
+    """A socket for followers, who find this host under the name or address `host`, and what they have to know of it. It
+    listens on `bound`, if that is another address.
+    """
+    bound = bound or host
+    try:
+        family = socket.getaddrinfo(bound, None, type=socket.SOCK_STREAM)[0][0]
+        # On "::", IPv4 is accepted too, as JAX's coordinator does.
+        dualstack = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
+        listening = socket.create_server((bound, 0), family=family, dualstack_ipv6=dualstack)
+    except OSError as error:
+        raise BadRequest(
+            f"The first process of the mesh cannot listen on {bound} ({error}). Set {ADDRESS} to an address of its "
+            f"host, or {BIND_ADDRESS} to the one to listen on."
+        ) from error
+    return listening, Invitation(host, listening.getsockname()[1], secrets.token_bytes(_KEY_BYTES))
+
+
+def connect(invitation: Invitation) -> socket.socket:
+    """For a follower: returns once the leader has admitted all of them. Raises Unavailable if it cannot be reached, or
+    does not admit them.
+    """
+    place = f"the first process of the mesh at {invitation.host}:{invitation.port}"
+    try:
+        leader = socket.create_connection((invitation.host, invitation.port), timeout=_PATIENCE)
+    except OSError as error:
+        raise Unavailable(f"Cannot reach {place} ({error}). Open the network between the hosts.") from error
+    if not _is_admitted(leader, invitation.key):
+        leader.close()
+        raise Unavailable(
+            f"This process was not admitted by {place}, whose log says why. All of them have to start again."
+        )
+    leader.settimeout(None)
+    return leader
+
+
+def _is_admitted(leader: socket.socket, key: bytes) -> bool:
+    # Longer than the leader waits for the others.
+    leader.settimeout(2 * _PATIENCE)
+    try:
+        leader.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        challenge = received(leader, _KEY_BYTES)
+        if len(challenge) < _KEY_BYTES:
+            return False
+        leader.sendall(_proof(key, challenge))
+    except OSError:
+        return False
+    return received(leader, len(_ADMITTED)) == _ADMITTED
+
+
+def welcome(
+    listening: socket.socket,
+    key: bytes,
+    count: int,
+    *,
+    patience: float = _PATIENCE,
+    proof_seconds: float = _PROOF_SECONDS,
+) -> list[socket.socket]:
+    """Connections of `count` followers, which are told once all have come. Raises Unavailable if that takes longer than
+    `patience` seconds.
+    """
+    with _Reception(listening, key, proof_seconds) as reception:
+        until = time.monotonic() + patience
+        while len(reception.followers) < count:
+            if time.monotonic() >= until:
+                missing = count - len(reception.followers)
+                raise Unavailable(
+                    f"{missing} {'process' if missing == 1 else 'processes'} of the mesh did not connect to "
+                    f"{listening.getsockname()[0]}. Open the network between the hosts."
+                )
+            reception.wait(until)
+        return reception.taken()
+
+
+def received(connection: socket.socket, count: int) -> bytes:
+    """So many bytes, or fewer if the connection ends or times out before."""
+    found = bytearray()
+    while len(found) < count:
+        try:
+            more = connection.recv(min(count - len(found), _MOST_RECEIVED))
+        except OSError:
+            break
+        if not more:
+            break
+        found += more
+    return bytes(found)
+
+
+def _proof(key: bytes, challenge: bytes) -> bytes:
+    """Shows that the key is known, without the key: it is never sent over these connections."""
+    return hmac.digest(key, challenge, "sha256")
+
+
+@dataclass(slots=True)
+class _Guest:
+    """A connection that has not proved yet that it is a follower's."""
+
+    until: float
+    challenge: bytes = field(default_factory=lambda: secrets.token_bytes(_KEY_BYTES))
+    answer: bytes = b""
+
+
+class _Reception:
+    """Serves all guests at a time, since any of them may stay silent."""
+
+    def __init__(self, listening: socket.socket, key: bytes, proof_seconds: float) -> None:
+        self.followers: list[socket.socket] = []
+        self._listening, self._key, self._proof_seconds = listening, key, proof_seconds
+        self._guests: dict[socket.socket, _Guest] = {}
+        self._selector = selectors.DefaultSelector()
+        listening.setblocking(False)
+        self._selector.register(listening, selectors.EVENT_READ)
+
+    def __enter__(self) -> "_Reception":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for guest in list(self._guests):
+            self._dismiss(guest)
+        for follower in self.followers:
+            follower.close()
+        self._selector.close()
+
+    def taken(self) -> list[socket.socket]:
+        """The followers, which are admitted now. The caller closes their connections."""
+        followers, self.followers = self.followers, []
+        for follower in followers:
+            # One that is gone already is noticed like one that goes later.
+            with suppress(OSError):
+                follower.sendall(_ADMITTED)
+        return followers
+
+    def wait(self, until: float) -> None:
+        """Handles what happens next, if anything does until then."""
+        next_end = min([until, *(guest.until for guest in self._guests.values())])
+        for ready, _ in self._selector.select(max(0.0, next_end - time.monotonic())):
+            if ready.fileobj is self._listening:
+                self._accept()
+            elif isinstance(ready.fileobj, socket.socket) and ready.fileobj in self._guests:
+                self._hear(ready.fileobj)
+        for connection in [each for each, guest in self._guests.items() if guest.until <= time.monotonic()]:
+            self._dismiss(connection)
+
+    def _accept(self) -> None:
+        try:
+            arrived, _ = self._listening.accept()
+        except OSError:
+            # It has gone again.
+            return
+        if len(self._guests) == _MOST_GUESTS:
+            # The oldest one, since followers answer at once.
+            self._dismiss(next(iter(self._guests)))
+        guest = self._guests[arrived] = _Guest(time.monotonic() + self._proof_seconds)
+        arrived.setblocking(False)
+        self._selector.register(arrived, selectors.EVENT_READ)
+        with suppress(OSError):
+            arrived.sendall(guest.challenge)
+
+    def _hear(self, connection: socket.socket) -> None:
+        guest = self._guests[connection]
+        more = received(connection, _KEY_BYTES - len(guest.answer))
+        guest.answer += more
+        if len(guest.answer) == _KEY_BYTES and hmac.compare_digest(guest.answer, _proof(self._key, guest.challenge)):
+            self._admit(connection)
+        elif not more or len(guest.answer) == _KEY_BYTES:
+            self._dismiss(connection)
+
+    def _admit(self, connection: socket.socket) -> None:
+        del self._guests[connection]
+        self._selector.unregister(connection)
+        connection.setblocking(True)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        self.followers.append(connection)
+
+    def _dismiss(self, connection: socket.socket) -> None:
+        del self._guests[connection]
+        self._selector.unregister(connection)
+        connection.close()

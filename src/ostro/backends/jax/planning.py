@@ -1,0 +1,130 @@
+"""The memory that a model takes with JAX, on each device: mirrors `backends.jax.load`. Imports no JAX."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ostro.backends.adapter_sizes import adapter_ranks
+from ostro.backends.jax.layout import (
+    AdapterLayout,
+    VectorLayout,
+    fits_tpu_kernel,
+    in_whole_rows,
+    jax_architecture,
+    matrix_values,
+)
+from ostro.backends.jax.shapes import PAGES_PER_TURN, Sizes, StepShape
+from ostro.backends.memory import JAX_SPARE, device_pages, num_pages, page_bytes, rank_shape
+from ostro.backends.plan import Parts
+from ostro.backends.precision import in_words
+from ostro.config import ResolvedConfig
+from ostro.devices import DEVICE_KINDS, Memory
+from ostro.errors import ModelError
+from ostro.models.architecture import Architecture, ModelShape
+from ostro.models.cut import Cut, cut
+from ostro.models.description import Description
+from ostro.weights.stored import Stored
+
+_MIB = 1 << 20
+# Measured, minus the model: Python with JAX, after compiling. Loading kept programs takes 70 MiB less.
+_PROCESS = 320 * _MIB
+# With devices of their own memory: what the process takes of the host's.
+_DEVICE_PROCESS = 2048 * _MIB
+_FLOAT = 4
+# Measured: what a draw that changes scores and applies top-k and top-p holds at a time, in logits.
+_DRAW_COPIES = 6
+_ITEMSIZE = {"float32": 4, "float16": 2, "bfloat16": 2}
+
+
+def on_jax(stored: Stored, config: ResolvedConfig, described: Description, memory: Memory) -> Parts:
+    """Sizes are those of one device, except on a CPU, where all ranks share the machine's memory."""
+    described = jax_architecture(described)
+    on_cpu = config.device == "cpu"
+    dtype = DEVICE_KINDS[config.device].compute_dtype(config.dtype)
+    own = cut(described, config.tensor_parallel)
+    ranks_here = own.ranks if on_cpu else 1
+    adapters = AdapterLayout.of(described, adapter_ranks(config, described.backbone))
+    values = matrix_values(described, own) + adapters.values(described, own)
+    weights = ranks_here * (values * _ITEMSIZE[dtype] + VectorLayout.of(described, own).total * _FLOAT)
+    step = ranks_here * step_bytes(described, own, config, adapters.widths)
+    shape = rank_shape(described.shape, ranks_here * own.kv_heads)
+    if config.device == "tpu" and fits_tpu_kernel(own.kv_heads, _ITEMSIZE[dtype]):
+        shape = replace(shape, head_dim=in_whole_rows(shape.head_dim))
+    try:
+        pages = (_cpu_pages if on_cpu else _device_pages)(shape, config, memory, weights, step, _ITEMSIZE[dtype])
+    except ModelError:
+        pages = 0
+    devices = f", {own.ranks} devices" if own.ranks > 1 else ""
+    return Parts(
+        backend=f"jax ({config.device}{devices})",
+        precision=in_words([dtype], dtype),
+        parameters=sum(tensor.values for tensor in stored.tensors),
+        weights=weights,
+        page=page_bytes(shape, config.page_size, _ITEMSIZE[dtype]),
+        pages=pages,
+        other=step + (_PROCESS if on_cpu else JAX_SPARE),
+        peak=_PROCESS + weights + stored.largest_file if on_cpu else 0,
+        host=None if on_cpu else _DEVICE_PROCESS,
+        devices=own.ranks,
+    )
+
+
+def step_bytes(described: Architecture, own: Cut, config: ResolvedConfig, adapters: Sequence[int] = ()) -> int:
+    """A rank's temporary memory in the largest step, with the results of two. `adapters` are their tables' widths."""
+    sizes = Sizes(
+        page_size=config.page_size,
+        num_pages=1,
+        max_batch_tokens=config.max_batch_tokens,
+        max_batch_seqs=config.max_batch_seqs,
+    )
+    return max(
+        _step_bytes(described, own, config.page_size, shape, max(adapters, default=0))
+        for shape in sizes.shapes(described.shape.max_seq_len)
+    )
+
+
+def _step_bytes(described: Architecture, own: Cut, page_size: int, step: StepShape, adapters: int) -> int:
+    shape = described.shape
+    span = PAGES_PER_TURN * page_size
+    # Keys and values of a turn, gathered, and their scores; queries, outputs and sums of all tiles.
+    turn = step.tiles * span * (2 * own.kv_heads * shape.head_dim + step.width * own.heads)
+    turn += 3 * step.tiles * step.width * own.heads * shape.head_dim
+    # Rows of the MLP, and of the residual stream before and after; what adapters make of them.
+    rows = step.tokens * (2 * described.widest // own.ranks + 4 * shape.hidden_size + adapters)
+    logits = 0 if described.head is None else step.rows * own.vocab
+    results = logits + step.tokens * shape.hidden_size
+    return _FLOAT * (max(turn, rows, _DRAW_COPIES * logits) + 2 * results)
+
+
+def _cpu_pages(
+    shape: ModelShape, config: ResolvedConfig, memory: Memory, weights: int, step: int, itemsize: int
+) -> int:
+    return num_pages(
+        shape,
+        page_size=config.page_size,
+        itemsize=itemsize,
+        kv_memory=config.kv_memory,
+        max_batch_seqs=config.max_batch_seqs,
+        limit=config.kv_memory_limit,
+        # An explicit kv_memory is taken at face value: the plan reports whether it fits.
+        free=max(0, memory.free - _PROCESS - weights) if config.kv_memory is None else sys.maxsize,
+        max_tokens=config.max_running_tokens,
+        coarse=True,
+    )
+
+
+def _device_pages(
+    shape: ModelShape, config: ResolvedConfig, memory: Memory, weights: int, step: int, itemsize: int
+) -> int:
+    return device_pages(
+        shape,
+        page_size=config.page_size,
+        itemsize=itemsize,
+        free=max(0, memory.free - weights) if config.kv_memory is None else sys.maxsize,
+        total=memory.total,
+        step=step,
+        kv_memory=config.kv_memory,
+        utilization=config.gpu_memory_utilization,
+        limit=config.kv_memory_limit,
+        max_tokens=config.max_running_tokens,
+    )

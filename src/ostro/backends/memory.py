@@ -1,0 +1,238 @@
+"""How many KV cache pages fit into memory. Needs only a model's shape; allocates nothing, and plans without torch."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from ostro.errors import BadRequest, ModelError
+from ostro.models.architecture import Heads, ModelShape
+from ostro.system.machine import free_memory
+
+# Share of the memory left after loading the weights; the rest is for activations and other processes.
+_SHARE = 0.4
+_MOST = 4 << 30
+# Share of the free memory that a second copy of the weights may use.
+_SECOND_LAYOUT_SHARE = 0.25
+# Left free on a device that JAX runs on: its allocator's fragments, collectives' buffers.
+JAX_SPARE = 256 << 20
+
+
+class Shape(Protocol):
+    """The sizes that memory depends on; from a loaded model or from its files."""
+
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def hidden_size(self) -> int: ...
+    @property
+    def num_layers(self) -> int: ...
+    @property
+    def num_heads(self) -> int: ...
+    @property
+    def num_kv_heads(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
+    @property
+    def max_seq_len(self) -> int: ...
+    @property
+    def layer_heads(self) -> Sequence[Heads]: ...
+
+
+def page_bytes(shape: Shape, page_size: int, itemsize: int, slot_bytes: int = 0) -> int:
+    """`slot_bytes` is the overhead per head of a token's key or value, beyond its numbers."""
+    heads = shape.layer_heads or [Heads(shape.num_kv_heads, shape.head_dim)] * shape.num_layers
+    return 2 * page_size * sum(kv * (dim * itemsize + slot_bytes) for kv, dim in heads)
+
+
+def second_layout_fits(nbytes: int, free: int) -> bool:
+    """Whether a second copy of the weights may be kept, in the layout for multiplying many rows."""
+    return nbytes < free * _SECOND_LAYOUT_SHARE
+
+
+def num_pages(
+    shape: Shape,
+    *,
+    page_size: int,
+    itemsize: int,
+    kv_memory: int | None,
+    max_batch_seqs: int,
+    limit: int | None = None,
+    free: int | None = None,
+    slot_bytes: int = 0,
+    max_tokens: int | None = None,
+    coarse: bool = False,
+) -> int:
+    """Pages within `kv_memory` bytes, or within a share of the free memory; at most as many as can be used at once,
+    and at most `max_tokens` tokens' worth.
+
+    `limit` bounds the share, which is rounded with `coarse`. `free` is the memory left after loading the model; None
+    measures it.
+    """
+    each = page_bytes(shape, page_size, itemsize, slot_bytes)
+    most = pages_within(max_tokens, page_size)
+    useful = min(most, max_batch_seqs * -(-shape.max_seq_len // page_size))
+    free = free_memory() if free is None else free
+    if kv_memory is not None:
+        if kv_memory < each:
+            raise BadRequest(
+                f"kv_memory must hold at least one page ({each} bytes), got {kv_memory}.", param="kv_memory"
+            )
+        if kv_memory > free:
+            raise BadRequest(f"kv_memory is {kv_memory} bytes, but only {free} are free; lower it.", param="kv_memory")
+        return min(kv_memory // each, most)
+    budget = min(int(free * _SHARE), _MOST if limit is None else min(_MOST, limit))
+    if budget < each:
+        raise ModelError(
+            f"One page takes {each} bytes and {budget} are free for keys and values; free some, or lower page_size."
+        )
+    pages = budget // each
+    return min(rounded(pages) if coarse else pages, useful)
+
+
+def rounded(pages: int) -> int:
+    """Nearly as many, at most 3 % less: a number that the next start is likely to get too, though a little more or less
+    memory is free then. Programs that are compiled for a number of pages are of use only to that.
+    """
+    step = 1 << max(0, pages.bit_length() - 6)
+    return pages // step * step
+
+
+def rank_shape(shape: ModelShape, kv_heads: int) -> ModelShape:
+    """The shape as far as keys and values go, if they have this many heads there."""
+    return replace(shape, num_kv_heads=kv_heads)
+
+
+def gpu_num_pages(
+    shape: Shape,
+    *,
+    page_size: int,
+    itemsize: int,
+    kv_memory: int | None,
+    utilization: float,
+    max_batch_tokens: int,
+    max_batch_seqs: int,
+    limit: int | None = None,
+    max_tokens: int | None = None,
+    expert_bytes: int = 0,
+    widened_bytes: int = 0,
+    attention_bytes: int = 0,
+) -> int:
+    """Pages within `kv_memory` bytes, or within the GPU memory left by the loaded model and one step; at most `limit`
+    bytes and `max_tokens` tokens. For `expert_bytes`, `widened_bytes` and `attention_bytes` see `gpu_step_bytes`.
+    """
+    import torch
+
+    free, total = torch.cuda.mem_get_info()
+    step = gpu_step_bytes(
+        shape,
+        itemsize=itemsize,
+        max_batch_tokens=max_batch_tokens,
+        max_batch_seqs=max_batch_seqs,
+        expert_bytes=expert_bytes,
+        widened_bytes=widened_bytes,
+        attention_bytes=attention_bytes,
+    )
+    return pages_beside(
+        page_bytes(shape, page_size, itemsize),
+        free=free,
+        total=total,
+        step=step,
+        kv_memory=kv_memory,
+        utilization=utilization,
+        limit=limit,
+        most=pages_within(max_tokens, page_size),
+    )
+
+
+def device_pages(
+    shape: Shape,
+    *,
+    page_size: int,
+    itemsize: int,
+    free: int,
+    total: int,
+    step: int,
+    kv_memory: int | None,
+    utilization: float,
+    limit: int | None = None,
+    max_tokens: int | None = None,
+) -> int:
+    """Pages for JAX on each device that has memory of its own, if one step needs `step` bytes; see `pages_beside`."""
+    pages = pages_beside(
+        page_bytes(shape, page_size, itemsize),
+        free=free,
+        total=total,
+        step=step + JAX_SPARE,
+        kv_memory=kv_memory,
+        utilization=utilization,
+        limit=limit,
+        most=pages_within(max_tokens, page_size),
+    )
+    return pages if kv_memory is not None else rounded(pages)
+
+
+def pages_within(max_tokens: int | None, page_size: int) -> int:
+    """Whole pages for this many tokens; None means no bound."""
+    if max_tokens is None:
+        return sys.maxsize
+    if max_tokens < page_size:
+        raise BadRequest(
+            f"max_running_tokens must hold at least one page of {page_size} tokens, got {max_tokens}. Raise it, or "
+            "lower page_size.",
+            param="max_running_tokens",
+        )
+    return max_tokens // page_size
+
+
+def gpu_step_bytes(
+    shape: Shape,
+    *,
+    itemsize: int,
+    max_batch_tokens: int,
+    max_batch_seqs: int,
+    expert_bytes: int = 0,
+    widened_bytes: int = 0,
+    attention_bytes: int = 0,
+) -> int:
+    """`expert_bytes` are those that a token's rows take in a mixture of experts, `widened_bytes` those of the largest
+    matrix that is packed, and widened for prompts, and `attention_bytes` those of attention without kernels.
+    """
+    # Activations are a few times the widest row per token. Add the logits, in float32 and in the model's dtype, with
+    # sampling's temporaries, and a margin for kernels, graphs and libraries.
+    widest = max(shape.hidden_size * 16, shape.num_heads * shape.head_dim * 8)
+    activations = max_batch_tokens * (widest * itemsize + expert_bytes)
+    return activations + widened_bytes + attention_bytes + max_batch_seqs * shape.vocab_size * 8 + (1 << 30)
+
+
+def pages_beside(
+    each: int,
+    *,
+    free: int,
+    total: int,
+    step: int,
+    kv_memory: int | None,
+    utilization: float,
+    limit: int | None = None,
+    most: int = sys.maxsize,
+) -> int:
+    """Pages of `each` bytes, at most `most`, on a GPU of `total` bytes with `free` left, if one step needs `step`
+    bytes.
+    """
+    budget = int(total * utilization) - (total - free) - step
+    if limit is not None:
+        budget = min(budget, limit)
+    if kv_memory is not None:
+        if kv_memory > free - step:
+            raise BadRequest(
+                f"kv_memory is {kv_memory} bytes, but only {max(0, free - step)} are left for it; lower it.",
+                param="kv_memory",
+            )
+        budget = kv_memory
+    # The runner reserves one page for padding rows.
+    if budget < 2 * each:
+        raise ModelError(
+            f"Two pages take {2 * each} bytes and {max(0, budget)} are left of the GPU's memory for keys and values; "
+            "raise gpu_memory_utilization, lower max_batch_tokens, or take a smaller model."
+        )
+    return min(budget // each - 1, most)

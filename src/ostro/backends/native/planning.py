@@ -1,0 +1,178 @@
+"""Whether the native core can run a model, and the memory it takes: runs the lowering with a sink that only counts."""
+
+import os
+import sys
+from collections.abc import Mapping
+from functools import partial
+
+from ostro.backends.adapter_sizes import adapter_values
+from ostro.backends.memory import num_pages, page_bytes
+from ostro.backends.native.formats import kind_of
+from ostro.backends.native.lowering import lowered
+from ostro.backends.native.sinks import Sizes
+from ostro.backends.native.support import NotNative, native_architecture
+from ostro.backends.plan import Parts
+from ostro.backends.precision import in_words
+from ostro.config import ResolvedConfig
+from ostro.errors import ModelError
+from ostro.kernels.cpu.library import (
+    BITS,
+    CELLS,
+    GROUP,
+    PAGE,
+    Op,
+    instruction_sets,
+    panel_of,
+    why_missing,
+)
+from ostro.kernels.cpu.packed_layout import PackedLayout
+from ostro.kernels.cpu.program_spec import ProgramSpec
+from ostro.models.architecture import MLP, Architecture, Experts
+from ostro.models.description import Description
+from ostro.models.encoder import Encoder
+from ostro.weights.stored import Stored
+
+_MIB = 1 << 20
+# Measured, minus the model and a step's buffers: Python and numpy.
+_PROCESS = 37 * _MIB
+
+# Header size per matrix with its step, and per layer's attention.
+_ENTRY_BYTES = 400
+# Size of a quantized group of a row's inputs.
+_GROUP_BYTES = GROUP + 12
+# Rows and panels in each thread's own buffers.
+_OWN_ROWS, _OWN_PANELS = 8, 4
+# Rows of queries that each thread compares with all keys of an encoder's text at a time.
+_SCORED_ROWS = 16
+
+
+def on_native(stored: Stored, config: ResolvedConfig, described: Description, memory: int) -> Parts | str:
+    """The plan's parts, or the reason why the model does not run natively."""
+    if (missing := why_missing()) is not None:
+        return missing.rstrip(".")
+    if config.page_size != PAGE and not isinstance(described, Encoder):
+        return f"page_size is {config.page_size}, and native kernels take {PAGE}"
+    reason = ""
+    for isa in instruction_sets():
+        try:
+            architecture = native_architecture(described, panel_of(isa))
+            if isinstance(architecture, Encoder):
+                return _encoder_parts(isa, architecture, stored, config)
+            return _parts(isa, architecture, stored, config, memory)
+        except NotNative as error:
+            reason = str(error)
+    return reason
+
+
+def _parts(
+    isa: str,
+    architecture: Architecture,
+    stored: Stored,
+    config: ResolvedConfig,
+    memory: int,
+) -> Parts:
+    shape = architecture.shape
+    panel, cells = panel_of(isa), CELLS[config.kv_dtype]
+    sizes = Sizes(panel, partial(_kind, {tensor.name: tensor.format for tensor in stored.tensors}))
+    program = lowered(architecture, sizes, bits=BITS[config.quantize])
+    layout = sizes.layout
+    largest = max(matrix.nbytes for matrix in layout.matrices)
+    rotated = sum(rope.rotary_dim(shape.head_dim) for rope in architecture.ropes)
+    kept = layout.nbytes + (len(layout.matrices) + shape.num_layers) * _ENTRY_BYTES
+    kept += 4 * adapter_values(config, stored.tensors)
+    try:
+        pages = num_pages(
+            shape,
+            page_size=PAGE,
+            itemsize=cells.bytes,
+            kv_memory=config.kv_memory,
+            max_batch_seqs=config.max_batch_seqs,
+            limit=config.kv_memory_limit,
+            # An explicit kv_memory is taken at face value: the plan reports whether it fits.
+            free=max(0, memory - _PROCESS - kept) if config.kv_memory is None else sys.maxsize,
+            slot_bytes=cells.slot_bytes,
+            max_tokens=config.max_running_tokens,
+        )
+    except ModelError:
+        pages = 0
+    page = page_bytes(shape, PAGE, cells.bytes, cells.slot_bytes)
+    # A cosine and a sine per rotated pair of dimensions, for each position that the pages can hold.
+    other = _PROCESS + _step_bytes(config, architecture, panel) + 4 * rotated * min(shape.max_seq_len, pages * PAGE)
+    return Parts(
+        backend=f"native ({isa})",
+        precision=in_words(program.precision.split(", "), cells.name.lower()),
+        parameters=sum(tensor.values for tensor in stored.tensors),
+        weights=kept,
+        idle=_idle_bytes(program, layout),
+        page=page,
+        pages=pages,
+        other=other,
+        # Packing maps all files and builds one matrix at a time.
+        peak=max(_PROCESS + stored.file_bytes + largest, kept + pages * page + other),
+    )
+
+
+def _encoder_parts(isa: str, encoder: Encoder, stored: Stored, config: ResolvedConfig) -> Parts:
+    """There is no KV cache: the texts of a batch have seats only."""
+    shape, panel = encoder.shape, panel_of(isa)
+    sizes = Sizes(panel, partial(_kind, {tensor.name: tensor.format for tensor in stored.tensors}))
+    program = lowered(encoder, sizes, bits=BITS[config.quantize])
+    layout = sizes.layout
+    kept = layout.nbytes + (len(layout.matrices) + shape.num_layers) * _ENTRY_BYTES
+    inner = max(layer.mlp.down.columns for layer in encoder.layers)
+    row = 4 * sum(buffer.cols * buffer.per_token for buffer in program.buffers if not buffer.asked)
+    if config.quantize != "none":
+        row += max(inner, shape.hidden_size) // GROUP * _GROUP_BYTES
+    # The text that uses up a step's tokens is computed whole.
+    rows = config.max_batch_tokens + shape.max_seq_len
+    # Each thread packs one head's keys and values, and has some rows of scores.
+    own = 4 * shape.max_seq_len * (2 * shape.head_dim + _SCORED_ROWS)
+    rotated = sum(rope.rotary_dim(shape.head_dim) for rope in encoder.ropes)
+    threads = config.threads or os.cpu_count() or 1
+    other = _PROCESS + rows * row + threads * own + 4 * rotated * shape.max_seq_len
+    largest = max(matrix.nbytes for matrix in layout.matrices)
+    return Parts(
+        backend=f"native ({isa})",
+        precision=in_words(program.precision.split(", "), None),
+        parameters=sum(tensor.values for tensor in stored.tensors),
+        weights=kept,
+        page=0,
+        pages=config.max_batch_seqs * -(-shape.max_seq_len // config.page_size),
+        other=other,
+        peak=max(_PROCESS + stored.file_bytes + largest, kept + other),
+    )
+
+
+def _idle_bytes(program: ProgramSpec, layout: PackedLayout) -> int:
+    """Size of the experts' matrices that a token does not go through."""
+    steps = [step for step in program.steps if step.op in (Op.EXPAND, Op.EXPERT)]
+    packed = [(step, layout.matrices[step.matrix].nbytes) for step in steps if step.matrix is not None]
+    return sum(nbytes * (step.experts - step.chosen) // step.experts for step, nbytes in packed)
+
+
+def _kind(formats: Mapping[str, str], name: str) -> int:
+    """GGUF's number of a tensor's stored type. A pickle's names are unknown: all its tensors have one format."""
+    found = formats.get(name) or next(iter(formats.values()))
+    if (kind := kind_of(found)) is None:
+        raise NotNative(f"its weights are of type {found}, for which there is no kernel")
+    return kind
+
+
+def _step_bytes(config: ResolvedConfig, architecture: Architecture, panel: int) -> int:
+    """A step's buffers: rows of every width in a layer, logits, and the matmuls' inputs."""
+    shape, layers = architecture.shape, architecture.layers
+    attended = shape.num_heads * shape.head_dim
+    qkv = attended + 2 * shape.num_kv_heads * shape.head_dim
+    mixtures = [layer.mlp for layer in layers if isinstance(layer.mlp, Experts)]
+    dense = [layer.mlp if isinstance(layer.mlp, MLP) else layer.mlp.shared for layer in layers]
+    inner = max((mlp.down.columns for mlp in dense if mlp is not None), default=0)
+    slot = max((each.chosen * (each.down.columns + shape.hidden_size) for each in mixtures), default=0)
+    slot_read = max((each.chosen * max(each.up.columns, each.down.columns) for each in mixtures), default=0)
+    longest = max(inner, attended, shape.hidden_size, *(each.down.columns for each in mixtures), 0)
+    # With adapters, gates and ups are also stored before activation.
+    row = 4 * (2 * shape.hidden_size + qkv + attended + inner * (3 if config.adapters else 1) + slot)
+    read = 4 * longest + max(longest, slot_read) // GROUP * _GROUP_BYTES
+    asked = 4 * (shape.hidden_size + shape.vocab_size)
+    own = (4 * _OWN_ROWS + _OWN_PANELS * panel) * longest
+    rows = max(config.max_batch_tokens, config.max_batch_seqs)
+    return rows * (row + read) + config.max_batch_seqs * asked + (config.threads or os.cpu_count() or 1) * own

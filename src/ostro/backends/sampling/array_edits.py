@@ -1,0 +1,70 @@
+"""Applies the changes listed by `edits` to numpy scores, row by row; the twin of `score_edits` in torch."""
+
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Seq
+
+import numpy as np
+import numpy.typing as npt
+
+from ostro.backends.sampling.edits import Change, all_edits, cuts, sigma_rows
+from ostro.engine.sequence import Sequence
+
+Floats = npt.NDArray[np.float32]
+
+
+Row = tuple[int, Sequence]
+"""A row of logits, and a sequence that wants a token from it."""
+
+
+def is_edited(seq: Sequence) -> bool:
+    """Whether scores are changed before the sequence's next token is drawn."""
+    request, params = seq.request, seq.request.params
+    return bool(
+        params.logit_bias
+        or params.presence_penalty
+        or params.frequency_penalty
+        or params.repetition_penalty != 1.0
+        or request.bad_word_ids
+        or seq.stops_banned
+        or cuts(seq)
+    )
+
+
+def edit(logits: Floats, rows: Seq[Row]) -> None:
+    """Changes the rows of `logits`, in place, as their sequences ask for."""
+    # The choices of one request draw their first tokens from one row, and ask for the same.
+    seqs = dict(rows)
+    numbers = np.array(list(seqs), np.intp)
+    with np.errstate(invalid="ignore", over="ignore"):
+        for change, cells in all_edits(list(seqs.values()), logits.shape[-1]):
+            index = (numbers[cells[0].astype(np.intp)], cells[1].astype(np.intp))
+            logits[index] = _CHANGES[change](logits[index], cells[2].astype(np.float32))
+        wanting = list(seqs.values())
+        for row, kept in zip(*sigma_rows(wanting), strict=True):
+            mask(logits[numbers[row]], wanting[row].mask)
+            _cut(logits[numbers[row]], kept)
+
+
+def mask(scores: Floats, allowed_bits: memoryview | None) -> None:
+    """Bans the tokens that a bit mask does not allow, in place. None allows all."""
+    if allowed_bits is not None:
+        allowed = np.unpackbits(np.frombuffer(allowed_bits, np.uint8), count=len(scores), bitorder="little")
+        scores[allowed == 0] -= np.inf
+
+
+def _cut(scores: Floats, deviations: float) -> None:
+    exact = scores.astype(np.float64)
+    finite = exact[np.isfinite(exact)]
+    if len(finite):
+        scores[exact < exact.max() - deviations * finite.std()] = -np.inf
+
+
+def _discourage(scores: Floats, penalty: Floats) -> Floats:
+    return np.where(scores > 0, scores / penalty, scores * penalty)
+
+
+_CHANGES: Mapping[Change, Callable[[Floats, Floats], npt.NDArray[np.float32]]] = {
+    Change.ADD: np.add,
+    Change.DISCOURAGE: _discourage,
+    Change.SUBTRACT: np.subtract,
+}

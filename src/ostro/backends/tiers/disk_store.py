@@ -1,0 +1,91 @@
+"""The disk below pages that are in host memory already: they are written from where they are, and read to where they
+belong. Knows no engine beyond its port.
+"""
+
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+from typing import Protocol
+
+from ostro.backends.tiers.page_disk import PageDisk
+from ostro.backends.tiers.page_file import Bytes
+from ostro.engine.page_store import Arrival, Fetch, Move, Offer, Spill, Store
+
+
+class HostPages(Protocol):
+    def page(self, number: int) -> Bytes:
+        """A view of a page's memory."""
+
+
+class OverDisk:
+    """The part of a PageStore that asks a disk."""
+
+    def __init__(self, disk: PageDisk, *, outlives: bool) -> None:
+        """`outlives` if the disk is for the next engine as well."""
+        self._disk, self._outlives = disk, outlives
+
+    @property
+    def has_disk(self) -> bool:
+        return bool(self._disk.num_records)
+
+    @property
+    def on_disk(self) -> int:
+        return len(self._disk)
+
+    @property
+    def num_shared(self) -> int:
+        return self._disk.num_shared
+
+    def holds(self, digest: bytes) -> bool:
+        return self._disk.holds(digest)
+
+    @property
+    def shares(self) -> bool:
+        return self._disk.shares
+
+    def is_shared(self, digest: bytes) -> bool:
+        return self._disk.is_shared(digest)
+
+    def look(self, done: Callable[[], None]) -> None:
+        self._disk.look(done)
+
+
+class DiskStore(OverDisk):
+    num_slots = 0
+
+    def __init__(self, pages: HostPages, disk: PageDisk, *, outlives: bool) -> None:
+        super().__init__(disk, outlives=outlives)
+        self._pages = pages
+
+    @property
+    def under_way(self) -> Collection[int]:
+        return self._disk.under_way
+
+    def carry_out(self, moves: Sequence[Move]) -> None:
+        for move in moves:
+            match move:
+                case Spill():
+                    self._disk.write(move.digest, self._copy_of(move))
+                case Fetch(ticket=ticket, sources=sources, pages=pages):
+                    digests = [source for source in sources if isinstance(source, bytes)]
+                    self._disk.read(ticket, digests, [self._pages.page(page) for page in pages])
+                case Offer(ticket=ticket, digests=offered, pages=pages):
+                    # Not copied: nobody writes to them.
+                    views = [self._pages.page(page) for page in pages]
+                    self._disk.offer(ticket, list(zip(offered, views, strict=True)))
+                case Store():
+                    raise AssertionError("there are no slots")
+
+    def arrivals(self, timeout: float = 0.0) -> list[Arrival]:
+        ended = self._disk.ended(timeout)
+        return [Arrival(each.ticket, each.num_good, each.seconds, each.seconds, len(each.lost)) for each in ended]
+
+    def close(self, hot: Sequence[Spill] = ()) -> None:
+        self._disk.close([(move.digest, self._copy_of(move)) for move in hot], outlives=self._outlives)
+
+    def _copy_of(self, move: Spill) -> Callable[[], Bytes]:
+        assert move.page is not None, "there are no slots"
+        return partial(_copied, self._pages, move.page)
+
+
+def _copied(pages: HostPages, number: int) -> Bytes:
+    return pages.page(number).copy()

@@ -1,0 +1,296 @@
+"""The memory that a model takes with torch, on a CPU or a GPU: mirrors `backends.torch.load`."""
+
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ostro.backends.adapter_sizes import adapter_values
+from ostro.backends.cuda.fusible import check_plain_attention, plain_attention_bytes, why_plain_attention
+from ostro.backends.cuda.kept_forms import format_name, kept_bytes, largest_packed
+from ostro.backends.cuda.quantized_planning import kept_on_gpu
+from ostro.backends.memory import gpu_step_bytes, num_pages, page_bytes, pages_beside, pages_within, second_layout_fits
+from ostro.backends.plan import Parts, idle_values
+from ostro.backends.precision import check_torch_format, in_words
+from ostro.config import ResolvedConfig
+from ostro.devices import DEVICE_KINDS, Memory
+from ostro.errors import ModelError, Unsupported
+from ostro.models.adapter_places import expert_names
+from ostro.models.architecture import Architecture, ModelShape
+from ostro.models.cut import Cut, cut, divisible, rank_shapes
+from ostro.models.description import Description
+from ostro.models.encoder import Encoder
+from ostro.weights.forms import Form
+from ostro.weights.stored import Stored, TensorHeader
+
+_MIB = 1 << 20
+# Measured, minus the model: Python with torch loaded; with BLAS's buffers after computing tokens; oneDNN's extra once
+# it has packed weights. Other builds of torch may differ by a few dozen megabytes.
+_LOADED, _PROCESS, _ONEDNN = 230 * _MIB, 260 * _MIB, 25 * _MIB
+# Of each of these, the libraries' files, which ranks share.
+_SHARED = 95 * _MIB
+# Left over from dequantizing GGUF blocks, in the allocators' per-thread pools, and from the vocabulary: from nothing to
+# 96 MiB, depending on the machine.
+_UNPACKING = 48 * _MIB
+# With a GPU: GPU memory taken by the driver, and host memory taken by each rank's process.
+_GPU_CONTEXT = 600 * _MIB
+_GPU_PROCESS = 3072 * _MIB
+# Rows of a layer's widest intermediate per token that are alive at a time: gate, up, their product, and the stream.
+_ROWS_ALIVE = 4
+# Tensors dequantized ahead of the one being copied.
+_UNPACKED_AHEAD = 5
+# In 4 bits, this many weights share a two-byte scale and a two-byte minimum; in 8 bits, a row has a four-byte scale.
+_GROUP, _SCALE = 32, 4
+
+_ITEMSIZE = {"float32": 4, "float16": 2, "bfloat16": 2}
+_FLOATS = ("F32", "F16", "BF16")
+
+
+def on_cpu(stored: Stored, config: ResolvedConfig, described: Description, memory: int) -> Parts:
+    if config.kv_dtype not in ("auto", "float32"):
+        raise Unsupported(
+            f"kv_dtype {config.kv_dtype} needs the native core, and this model runs on torch; leave it out.",
+            param="kv_dtype",
+        )
+    return _on_host(stored, config, described, memory, dtype="float32", packs=True)
+
+
+def on_apple_gpu(stored: Stored, config: ResolvedConfig, described: Description, memory: int) -> Parts:
+    """Shares the host's memory."""
+    dtype = DEVICE_KINDS["mps"].compute_dtype(config.dtype)
+    return _on_host(stored, config, described, memory, dtype=dtype, packs=False)
+
+
+def _on_host(
+    stored: Stored, config: ResolvedConfig, described: Description, memory: int, *, dtype: str, packs: bool
+) -> Parts:
+    """`packs` says whether matrices get a second layout if there is memory for it. All ranks share the memory."""
+    check_torch_format(described, config.quantize)
+    itemsize, ranks = _ITEMSIZE[dtype], config.tensor_parallel
+    own, shape = _rank(stored, described, ranks)
+    weights = _count(own, config, itemsize, ranks, one_layout=_in_one_layout(described))
+    # Each rank unpacks whole tensors, of which it then keeps its part.
+    unpacked = ranks * _unpacked_bytes(stored)
+    shared = (ranks - 1) * _SHARED
+    process = ranks * _PROCESS - shared
+    leftover = ranks * _UNPACKING if unpacked else 0
+    logits = 2 * config.max_batch_seqs * shape.vocab_size
+    step = ranks * (config.max_batch_tokens * _ROWS_ALIVE * described.widest + logits) * itemsize
+    free = max(0, memory - process - leftover - weights.kept)
+    # Each rank's page has its own KV heads.
+    shape = replace(shape, num_kv_heads=ranks * shape.num_kv_heads)
+    second = weights.kept_plain if packs and second_layout_fits(weights.kept_plain, free) else 0
+    try:
+        pages = num_pages(
+            shape,
+            page_size=config.page_size,
+            itemsize=itemsize,
+            kv_memory=config.kv_memory,
+            max_batch_seqs=config.max_batch_seqs,
+            limit=config.kv_memory_limit,
+            # An explicit kv_memory is taken at face value: the plan reports whether it fits.
+            free=free if config.kv_memory is None else sys.maxsize,
+            max_tokens=config.max_running_tokens,
+        )
+    except ModelError:
+        pages = 0
+    return Parts(
+        backend=_backend(config.device, ranks),
+        devices=ranks,
+        precision=in_words(_formats(stored.tensors, config.quantize, dtype), dtype),
+        parameters=sum(tensor.values for tensor in stored.tensors),
+        weights=weights.kept,
+        idle=idle_values(described) * itemsize,
+        second=second,
+        page=page_bytes(shape, config.page_size, itemsize),
+        pages=pages,
+        other=process + leftover + (ranks * _ONEDNN if second else 0) + step,
+        peak=ranks * _LOADED - shared + leftover + weights.kept + stored.largest_file + unpacked + weights.staged,
+    )
+
+
+def on_gpu(stored: Stored, config: ResolvedConfig, described: Description, total: int, free: int) -> Parts:
+    """Sizes are those of one GPU."""
+    check_torch_format(described, config.quantize)
+    if isinstance(described, Architecture) and (reason := why_plain_attention(described)) is not None:
+        check_plain_attention(config, reason)
+    own, shape = _rank(stored, described, config.tensor_parallel)
+    dtype = DEVICE_KINDS["cuda"].compute_dtype(config.dtype)
+    itemsize = _ITEMSIZE[dtype]
+    cells = "fp8" if config.kv_dtype == "fp8" else dtype
+    kv_itemsize = 1 if config.kv_dtype == "fp8" else itemsize
+    kept = kept_on_gpu(stored, config, described)
+    weights = _count(own, config, itemsize, kept=kept)
+    causal = described if isinstance(described, Architecture) else None
+    step = gpu_step_bytes(
+        shape,
+        itemsize=kv_itemsize,
+        max_batch_tokens=config.max_batch_tokens,
+        max_batch_seqs=config.max_batch_seqs,
+        expert_bytes=itemsize * causal.expert_width if causal else 0,
+        widened_bytes=itemsize * largest_packed(causal, kept) if causal else 0,
+        attention_bytes=plain_attention_bytes(causal, itemsize, config.max_batch_tokens) if causal else 0,
+    )
+    page = page_bytes(shape, config.page_size, kv_itemsize)
+    try:
+        pages = pages_beside(
+            page,
+            free=sys.maxsize if config.kv_memory is not None else max(0, free - _GPU_CONTEXT - weights.kept),
+            total=total,
+            step=step,
+            kv_memory=config.kv_memory,
+            utilization=config.gpu_memory_utilization,
+            limit=config.kv_memory_limit,
+            most=pages_within(config.max_running_tokens, config.page_size),
+        )
+    except ModelError:
+        pages = 0
+    return Parts(
+        backend=_backend("cuda", config.tensor_parallel),
+        devices=config.tensor_parallel,
+        precision=in_words(_formats(stored.tensors, config.quantize, dtype, kept), cells),
+        parameters=sum(tensor.values for tensor in stored.tensors),
+        weights=weights.kept,
+        idle=idle_values(described) * itemsize,
+        page=page,
+        pages=pages,
+        # One page takes the writes of padding rows.
+        spare=1 if pages else 0,
+        other=_GPU_CONTEXT + step,
+        peak=0,
+        host=config.tensor_parallel * _GPU_PROCESS + (config.kv_host_memory or 0),
+    )
+
+
+def on_encoder(stored: Stored, config: ResolvedConfig, described: Encoder, memory: Memory) -> Parts:
+    """Mirrors `backends.torch.encoder`, on any device. Without a KV cache, a batch has seats for its sequences only."""
+    backend, dtype = DEVICE_KINDS[config.device], DEVICE_KINDS[config.device].compute_dtype(config.dtype)
+    itemsize, shape = _ITEMSIZE[dtype], described.shape
+    kept = sum(tensor.values for tensor in stored.tensors) * itemsize
+    step = config.max_batch_tokens * _ROWS_ALIVE * described.widest * itemsize
+    linear = sum(layer.num_weights for layer in described.layers) * itemsize
+    free = max(0, memory.free - _PROCESS - kept)
+    second = linear if config.device == "cpu" and second_layout_fits(linear, free) else 0
+    on_host = not backend.has_own_memory
+    process = _PROCESS + (_ONEDNN if second else 0) if on_host else _GPU_CONTEXT
+    return Parts(
+        backend=_backend(config.device, 1),
+        precision=in_words(_formats(stored.tensors, "none", dtype), None),
+        parameters=sum(tensor.values for tensor in stored.tensors),
+        weights=kept,
+        second=second,
+        page=0,
+        pages=config.max_batch_seqs * -(-shape.max_seq_len // config.page_size),
+        other=process + step,
+        peak=_LOADED + kept + stored.largest_file if on_host else 0,
+        host=None if on_host else _GPU_PROCESS,
+    )
+
+
+def _backend(device: str, ranks: int) -> str:
+    return f"torch ({device}" + (f", {ranks} devices)" if ranks > 1 else ")")
+
+
+def _rank(stored: Stored, described: Description, ranks: int) -> tuple[Stored, ModelShape]:
+    """What one of `ranks` ranks keeps of the tensors, and its shape."""
+    if ranks == 1:
+        return stored, described.shape
+    own = cut(described, ranks)
+    shapes = rank_shapes(divisible(described), own)
+    tensors = [_kept(tensor, shapes, described.backbone, own) for tensor in stored.tensors]
+    return replace(stored, tensors=tensors), own.shape(described.shape)
+
+
+def _kept(tensor: TensorHeader, shapes: Mapping[str, tuple[int, ...]], backbone: str, own: Cut) -> TensorHeader:
+    shape = shapes.get(tensor.name) or shapes.get(f"{backbone}.{tensor.name}")
+    if shape is None:
+        # Of a pickle only the size is known.
+        shape = (-(-tensor.shape[0] // own.ranks), *tensor.shape[1:])
+    return replace(tensor, shape=shape)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Weights:
+    kept: int
+    kept_plain: int
+    """Size of matrices that are not quantized, and so of a second layout."""
+    staged: int
+    """Peak size of weights waiting to be quantized."""
+
+
+def _in_one_layout(described: Description) -> frozenset[str]:
+    """Names of matrices that get no second layout, with and without the backbone's prefix: experts, and rows that are
+    looked up.
+    """
+    if not isinstance(described, Architecture):
+        return frozenset()
+    names = [f"{name}.weight" for name in expert_names(described)]
+    if described.layer_inputs is not None:
+        names.append(f"{described.layer_inputs.table.name}.weight")
+    return frozenset(names).union(name.removeprefix(f"{described.backbone}.") for name in names)
+
+
+def _count(
+    stored: Stored,
+    config: ResolvedConfig,
+    itemsize: int,
+    copies: int = 1,
+    one_layout: frozenset[str] = frozenset(),
+    kept: Mapping[str, Form] | None = None,
+) -> _Weights:
+    """For as many equal ranks as `copies`, in the same memory. Those of `one_layout` have no second one, and those that
+    are `kept` are not widened.
+    """
+    quantize, few_bits, tensors = config.quantize, config.quantize in ("int8", "int4"), stored.tensors
+    adapters = adapter_values(config, tensors)
+    plain = [tensor.values * itemsize for tensor in tensors]
+    # One matrix at a time; with adapters the whole model, because they inspect it first.
+    staged = 0 if not few_bits else sum(plain) if config.adapters else max(plain, default=0)
+    return _Weights(
+        kept=copies * (sum(_kept_bytes(tensor, quantize, itemsize, kept) for tensor in tensors) + adapters * itemsize),
+        kept_plain=copies * itemsize * sum(t.values for t in tensors if len(t.shape) == 2 and t.name not in one_layout)
+        if quantize == "none"
+        else 0,
+        staged=staged,
+    )
+
+
+def _unpacked_bytes(stored: Stored) -> int:
+    """Peak size of dequantized blocks waiting to be copied."""
+    blocks = sorted((each.values * 4 for each in stored.tensors if each.format not in _FLOATS), reverse=True)
+    return sum(blocks[:_UNPACKED_AHEAD])
+
+
+def _kept_bytes(tensor: TensorHeader, quantize: str, itemsize: int, kept: Mapping[str, Form] | None = None) -> int:
+    if kept is not None and (form := kept.get(tensor.name)) is not None:
+        rows, columns = tensor.shape
+        return kept_bytes(form, rows, columns)
+    match _kept_in(tensor, quantize):
+        case "int4":
+            return tensor.values // 2 + tensor.values // _GROUP * _SCALE
+        case "int8" | "fp8":
+            return tensor.values + tensor.shape[0] * _SCALE
+        case _:
+            return tensor.values * itemsize
+
+
+def _kept_in(tensor: TensorHeader, quantize: str) -> str | None:
+    """The quantized format of a tensor; None if it is kept as it is."""
+    if quantize == "none" or len(tensor.shape) != 2 or (quantize == "fp8" and not tensor.in_layer):
+        return None
+    if quantize == "int4" and not (tensor.in_layer and tensor.shape[-1] % _GROUP == 0):
+        return "int8"
+    return quantize
+
+
+def _formats(
+    tensors: Sequence[TensorHeader], quantize: str, dtype: str, kept: Mapping[str, Form] | None = None
+) -> list[str]:
+    """The formats of matrices in memory, the most common first."""
+    counts: Counter[str] = Counter()
+    for tensor in tensors:
+        if len(tensor.shape) > 1:
+            form = None if kept is None else kept.get(tensor.name)
+            name = _kept_in(tensor, quantize) or dtype if form is None else format_name(form)
+            counts[name] += tensor.values
+    return [name for name, _ in counts.most_common()]

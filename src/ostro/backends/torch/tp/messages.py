@@ -1,0 +1,120 @@
+"""What ranks tell each other besides tensors: the first plans each step, and all carry it out.
+
+To the others go messages in the ring (`backends.torch.tp.ring`), from them come frames on their sockets: four bytes of
+length, then MessagePack, as for all of Ostro's processes.
+"""
+
+import socket
+import struct
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Literal, Protocol
+
+import msgspec
+
+from ostro.backends.cuda.step_plan import GpuStep, decoded, encoded
+from ostro.backends.torch.step_plan import Forward, Logits
+from ostro.config import EngineConfig
+from ostro.processes.log_relay import Logged
+
+LENGTH = struct.Struct("<I")
+
+Backend = Literal["gloo", "nccl"]
+
+
+class Message(msgspec.Struct, frozen=True, tag=True):
+    pass
+
+
+class Join(Message, frozen=True):
+    """The first message: how to reach the others. Answered by Here."""
+
+    ranks: int
+    backend: Backend
+    store: str
+    """A file through which the ranks find each other."""
+    devices: Sequence[int] = ()
+    """Each rank's GPU; none on CPUs."""
+
+
+class Load(Message, frozen=True):
+    """Loads this rank's part of a model, in place of any before. The answer is Loaded or Failed."""
+
+    path: str
+    config: EngineConfig
+
+
+class Begin(Message, frozen=True):
+    """Makes this many pages: the model can run."""
+
+    num_pages: int
+
+
+class Here(Message, frozen=True):
+    """The rank has started, and waits for the others."""
+
+
+class Loaded(Message, frozen=True):
+    num_pages: int
+    """How many pages there is memory for."""
+
+
+class Failed(Message, frozen=True):
+    """The rank cannot go on, and ends."""
+
+    error: str
+    """The name of an OstroError's class."""
+    message: str
+    param: str | None = None
+
+
+class Read(Message, frozen=True):
+    """How much of the ring was read."""
+
+    position: int
+
+
+ToRank = Join | Load | Begin | Forward | Logits | GpuStep
+FromRank = Here | Loaded | Failed | Read | Logged
+
+_to_rank: msgspec.msgpack.Decoder[ToRank] = msgspec.msgpack.Decoder(ToRank, dec_hook=decoded)
+_from_rank: msgspec.msgpack.Decoder[FromRank] = msgspec.msgpack.Decoder(FromRank)
+encode = msgspec.msgpack.Encoder(enc_hook=encoded).encode
+decode_to_rank = _to_rank.decode
+
+
+class Peers(Protocol):
+    """The other ranks, for the runner that is the first."""
+
+    ranks: int
+    """How many there are, the first included."""
+    can_capture: bool
+    """Whether collectives may be part of CUDA graphs."""
+
+    @property
+    def failure(self) -> str | None:
+        """Why they can compute no more; None while they can."""
+
+    def send(self, message: ToRank) -> None:
+        """To all of them. Raises Unavailable if one is gone."""
+
+    def in_step(self) -> AbstractContextManager[None]:
+        """Around whatever all ranks do together. An error in it leaves them at different places, so it is their end."""
+
+
+def frame(message: FromRank) -> bytes:
+    body = encode(message)
+    return LENGTH.pack(len(body)) + body
+
+
+def receive(sock: socket.socket) -> FromRank | None:
+    """The next message of a rank; None once it is gone."""
+    try:
+        header = sock.recv(LENGTH.size, socket.MSG_WAITALL)
+        if len(header) < LENGTH.size:
+            return None
+        (size,) = LENGTH.unpack(header)
+        body = sock.recv(size, socket.MSG_WAITALL)
+        return _from_rank.decode(body) if len(body) == size else None
+    except OSError:
+        return None

@@ -1,0 +1,144 @@
+"""A rank's process: loads its part of the model and carries out what the first rank plans. `backends.torch.tp.ranks`
+starts it.
+
+main thread      ring ──> model                    collectives with the other ranks in between
+reader's end     the first rank is gone when its socket ends: exit at once, whatever is running
+"""
+
+import logging
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable
+
+import torch
+
+from ostro.backends.torch.load import Part, load_part, set_threads
+from ostro.backends.torch.tp.collective import TorchCollective, join_group
+from ostro.backends.torch.tp.messages import (
+    Begin,
+    Failed,
+    FromRank,
+    Here,
+    Join,
+    Load,
+    Loaded,
+    Read,
+    ToRank,
+    decode_to_rank,
+    frame,
+)
+from ostro.backends.torch.tp.ring import RingClosed, RingReader
+from ostro.errors import OstroError, Unavailable
+from ostro.processes.log_relay import relay_logs
+from ostro.weights import open_checkpoint
+
+_LAST_WORDS_SECONDS = 5.0
+
+_log = logging.getLogger("ostro.backends.torch.tp.worker")
+
+
+class Upstream:
+    """The way back to the first rank. Sending is safe from several threads."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket, self._lock = sock, threading.Lock()
+
+    def send(self, message: FromRank) -> None:
+        with self._lock:
+            try:
+                self._socket.sendall(frame(message))
+            except OSError:
+                os._exit(0)
+
+
+class Worker:
+    def __init__(self, rank: int, upstream: Upstream) -> None:
+        self._rank, self._upstream = rank, upstream
+        self._join: Join | None = None
+        self._collective: TorchCollective | None = None
+        self._loaded: Callable[[int], Part] | None = None
+        self._part: Part | None = None
+
+    def take(self, message: ToRank) -> None:
+        match message:
+            case Join():
+                self._join = message
+                if message.devices:
+                    torch.cuda.set_device(message.devices[self._rank])
+                self._upstream.send(Here())
+                self._collective = join_group(message, self._rank)
+                self._collective.connect()
+            case Load():
+                self._part = None
+                num_pages, self._loaded = self._load(message)
+                self._upstream.send(Loaded(num_pages))
+            case Begin(num_pages=num_pages):
+                assert self._loaded is not None
+                self._part = self._loaded(num_pages)
+            case step:
+                assert self._part is not None
+                with torch.inference_mode():
+                    self._part.carry_out(step)
+
+    def _load(self, load: Load) -> tuple[int, Callable[[int], Part]]:
+        assert self._join is not None
+        assert self._collective is not None
+        set_threads(load.config.threads, self._join.ranks)
+        checkpoint = open_checkpoint(load.path, model_config=load.config.model_config)
+        return load_part(checkpoint, load.config, self._rank, self._join, self._collective)
+
+
+def leave_with(sock: socket.socket) -> None:
+    """Ends this process once the other end of the socket is closed, in the middle of anything."""
+
+    def wait() -> None:
+        hung_up = select.poll()
+        hung_up.register(sock, 0)
+        hung_up.poll()
+        os._exit(0)
+
+    threading.Thread(target=wait, name="hang-up", daemon=True).start()
+
+
+def main() -> None:
+    # Ctrl-C is the first rank's business.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sock = socket.socket(fileno=int(sys.argv[1]))
+    leave_with(sock)
+    upstream = Upstream(sock)
+    relay_logs(upstream.send)
+    rank = int(sys.argv[3])
+    ring, worker = RingReader(int(sys.argv[2]), sock), Worker(rank, upstream)
+    try:
+        while True:
+            worker.take(decode_to_rank(ring.receive()))
+            if (position := ring.due()) is not None:
+                upstream.send(Read(position))
+    except RingClosed:
+        return
+    except BaseException as error:  # noqa: BLE001  whatever it is, the others must not wait for this rank
+        # Should the first rank read no more, this one ends all the same.
+        end = threading.Timer(_LAST_WORDS_SECONDS, os._exit, (1,))
+        end.daemon = True
+        end.start()
+        upstream.send(_failed(rank, error))
+        os._exit(1)
+
+
+def _failed(rank: int, error: BaseException) -> Failed:
+    if isinstance(error, OstroError):
+        return Failed(type(error).__name__, error.message, error.param)
+    _log.error("rank %d failed", rank, exc_info=error)
+    reason = next(iter(str(error).splitlines()), "")
+    # Perhaps it passes: the first rank, too, is started again after an error of its own that nobody expected.
+    return Failed(Unavailable.__name__, f"Rank {rank} failed ({type(error).__name__}: {reason}). The log has more.")
+
+
+if __name__ == "__main__":
+    main()
+    # Skip interpreter shutdown, which waits for threads and tears down device libraries in no defined order.
+    os._exit(0)

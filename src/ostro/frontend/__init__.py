@@ -1,0 +1,1 @@
+"""Prompts to requests, progress to completions: what `LLM` and the server share."""

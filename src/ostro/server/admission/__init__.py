@@ -1,0 +1,1 @@
+"""Who may send what, and when it runs: keys, hosts, shares and the gate. Knows no engine."""

@@ -1,0 +1,1 @@
+"""The models that a server has: built from settings, found by name, held while in use."""

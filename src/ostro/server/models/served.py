@@ -1,0 +1,198 @@
+"""The models as endpoints see them: found by any name a client may use, and held while in use.
+
+Knows names and the pool; knows no HTTP and no engine.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+
+from ostro.engine.counters import Counters
+from ostro.engine_process.engine_counters import ModelCounters
+from ostro.errors import BadRequest, OstroError, Unavailable, UnknownModel
+from ostro.pool.catalog import ModelSpec
+from ostro.pool.names import resolve
+from ostro.pool.pool import ModelPool, ModelView, PoolState
+from ostro.server.models.service import ModelService
+
+ANY = "default"
+"""The model name of requests that name none."""
+
+_COMING = (PoolState.FETCHING, PoolState.LOADING)
+_AGAIN_SECONDS = 0.1
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """One model, for the duration of a request."""
+
+    name: str
+    """The name in responses."""
+    service: ModelService
+    adapter: str | None = None
+
+
+class Models:
+    def __init__(
+        self,
+        pool: ModelPool[ModelService],
+        *,
+        served_names: Sequence[str] = (),
+        any_name: bool = False,
+        first: Sequence[str] = (),
+        mentioned: Sequence[str] = (),
+    ) -> None:
+        """`served_names` are the first model's names for clients, the first of which is used in responses; with
+        `any_name`, it also answers to any name that is not another model's. `first` are loaded at startup. `mentioned`
+        are names that occur in settings: a warning is logged if there is no such model.
+        """
+        self.pool = pool
+        self.served_names = tuple(served_names)
+        self._any_name = any_name
+        self.counters = ModelCounters()
+        self._first = tuple(first)
+        self._mentioned = tuple(mentioned)
+        self._begun = False
+        self._beginning: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Starts loading the first models; does not wait for them."""
+        await self.pool.start()
+        self._beginning = asyncio.create_task(self._begin(), name="first models have come")
+
+    async def stop(self) -> None:
+        if self._beginning is not None:
+            self._beginning.cancel()
+        await self.pool.stop()
+
+    async def offer_all(self) -> None:
+        """Shares all models' cached prefixes with other servers, if the settings say so."""
+        await asyncio.gather(*(service.offer_all() for _, service in self.loaded()))
+
+    @asynccontextmanager
+    async def use(self, name: str) -> AsyncIterator[Model]:
+        """The model, loaded if necessary, and kept loaded until the block is left."""
+        async with self.pool.use(await self._meant(name)) as (spec, service):
+            self.counters.note(spec.base or spec.name, service.counters)
+            yield Model(self.shown(spec), service, spec.adapter)
+
+    async def _meant(self, name: str) -> str:
+        """Like `find`, but with `any_name`. Not for operators: a typo must not unload another model."""
+        found, first = await self.find(name), self.pool.catalog.default
+        if self._any_name and first is not None and resolve(found, [s.name for s in self.pool.catalog.specs()]) is None:
+            return first.name
+        return found
+
+    async def find(self, name: str) -> str:
+        """The pool's name of a model, given the client's. Returns names that are unknown here as they are."""
+        first = self.pool.catalog.default
+        if first is not None and name in (ANY, *self.served_names):
+            return first.name
+        if name == ANY:
+            if not self.pool.catalog.specs():
+                await self.pool.catalog.refresh_if_old()
+            known = self.pool.catalog.specs()
+            if len(known) > 1:
+                raise BadRequest(
+                    "There are several models here, so the request must name one. GET /v1/models lists them.",
+                    param="model",
+                )
+            # If there is none, the catalog raises the right error.
+            return known[0].name if known else name
+        return name
+
+    def views(self) -> list[ModelView[ModelService]]:
+        return self.pool.views()
+
+    async def view(self, name: str) -> ModelView[ModelService]:
+        """Raises UnknownModel if no model has the name. Loads nothing."""
+        return self.pool.view_of(await self.pool.spec(await self.find(name)))
+
+    def loaded(self) -> list[tuple[str, ModelService]]:
+        """Models that have an engine, by their names in responses."""
+        return [(self.shown(view.spec), view.service) for view in self.pool.touched() if view.service is not None]
+
+    def totals(self) -> list[tuple[str, Counters]]:
+        """Each model's engine counters since startup, by its name in responses. Includes unloaded models."""
+        touched = self.pool.touched()
+        for view in touched:
+            if view.service is not None:
+                self.counters.note(view.name, view.service.counters)
+        return [(self.shown(view.spec), self.counters.totals(view.name)) for view in touched]
+
+    @property
+    def first_name(self) -> str:
+        first = self.pool.catalog.default
+        return ANY if first is None else self.shown(first)
+
+    @property
+    def num_loads(self) -> int:
+        return self.pool.counters.loads
+
+    @property
+    def num_evictions(self) -> int:
+        return self.pool.counters.evictions
+
+    @property
+    def num_load_failures(self) -> int:
+        return self.pool.counters.failures.total()
+
+    def shown(self, spec: ModelSpec) -> str:
+        """The model's name in responses."""
+        return self.names(spec)[0]
+
+    def names(self, spec: ModelSpec) -> tuple[str, ...]:
+        """All names of a model that are listed for clients."""
+        first = self.pool.catalog.default
+        if first is None or spec.name != first.name or not self.served_names:
+            return (spec.name,)
+        return self.served_names
+
+    @property
+    def only(self) -> ModelView[ModelService] | None:
+        """The model of a server that serves only one, apart from its adapters; None if there may be several."""
+        if not self.pool.catalog.is_fixed:
+            return None
+        whole = [spec for spec in self.pool.catalog.specs() if spec.base is None]
+        return self.pool.view_of(whole[0]) if len(whole) == 1 else None
+
+    @property
+    def state(self) -> PoolState:
+        """The server's readiness, which depends on the models that are loaded at startup.
+
+        A server with a single model is in the state of that model. One with several is ready once all of them have
+        loaded or failed, and stays ready: reloading one of them does not affect the others.
+        """
+        if (only := self.only) is not None:
+            return PoolState.LOADING if only.state in _COMING else only.state
+        return PoolState.READY if self._begun else PoolState.LOADING
+
+    async def _begin(self) -> None:
+        await asyncio.gather(*map(self._come, self._first))
+        self._begun = True
+        for name in self._mentioned:
+            try:
+                await self.pool.spec(name)
+            except UnknownModel as error:
+                _log.warning("The settings name a model that does not exist. %s", error)
+            except OstroError:
+                # The root where it may be cannot be listed, which has been logged.
+                pass
+
+    async def _come(self, name: str) -> None:
+        """Waits until a model has loaded or failed."""
+        with suppress(OstroError):
+            while not await self._has_come(name):
+                await asyncio.sleep(_AGAIN_SECONDS)
+
+    async def _has_come(self, name: str) -> bool:
+        try:
+            await self.pool.load(name)
+        except Unavailable:
+            # Loading takes longer than a request would wait, or there is no room for the model.
+            return self.pool.view_of(await self.pool.spec(name)).state not in _COMING
+        return True

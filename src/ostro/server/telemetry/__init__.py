@@ -1,0 +1,1 @@
+"""What is recorded of each request, as metrics and as traces."""
