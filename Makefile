@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # docs/installation.md.
 INSTALL = $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) scripts/install.py --venv $(VENV)
 
-.PHONY: install dev serve test run-tests test-slow test-clients test-eval test-jax test-ray test-agents test-gpu test-docs test-native-sanitized test-native-tsan test-hostile fuzz-checkpoints soak bench-cpu-peer dist docs docs-serve docs-generate rehearse-image check clean
+.PHONY: install dev serve test run-tests test-all test-slow test-clients test-eval test-jax test-ray test-agents test-gpu test-docs test-native-sanitized test-native-tsan test-hostile fuzz-checkpoints soak bench-cpu-peer dist docs docs-serve docs-generate rehearse-image check clean
 
 # What serving needs; `dev` adds what tests and docs need.
 install:
@@ -20,7 +20,7 @@ serve:
 	@$(INSTALL) --serve $(ARGS)
 	@exec $(BIN)/ostro serve --ui $(ARGS)
 
-# The checks keep one core busy for a minute: the tests do not wait for them.
+# What a newcomer waits for. The checks keep one core busy for a minute: the tests do not wait for them.
 test: dev
 	@$(MAKE) --no-print-directory -j 2 check run-tests
 
@@ -28,8 +28,14 @@ test: dev
 # file's tests share what it sets up. They run in the order of their names: sorted by their number of tests, the last
 # files would be those with one long test. Bytecode is kept though the environment may say otherwise, as it does in many
 # containers: each process would compile all tests anew.
+PYTEST = OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+
 run-tests: dev
-	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not slow and not gpu" $(ARGS)
+	$(PYTEST) -m "not slow and not gpu and not full" $(ARGS)
+
+# What `make test` leaves out but takes no minutes: the full matrices, and every property with all its examples.
+test-all: dev
+	HYPOTHESIS_PROFILE=full $(PYTEST) -m "full and not slow and not gpu" $(ARGS)
 
 test-slow: dev
 	$(BIN)/python -m pytest -m slow $(ARGS)

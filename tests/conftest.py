@@ -1,6 +1,7 @@
 """Hypothesis profiles, signals, certificates, and the device for tests of GPU kernels.
 
-`default` tries new examples in each run; `ci` repeats the same examples, so a red build stays red.
+A property test tries a quarter of its examples, and all of them with `HYPOTHESIS_PROFILE=full`, as in `make test-all`.
+Each run tries new ones, except in CI, which repeats the same examples, so a red build stays red.
 """
 
 import functools
@@ -15,18 +16,22 @@ from typing import Any
 import certifi
 import pytest
 import torch
-from hypothesis import settings
-from triton_device import DEVICE
+from examples import IS_FULL, examples
+from hypothesis import is_hypothesis_test, settings
 
 pytest_plugins = ("browser_fixtures", "client_fixtures")
 
-# An extra. `tests/jax` itself would be found as a package named jax.
-collect_ignore_glob = [] if find_spec("jaxlib") else ["jax/*"]
+# JAX is an extra, and Triton there is for Linux alone. `tests/jax` itself would be found as a package named jax.
+HAS_TRITON = find_spec("triton") is not None
+collect_ignore_glob = [*([] if find_spec("jaxlib") else ["jax/*"]), *([] if HAS_TRITON else ["gpu/*"])]
+
+# Before any test's module declares a kernel: that is when Triton decides whether it is interpreted.
+if HAS_TRITON:
+    import triton_device  # noqa: F401
 
 # Two loaded cores make any time limit on a single example a source of false alarms.
-settings.register_profile("default", deadline=None)
-settings.register_profile("ci", deadline=None, derandomize=True)
-settings.load_profile("ci" if os.environ.get("CI") else "default")
+settings.register_profile("ostro", deadline=None, derandomize="CI" in os.environ, max_examples=examples(100))
+settings.load_profile("ostro")
 
 # `make test &` and `nohup make test` have signals ignored, and whatever is started inherits that. A handler is not
 # inherited: the programs that tests interrupt begin with the defaults, as they would in a terminal.
@@ -51,6 +56,15 @@ def _create_default_context(*args: Any, **options: Any) -> ssl.SSLContext:
 ssl.create_default_context = _create_default_context
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With all their examples, property tests are part of the full matrices. Before `-m` selects by markers."""
+    for item in items:
+        is_property = isinstance(item, pytest.Function) and is_hypothesis_test(item.obj)
+        if IS_FULL and (is_property or item.get_closest_marker("examples")):
+            item.add_marker("full")
+
+
 def pytest_collection_finish() -> None:
     """What has been imported stays: no collection of garbage need look at it again, which would take half a second."""
     gc.collect()
@@ -72,4 +86,4 @@ def same_random_numbers() -> None:
 
 @pytest.fixture
 def device() -> torch.device:
-    return DEVICE
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")

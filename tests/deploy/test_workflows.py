@@ -84,7 +84,7 @@ def test_what_make_is_asked_for_it_has() -> None:
     known = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
     asked = {target for _, job, step in steps() for target in targets(job, step.get("run", ""))}
     assert asked - known == set()
-    assert {"check", "run-tests", "docs", "test-native-sanitized", "test-native-tsan", "test-slow"} <= asked
+    assert {"check", "run-tests", "test-all", "docs", "test-native-sanitized", "test-native-tsan", "test-slow"} <= asked
 
 
 def test_what_a_command_takes_from_a_users_input_is_quoted_by_the_shell() -> None:
