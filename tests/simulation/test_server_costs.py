@@ -1,13 +1,18 @@
 """What a server adds to its engine, from load on it."""
 
+from itertools import count
+from typing import Any
+
 import msgspec
 import pytest
+from scripted_server import DONE, END, STREAM, chunk, delta, event, plain, scripted_server, usage
 from simulated import by_clients, cost_table, load, simulated
 
 from ostro.measure.bench.jobs import Level
+from ostro.measure.bench.outcomes import EMPTY
 from ostro.measure.bench.workload import Span, WordTokens, Workload
 from ostro.simulation.costs import CostTable
-from ostro.simulation.server_costs import Probe, Probes, with_server
+from ostro.simulation.server_costs import Probe, Probes, probe_server, with_server
 
 
 def _probes(table: CostTable) -> Probes:
@@ -62,3 +67,21 @@ def test_a_server_that_is_faster_than_its_engine_was_costs_nothing() -> None:
     found = with_server(slow, _probes(fast))
     assert found.event == found.contention == 0.0
     assert {(each.request, each.prompt_token) for each in found.endpoints.values()} == {(0.0, 0.0)}
+
+
+def test_answers_of_one_token_without_text_are_no_failures() -> None:
+    """A sampled token is now and then a special one; the measurement then ended with "empty answer"."""
+    asked = count()
+
+    def script(path: str, body: Any) -> list[bytes]:
+        if path == "/v1/models":
+            return [plain({"data": [{"id": "m"}]})]
+        word = "" if body["max_tokens"] == 1 and next(asked) % 2 else "a"
+        text = delta(word, "length") if "messages" in body else event({"choices": [{"text": word}]})
+        return [STREAM, *map(chunk, [text, usage(len(str(body)), body["max_tokens"]), DONE]), END]
+
+    with scripted_server(script) as server:
+        probes = probe_server(server.url, {}, max_seq_len=64)
+        assert all(body["ignore_eos"] for body in server.bodies if body is not None)
+    assert {each.error for each in probes.bursts.outcomes} == {None, EMPTY}
+    assert with_server(msgspec.structs.replace(cost_table(), endpoints={}), probes).contention >= 0.0

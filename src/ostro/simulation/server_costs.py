@@ -9,7 +9,7 @@ import msgspec
 from ostro.errors import OstroError, ServerError
 from ostro.measure.bench.figures import figures
 from ostro.measure.bench.jobs import Level
-from ostro.measure.bench.outcomes import Outcome
+from ostro.measure.bench.outcomes import EMPTY, Outcome
 from ostro.measure.bench.run import BenchOptions, bench
 from ostro.measure.bench.workload import Endpoint, Span, Workload
 from ostro.simulation.costs import CostTable, EndpointCosts
@@ -61,7 +61,8 @@ def probe_server(url: str, headers: Mapping[str, str], *, max_seq_len: int) -> P
     many = Level(kind="concurrency", value=_STREAMS, number=0, requests=_STREAMS, warmup=1)
     together = _probed(load, many, url, headers)
     name = "chat" if "chat" in alone else "completions"
-    load = Workload(endpoint=name, output_len=Span(1, 1), input_len=Span(longest // 8 or 1, longest // 3 or 1))
+    lengths = Span(longest // 8 or 1, longest // 3 or 1)
+    load = Workload(endpoint=name, output_len=Span(1, 1), input_len=lengths, ignore_eos=True)
     burst = Level(kind="concurrency", value=_BURST, number=0, requests=_BURST * _BURSTS, warmup=1)
     return Probes(alone=alone, together=together, bursts=_probed(load, burst, url, headers))
 
@@ -79,7 +80,8 @@ def _probed(load: Workload, level: Level, url: str, headers: Mapping[str, str]) 
     )
     found = bench(options, lambda _: nullcontext(lambda _: None))
     outcomes = found.levels[0].outcomes
-    failed = next((each for each in outcomes if each.error is not None), None)
+    # A single token may have no text: any sampled token may be a special one. Such an answer has no first arrival.
+    failed = next((each for each in outcomes if each.error not in (None, EMPTY)), None)
     if failed is not None:
         raise OstroError(f"The server failed while it was measured: {failed.error}, {failed.detail}.")
     return Probe(workload=found.options.workload, level=level, outcomes=outcomes)
