@@ -16,7 +16,7 @@ from ostro.config import EngineConfig
 from ostro.engine.request import Request
 from ostro.errors import BadRequest
 from ostro.sampling_params import SamplingParams
-from ostro.server.chat_request import ChatRequest
+from ostro.server.dialects.chat_request import ChatRequest
 from ostro.server.models.service import ModelService
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from ostro.engine.runner import TokenLogprob
 from ostro.frontend.outputs import Choice, Completion, Delta
 from ostro.schemas import ChatCompletionRequest, parse
-from ostro.server.chat_turn import AnswerStream
-from ostro.server.chunks import AnswerChunks, ChatChunks, Chunks
+from ostro.server.dialects.chat.writer import AnswerChunks, ChatChunks, Chunks
+from ostro.server.dialects.chat_turn import AnswerStream
 from ostro.text.id_text import IdTokenizer
 
 REQUEST = parse(

@@ -12,8 +12,8 @@ from ostro.engine.constraint import Constraint
 from ostro.errors import BadRequest
 from ostro.frontend.requests import Frontend
 from ostro.sampling_params import SamplingParams
-from ostro.server.chat_preparation import ChatPreparation
-from ostro.server.chat_request import ChatRequest
+from ostro.server.dialects.chat_preparation import ChatPreparation
+from ostro.server.dialects.chat_request import ChatRequest
 from ostro.structured import StructuredOutput
 
 REQUIRED = ToolChoice(mode="required")

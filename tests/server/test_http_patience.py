@@ -16,9 +16,9 @@ from ostro.schemas import CompletionResponse
 from ostro.server.admission.limits import GateLimits
 from ostro.server.api import HttpOptions
 from ostro.server.app import build_app
+from ostro.server.dialects.openai import completion_response
 from ostro.server.http.body import BodyLimits
 from ostro.server.http.protocol import BoundedHttp
-from ostro.server.responses import completion_response
 
 
 def request(body: dict[str, object], *, length: int | None = None) -> bytes:
@@ -157,7 +157,7 @@ def test_answer_with_many_logprobs_is_written_off_the_event_loop(
         threads.append(threading.current_thread() is not threading.main_thread())
         return completion_response(*args, **kwargs)
 
-    monkeypatch.setattr("ostro.server.routes.completions.completion_response", watched)
+    monkeypatch.setattr("ostro.server.dialects.completions.routes.completion_response", watched)
 
     async def run() -> bytes:
         async with live_app(HttpOptions()) as (host, port, _):

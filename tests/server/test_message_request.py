@@ -8,8 +8,8 @@ from ostro.answers.tools import ReasoningSettings, ToolChoice
 from ostro.errors import BadRequest, Unsupported
 from ostro.schemas import parse
 from ostro.schemas.messages import CountMessageTokens, CreateMessage
-from ostro.server.dialects import message_request
-from ostro.server.dialects.message_request import continues_answer, conversation
+from ostro.server.dialects.messages import request as message_request
+from ostro.server.dialects.messages.request import continues_answer, conversation
 from ostro.structured import StructuredOutput
 from ostro.text.chat import Message
 

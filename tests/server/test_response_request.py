@@ -8,8 +8,8 @@ from ostro.answers.tools import ToolChoice
 from ostro.errors import BadRequest, Unsupported
 from ostro.schemas import parse
 from ostro.schemas.responses import CreateResponse
-from ostro.server.dialects import response_request
-from ostro.server.dialects.response_request import conversation, offered_tools, sealed, unsealed
+from ostro.server.dialects.responses import request as response_request
+from ostro.server.dialects.responses.request import conversation, offered_tools, sealed, unsealed
 from ostro.structured import StructuredOutput
 from ostro.text.chat import Message
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from ostro.errors import BadRequest, PreviousResponseUnknown, RequestTimeout, TryLater, UnknownResponse, Unsupported
-from ostro.server.dialects.background import BackgroundRun, EventLog
-from ostro.server.dialects.response_store import Exchange, ResponseStore
+from ostro.server.dialects.responses.event_log import BackgroundRun, EventLog
+from ostro.server.dialects.responses.store import Exchange, ResponseStore
 
 Json = dict[str, Any]
 

@@ -18,8 +18,8 @@ from ostro.errors import ContextLengthExceeded, OstroError, QueueFull, RequestTi
 from ostro.schemas import parse
 from ostro.schemas.responses import CreateResponse, ResponseObject
 from ostro.server.dialects.outcome import Counts, Outcome
-from ostro.server.dialects.response_request import offered_tools, unsealed
-from ostro.server.dialects.response_writer import ResponseWriter
+from ostro.server.dialects.responses.request import offered_tools, unsealed
+from ostro.server.dialects.responses.writer import ResponseWriter
 
 Json = dict[str, Any]
 

@@ -14,8 +14,8 @@ from ostro.schemas import (
     CompletionResponse,
     parse,
 )
-from ostro.server.chat_turn import AnswerStream
-from ostro.server.responses import chat_response, completion_response, finish_reason, usage
+from ostro.server.dialects.chat_turn import AnswerStream
+from ostro.server.dialects.openai import chat_response, completion_response, finish_reason, usage
 from ostro.text.tokenizer import Tokenizer
 
 # é is two bytes. Id 2 has both, and so has id 4, added later: they share their text. Id 5 is special.

@@ -19,7 +19,7 @@ from ostro.errors import BadRequest, ContextLengthExceeded, ModelNotFound, Unava
 from ostro.frontend.outputs import Completion
 from ostro.frontend.requests import Message
 from ostro.sampling_params import SamplingParams
-from ostro.server.chat_request import ChatRequest
+from ostro.server.dialects.chat_request import ChatRequest
 from ostro.server.models.service import ModelService, State
 
 CHAT = [{"role": "user", "content": "Hello"}]

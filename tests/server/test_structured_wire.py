@@ -8,7 +8,7 @@ import pytest
 from ostro.errors import BadRequest, Unsupported
 from ostro.sampling_params import SamplingParams
 from ostro.schemas import ChatCompletionRequest, CompletionRequest, GenerateRequest, StructuredFields, parse
-from ostro.server.chat_wire import chat_request
+from ostro.server.dialects.chat.request import chat_request
 from ostro.structured import StructuredOutput
 
 SCHEMA: dict[str, Any] = {"type": "object", "properties": {"naïve": {"type": "integer"}}}

@@ -39,11 +39,11 @@ from ostro.schemas import (
     WireModel,
     parse,
 )
-from ostro.server.chat_preparation import ChatPreparation
-from ostro.server.chat_request import ChatRequest, PreparedChat
-from ostro.server.chat_turn import AnswerStream
-from ostro.server.chat_wire import chat_request
-from ostro.server.responses import chat_response, completion_response, embedding_response, new_id
+from ostro.server.dialects.chat.request import chat_request
+from ostro.server.dialects.chat_preparation import ChatPreparation
+from ostro.server.dialects.chat_request import ChatRequest, PreparedChat
+from ostro.server.dialects.chat_turn import AnswerStream
+from ostro.server.dialects.openai import chat_response, completion_response, embedding_response, new_id
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -14,7 +14,7 @@ from ostro.sampling_defaults import SamplingDefaults
 from ostro.sampling_params import SamplingParams
 from ostro.schemas import Message, WireModel
 from ostro.server.admission.limits import Gate
-from ostro.server.dialects.response_store import ResponseStore
+from ostro.server.dialects.responses.store import ResponseStore
 from ostro.server.http.body import BodyLimits, Schema, read_request
 from ostro.server.models.served import Models
 from ostro.server.telemetry.record import RequestRecord

@@ -12,23 +12,23 @@ from ostro.server.admission.limits import Gate, GateLimits
 from ostro.server.api import Api, HttpOptions
 from ostro.server.api_docs import pages
 from ostro.server.api_docs.document import document
-from ostro.server.dialects.response_store import ResponseStore
+from ostro.server.dialects.chat import routes as chat
+from ostro.server.dialects.completions import routes as completions
+from ostro.server.dialects.messages import routes as messages
+from ostro.server.dialects.responses import routes as responses
+from ostro.server.dialects.responses.store import ResponseStore
 from ostro.server.http.body import BodyBudget, BodyLeases
 from ostro.server.log.setup import RequestLog
 from ostro.server.models.served import Models
 from ostro.server.routes import (
     admin,
-    chat,
-    completions,
     embeddings,
     health,
     hrm,
-    messages,
     models,
     native,
     prefill,
     relevance,
-    responses,
     root,
     tokenizer,
 )

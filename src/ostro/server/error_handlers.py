@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ostro.errors import OstroError, TryLater
 from ostro.schemas import ErrorBody, ErrorDetail, WireModel
-from ostro.server.dialects import message_errors
+from ostro.server.dialects.messages import framing as message_errors
 from ostro.server.http.disconnect import ClientGone
 
 # nginx's status for a client that disconnected. It is only logged.

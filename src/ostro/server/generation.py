@@ -24,7 +24,7 @@ from ostro.frontend.outputs import Completion, Delta
 from ostro.schemas import WireModel
 from ostro.server.admission.limits import Ticket
 from ostro.server.api import Api, json_response, record_of
-from ostro.server.chunks import Chunks
+from ostro.server.dialects.chat.writer import Chunks
 from ostro.server.http.disconnect import ClientGone, UntilDisconnect
 from ostro.server.http.sse import EventStream
 from ostro.server.models.served import Model

@@ -13,7 +13,7 @@ from pydantic.json_schema import JsonSchemaMode
 
 from ostro import schemas
 from ostro.schemas import ErrorBody, MessagesError, RequestModel, WireModel
-from ostro.server.dialects.message_errors import status_of
+from ostro.server.dialects.messages.framing import status_of
 
 # OpenAPI's objects, as FastAPI types them.
 Json = dict[str, Any]

@@ -3,7 +3,7 @@
 from starlette.types import Scope
 
 from ostro.errors import OstroError
-from ostro.server.dialects.message_errors import error_event, speaks_messages
+from ostro.server.dialects.messages.framing import error_event, speaks_messages
 from ostro.server.dialects.outcome import sse
 from ostro.server.http.sse import OPENAI
 

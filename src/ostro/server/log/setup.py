@@ -24,7 +24,7 @@ from structlog.typing import EventDict, Processor, WrappedLogger
 
 from ostro.errors import BadRequest
 from ostro.processes.log_relay import log_warnings
-from ostro.server.dialects.message_errors import speaks_messages
+from ostro.server.dialects.messages.framing import speaks_messages
 from ostro.server.log.text import TextRenderer
 from ostro.server.telemetry.record import RequestRecord
 

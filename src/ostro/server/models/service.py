@@ -25,8 +25,8 @@ from ostro.frontend.relevance import Pair, Reading, readings, relevance_request,
 from ostro.frontend.requests import Frontend, Message, Prompt, Sampling
 from ostro.sampling_defaults import SamplingDefaults
 from ostro.sampling_params import SamplingParams
-from ostro.server.chat_preparation import ChatPreparation
-from ostro.server.chat_request import ChatRequest, PreparedChat
+from ostro.server.dialects.chat_preparation import ChatPreparation
+from ostro.server.dialects.chat_request import ChatRequest, PreparedChat
 from ostro.text.tokenizer import ChatText, Tokenizer
 from ostro.weights import Pooling, open_checkpoint
 

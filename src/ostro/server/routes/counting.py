@@ -3,7 +3,7 @@
 from starlette.requests import Request
 
 from ostro.server.api import Api, record_of
-from ostro.server.chat_request import ChatRequest
+from ostro.server.dialects.chat_request import ChatRequest
 
 
 async def num_prompt_tokens(api: Api, http: Request, name: str, chat: ChatRequest) -> int:

@@ -9,9 +9,9 @@ from ostro.frontend.outputs import Completion
 from ostro.schemas import EmbeddingRequest, EmbeddingResponse, WireModel
 from ostro.server.api import Api
 from ostro.server.api_docs.document import described
+from ostro.server.dialects.openai import embedding_response, finish_reason
 from ostro.server.generation import Answer, Job
 from ostro.server.models.served import Model
-from ostro.server.responses import embedding_response, finish_reason
 
 
 def router(api: Api) -> APIRouter:

@@ -10,7 +10,7 @@ from ostro.pool.pool import ModelView
 from ostro.schemas import MessagesModel, MessagesModelList, ModelCard, ModelList
 from ostro.server.api import Api, json_response
 from ostro.server.api_docs.document import described
-from ostro.server.dialects.message_errors import speaks_messages
+from ostro.server.dialects.messages.framing import speaks_messages
 from ostro.server.models.service import ModelService
 
 # If listing a root takes longer, its last known models are shown. The first listing gets more time: none are known yet.

@@ -25,10 +25,10 @@ from ostro.schemas import (
 )
 from ostro.server.api import Api, record_of
 from ostro.server.api_docs.document import described
+from ostro.server.dialects.openai import finish_reason, finite, usage
 from ostro.server.generation import Answer, Job
 from ostro.server.http.sse import OPENAI, event
 from ostro.server.models.served import Model
-from ostro.server.responses import finish_reason, finite, usage
 
 
 def router(api: Api) -> APIRouter:

@@ -18,8 +18,8 @@ from ostro.schemas import (
 )
 from ostro.server.api import Api, json_response, record_of, template_messages
 from ostro.server.api_docs.document import described
-from ostro.server.chat_request import ChatRequest
-from ostro.server.chat_wire import tool_of
+from ostro.server.dialects.chat.request import tool_of
+from ostro.server.dialects.chat_request import ChatRequest
 from ostro.server.models.served import ANY
 from ostro.server.models.service import ModelService
 from ostro.text.tokenizer import Tokenizer

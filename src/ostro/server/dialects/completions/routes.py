@@ -12,10 +12,10 @@ from ostro.frontend.outputs import Completion
 from ostro.schemas import CompletionChunk, CompletionRequest, CompletionResponse, WireModel
 from ostro.server.api import Api, record_of
 from ostro.server.api_docs.document import described
-from ostro.server.chunks import CompletionChunks
+from ostro.server.dialects.chat.writer import CompletionChunks
+from ostro.server.dialects.openai import completion_response
 from ostro.server.generation import Answer, Job
 from ostro.server.models.served import Model
-from ostro.server.responses import completion_response
 
 
 def router(api: Api) -> APIRouter:

@@ -27,7 +27,7 @@ from ostro.schemas.responses import (
     ReasoningItem,
     ResponseInput,
 )
-from ostro.server.chat_request import ChatRequest
+from ostro.server.dialects.chat_request import ChatRequest
 from ostro.server.dialects.turns import Turns
 from ostro.text.chat import Message
 

@@ -8,12 +8,12 @@ from ostro.engine.runner import TokenLogprob
 from ostro.errors import OstroError
 from ostro.frontend.outputs import Delta
 from ostro.schemas.responses import ResponseObject
-from ostro.server.dialects.message_logprobs import MessageLogprobs
-from ostro.server.dialects.reading import Reading
-from ostro.server.dialects.response_items import Json
-from ostro.server.dialects.response_writer import ResponseWriter
+from ostro.server.dialects.openai import chat_logprobs
+from ostro.server.dialects.responses.items import Json
+from ostro.server.dialects.responses.logprobs import MessageLogprobs
+from ostro.server.dialects.responses.writer import ResponseWriter
+from ostro.server.dialects.single_choice import Reading
 from ostro.server.http.sse import PING
-from ostro.server.responses import chat_logprobs
 from ostro.text.tokenizer import Tokenizer
 
 

@@ -12,7 +12,7 @@ from ostro.answers.events import CallArguments, CallBegin, Event, Reasoning, Tex
 from ostro.errors import OstroError
 from ostro.schemas.responses import ChoiceWord, CreateResponse, HostedTool
 from ostro.server.dialects.outcome import Counts, Outcome, sse
-from ostro.server.dialects.response_items import (
+from ostro.server.dialects.responses.items import (
     Json,
     OpenCall,
     OpenItem,
@@ -21,7 +21,7 @@ from ostro.server.dialects.response_items import (
     OpenSummary,
     new_id,
 )
-from ostro.server.dialects.response_request import sealed
+from ostro.server.dialects.responses.request import sealed
 
 _CODES = {429: "rate_limit_exceeded", 503: "server_is_overloaded"}
 

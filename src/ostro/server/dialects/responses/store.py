@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 import msgspec
 
 from ostro.errors import BadRequest, PreviousResponseUnknown, TryLater, UnknownResponse, Unsupported
-from ostro.server.dialects.background import BackgroundRun
-from ostro.server.dialects.response_items import Json
+from ostro.server.dialects.responses.event_log import BackgroundRun
+from ostro.server.dialects.responses.items import Json
 
 # Estimated memory of an entry besides its JSON, and of an item in the index.
 _OVERHEAD = 2048

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from ostro.answers.events import Event
 from ostro.frontend.outputs import Choice, Completion, Delta
-from ostro.server.chat_turn import AnswerStream
+from ostro.server.dialects.chat_turn import AnswerStream
 from ostro.server.dialects.outcome import Counts, Outcome
 from ostro.server.models.served import Model
 

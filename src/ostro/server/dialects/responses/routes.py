@@ -21,18 +21,18 @@ from ostro.schemas.responses import (
     ResponseEvent,
     ResponseObject,
 )
-from ostro.server import background_responses
 from ostro.server.api import Api, json_response, record_of
 from ostro.server.api_docs.document import described
-from ostro.server.dialects.reading import Reading
-from ostro.server.dialects.response_chunks import ResponseChunks
-from ostro.server.dialects.response_items import Json
-from ostro.server.dialects.response_store import StoredResponse
-from ostro.server.dialects.response_turn import ResponseTurn
-from ostro.server.dialects.response_writer import ResponseWriter
+from ostro.server.dialects.responses import background
+from ostro.server.dialects.responses.input import Translated, translated
+from ostro.server.dialects.responses.items import Json
+from ostro.server.dialects.responses.store import StoredResponse
+from ostro.server.dialects.responses.stream import ResponseChunks
+from ostro.server.dialects.responses.turn import ResponseTurn
+from ostro.server.dialects.responses.writer import ResponseWriter
+from ostro.server.dialects.single_choice import Reading
 from ostro.server.generation import Answer, Job
 from ostro.server.models.served import Model
-from ostro.server.response_input import Translated, translated
 from ostro.server.routes.counting import num_prompt_tokens
 
 _EVENTS = "`event:` and `data:` lines, each data a {name}; the last is response.completed, .incomplete or .failed."
@@ -118,9 +118,9 @@ def _answer(api: Api, http: Request, request: CreateResponse, asked: Translated)
     writer = ResponseWriter(request, model=request.model, is_stored=keeps, namespaces=asked.tools.namespaces)
     if request.background:
         job = _job(request, asked, writer, lambda: None, streams=True)
-        run = background_responses.begin(api, http, asked, writer, job, logs=request.stream)
+        run = background.begin(api, http, asked, writer, job, logs=request.stream)
         if run.log is not None:
-            return background_responses.Replay(run.log, after=-1, ping_seconds=api.options.ping_seconds)
+            return background.Replay(run.log, after=-1, ping_seconds=api.options.ping_seconds)
         return json_response(ResponseObject.model_validate(writer.response))
     keep = partial(store.keep, key, writer.response, asked.own_items, asked.previous) if keeps else lambda: None
     return Answer(api, http, _job(request, asked, writer, keep, streams=request.stream))
@@ -166,7 +166,7 @@ def _replay(api: Api, http: Request, stored: StoredResponse) -> Response:
         )
     record_of(http).stream = True
     after = _integer(http, "starting_after", -1, low=0)
-    return background_responses.Replay(log, after=after, ping_seconds=api.options.ping_seconds)
+    return background.Replay(log, after=after, ping_seconds=api.options.ping_seconds)
 
 
 def _listed(http: Request, stored: StoredResponse) -> InputItemList:

@@ -11,7 +11,7 @@ from ostro.answers.profile import TemplateProfile
 from ostro.engine.constraint import Constraint
 from ostro.errors import BadRequest
 from ostro.frontend.requests import Frontend
-from ostro.server.chat_request import ChatRequest
+from ostro.server.dialects.chat_request import ChatRequest
 from ostro.text.tokenizer import ChatText
 
 

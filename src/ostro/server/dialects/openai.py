@@ -36,7 +36,7 @@ from ostro.schemas import (
     TopLogprob,
     Usage,
 )
-from ostro.server.chat_turn import AnswerStream, ChatAnswer
+from ostro.server.dialects.chat_turn import AnswerStream, ChatAnswer
 from ostro.text.offsets import text_offsets
 from ostro.text.tokenizer import Tokenizer
 from ostro.weights import Pooling

@@ -12,10 +12,10 @@ from pydantic import TypeAdapter
 from ostro.errors import BadRequest
 from ostro.sampling_params import SamplingParams
 from ostro.schemas.responses import InputItem, ItemReference, ResponseInput
-from ostro.server.chat_request import ChatRequest
-from ostro.server.dialects.response_items import Json, new_id
-from ostro.server.dialects.response_request import OfferedTools, chat_request, conversation, offered_tools
-from ostro.server.dialects.response_store import Exchange, ResponseStore
+from ostro.server.dialects.chat_request import ChatRequest
+from ostro.server.dialects.responses.items import Json, new_id
+from ostro.server.dialects.responses.request import OfferedTools, chat_request, conversation, offered_tools
+from ostro.server.dialects.responses.store import Exchange, ResponseStore
 
 # Translating less than this takes less time than waking a thread.
 _MANY_ITEMS = 64

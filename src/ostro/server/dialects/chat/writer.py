@@ -15,9 +15,8 @@ from ostro.answers.events import CallArguments, CallBegin, Event, Reasoning, Tex
 from ostro.engine.runner import TokenLogprob
 from ostro.frontend.outputs import Choice, Completion, Delta
 from ostro.schemas import ChatCompletionRequest, CompletionRequest, StreamOptions
-from ostro.server.chat_turn import AnswerStream
-from ostro.server.http.sse import OPENAI, Framing, event
-from ostro.server.responses import (
+from ostro.server.dialects.chat_turn import AnswerStream
+from ostro.server.dialects.openai import (
     chat_logprobs,
     echoed_prompt,
     finish_reason,
@@ -26,6 +25,7 @@ from ostro.server.responses import (
     usage,
     wire_reason,
 )
+from ostro.server.http.sse import OPENAI, Framing, event
 from ostro.text.offsets import text_offsets
 from ostro.text.tokenizer import Tokenizer
 

@@ -9,13 +9,13 @@ from ostro.frontend.outputs import Completion
 from ostro.schemas import ChatCompletionChunk, ChatCompletionRequest, ChatCompletionResponse, WireModel
 from ostro.server.api import Api, record_of, template_messages
 from ostro.server.api_docs.document import described
-from ostro.server.chat_request import ChatRequest
-from ostro.server.chat_turn import ChatTurn
-from ostro.server.chat_wire import chat_request
-from ostro.server.chunks import AnswerChunks, ChatChunks, Chunks
+from ostro.server.dialects.chat.request import chat_request
+from ostro.server.dialects.chat.writer import AnswerChunks, ChatChunks, Chunks
+from ostro.server.dialects.chat_request import ChatRequest
+from ostro.server.dialects.chat_turn import ChatTurn
+from ostro.server.dialects.openai import chat_response
 from ostro.server.generation import Answer, Job
 from ostro.server.models.served import Model
-from ostro.server.responses import chat_response
 
 
 def router(api: Api) -> APIRouter:

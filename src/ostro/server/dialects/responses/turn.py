@@ -5,9 +5,9 @@ from dataclasses import replace
 
 from ostro.engine.request import Request
 from ostro.errors import BadRequest, ContextLengthExceeded
-from ostro.server.chat_request import ChatRequest
-from ostro.server.chat_turn import ChatTurn
-from ostro.server.dialects.response_request import OfferedTools
+from ostro.server.dialects.chat_request import ChatRequest
+from ostro.server.dialects.chat_turn import ChatTurn
+from ostro.server.dialects.responses.request import OfferedTools
 from ostro.server.models.served import Model
 from ostro.text.chat import Message
 

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Callable
 from starlette.types import Message
 
 from ostro.errors import RequestTimeout
-from ostro.server.dialects.response_items import Json
+from ostro.server.dialects.responses.items import Json
 from ostro.server.http.sse import PING
 
 

@@ -6,10 +6,10 @@ from typing import Final
 from ostro.errors import OstroError
 from ostro.frontend.outputs import Delta
 from ostro.schemas.messages import AssistantMessage
-from ostro.server.dialects.message_errors import error_event
-from ostro.server.dialects.message_writer import MessageWriter
+from ostro.server.dialects.messages.framing import error_event
+from ostro.server.dialects.messages.writer import MessageWriter
 from ostro.server.dialects.outcome import sse
-from ostro.server.dialects.reading import Reading
+from ostro.server.dialects.single_choice import Reading
 
 
 class MessageChunks:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from ostro.answers.tools import ReasoningSettings, Tool, ToolChoice
 from ostro.sampling_params import SamplingParams
 from ostro.schemas import ChatCompletionRequest, ToolFields, ToolSpec
-from ostro.server.chat_request import ChatRequest
+from ostro.server.dialects.chat_request import ChatRequest
 from ostro.text.chat import Message
 
 

@@ -20,7 +20,7 @@ from ostro.engine.request import Request
 from ostro.engine.runner import TokenLogprob
 from ostro.errors import SequenceFailed
 from ostro.frontend.outputs import Choice, Completion, Delta
-from ostro.server.chat_request import ChatRequest, PreparedChat
+from ostro.server.dialects.chat_request import ChatRequest, PreparedChat
 from ostro.server.models.served import Model
 from ostro.text.offsets import text_offsets
 from ostro.text.tokenizer import Tokenizer

@@ -15,7 +15,7 @@ from ostro.schemas.messages import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from ostro.server.chat_request import ChatRequest
+from ostro.server.dialects.chat_request import ChatRequest
 from ostro.server.dialects.turns import Turns
 from ostro.text.chat import Message
 

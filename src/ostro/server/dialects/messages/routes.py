@@ -16,10 +16,10 @@ from ostro.schemas.messages import (
 )
 from ostro.server.api import Api, json_response, record_of
 from ostro.server.api_docs.document import described
-from ostro.server.chat_turn import ChatTurn
-from ostro.server.dialects.message_chunks import MessageChunks
-from ostro.server.dialects.message_request import chat_request
-from ostro.server.dialects.reading import Reading
+from ostro.server.dialects.chat_turn import ChatTurn
+from ostro.server.dialects.messages.request import chat_request
+from ostro.server.dialects.messages.stream import MessageChunks
+from ostro.server.dialects.single_choice import Reading
 from ostro.server.generation import Answer, Job
 from ostro.server.models.served import Model
 from ostro.server.routes.counting import num_prompt_tokens

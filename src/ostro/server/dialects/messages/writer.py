@@ -9,7 +9,7 @@ from pydantic_core import from_json
 
 from ostro.answers.events import CallArguments, CallBegin, Event, Reasoning, Text
 from ostro.server.dialects.outcome import Counts, Outcome, sse
-from ostro.server.dialects.response_items import new_id
+from ostro.server.dialects.responses.items import new_id
 
 Json = dict[str, object]
 
