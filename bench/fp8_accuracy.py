@@ -189,8 +189,8 @@ class RoundedLinear(Linear):
         self.bias = plain.bias
         self.inputs = inputs
 
-    def product(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        return super().product(x if self.inputs is None else self.inputs(x), bias)
+    def matmul(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        return super().matmul(x if self.inputs is None else self.inputs(x), bias)
 
 
 class RoundedKeys:

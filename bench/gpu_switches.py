@@ -35,7 +35,7 @@ class Switches:
         self._measured = self._decoder.choices
         self._shipped = self._measured
         if runner.device.type == "cuda":
-            self._shipped = known("off", this_gpu(runner.device)).of(self._decoder.products)
+            self._shipped = known("off", this_gpu(runner.device)).of(self._decoder.matmuls)
         self._prefixes, self._most_tokens = runner._prefixes, paying_tokens(runner.model)
         self._made: dict[frozenset[str], list[tuple[dict[Any, Any], Any]]] = {}
         self._used: frozenset[str] | None = None

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from tiny_configs import BY_MODEL_TYPE, MIXTURES
 
-from ostro.backends.cuda.choices import Choices, Gpu, described_products, keep
+from ostro.backends.cuda.choices import Choices, Gpu, described_matmuls, keep
 from ostro.backends.cuda.kernel_choices import MEASURED_LATER, own_kernels
 from ostro.config import EngineConfig
 from ostro.devices import DEVICE_KINDS
@@ -63,8 +63,8 @@ def test_what_is_not_known_yet_will_be_measured_or_is_the_librarys() -> None:
 def test_what_an_earlier_start_measured_is_shown() -> None:
     described = describe(dict(BY_MODEL_TYPE["llama"]), max_seq_len=None)
     assert isinstance(described, Architecture)
-    products = described_products(described, 16)
-    keep(Choices({products["down"]: {16: DotTiling(64, 32, 4, stages=2), 64: None}}), H200)
+    matmuls = described_matmuls(described, 16)
+    keep(Choices({matmuls["down"]: {16: DotTiling(64, 32, 4, stages=2), 64: None}}), H200)
     shown = planned(BY_MODEL_TYPE["llama"])
     assert shown is not None
     assert (shown["down"], shown["up"]) == ("1-16", MEASURED_LATER)

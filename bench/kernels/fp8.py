@@ -1,6 +1,6 @@
-"""Products with 8-bit weights on a GPU: checked against float32 twins, then timed against those with bfloat16 weights.
+"""Matmuls with 8-bit weights on a GPU: checked against float32 twins, then timed against those with bfloat16 weights.
 
-Each product is a CUDA graph over copies of one matrix that together do not fit the cache. For few rows, tilings are
+Each matmul is a CUDA graph over copies of one matrix that together do not fit the cache. For few rows, tilings are
 tried; for many, the library's two ways to add up.
 
 python bench/kernels/fp8.py [--models 0.6B,8B]

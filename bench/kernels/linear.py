@@ -33,7 +33,7 @@ from ostro.kernels.gpu.tilings import (
     ROWS,
     DotTiling,
     Epilogue,
-    Product,
+    Matmul,
     Tiling,
     VectorTiling,
     block_rows,
@@ -152,7 +152,7 @@ def checks() -> Iterator[tuple[str, Callable[[], float]]]:
             for name, tiling in tilings.items():
                 if rows > 4 and isinstance(tiling, VectorTiling):
                     continue
-                yield f"product {name} rows={rows} pdl={pdl}", partial(residual_error, rows, tiling, pdl)
+                yield f"matmul {name} rows={rows} pdl={pdl}", partial(residual_error, rows, tiling, pdl)
                 if name != "split":
                     yield f"gated {name} rows={rows} pdl={pdl}", partial(gated_error, rows, tiling, pdl)
         for tokens in (1, 300, 5000):
@@ -278,7 +278,7 @@ class Step:
 
     def ours(self, tilings: dict[str, Tiling], *, pdl: bool, with_rope: bool = False) -> Tensor:
         weights, queries = self.weights, self.weights.shape.heads * self.weights.shape.head_dim
-        # For one row the norm is folded into the product; with more it would be done over for each tile of outputs.
+        # For one row the norm is folded into the matmul; with more it would be done over for each tile of outputs.
         norm = (weights.norm, EPS) if self.rows == 1 else None
 
         def read(x: Tensor) -> Tensor:
@@ -299,7 +299,7 @@ class Step:
         return small_linear(read(x), weights.head, norm=norm, out_dtype=torch.float32, tiling=tilings["head"], pdl=pdl)
 
     def one(self, name: str, tiling: Tiling, *, pdl: bool) -> None:
-        """A single product, to compile it."""
+        """A single matmul, to compile it."""
         outs, ins = self.weights.shape.matrices()[name]
         weight = self.weights.head if name == "head" else self.weights.layers[0][name]
         small_linear(
@@ -357,7 +357,7 @@ def compile_all(jobs: Iterable[Callable[[], None]]) -> None:
 def in_use(shape: Shape, rows: int) -> dict[str, Tiling]:
     choices = shipped(this_gpu(torch.device(GPU)), similar=True)
     return {
-        name: choices.tiling(Product(*size, 16, EPILOGUES[name]), rows)
+        name: choices.tiling(Matmul(*size, 16, EPILOGUES[name]), rows)
         or default_tiling(rows, *size, gated=name == "gate_up")
         for name, size in shape.matrices().items()
     }
@@ -399,7 +399,7 @@ def told(tiling: Tiling) -> str:
     return text + (f", held={tiling.held}" if tiling.held else "") + ")"
 
 
-def time_step(weights: Weights, rows: int, deadline: Deadline | None) -> tuple[dict[Product, Tiling], str]:
+def time_step(weights: Weights, rows: int, deadline: Deadline | None) -> tuple[dict[Matmul, Tiling], str]:
     """The best tilings, and a line for the summary."""
     shape, step = weights.shape, Step(weights, rows)
     best = sweep(step, deadline) if deadline else in_use(shape, rows)
@@ -418,7 +418,7 @@ def time_step(weights: Weights, rows: int, deadline: Deadline | None) -> tuple[d
         f"({rate:.2f} TB/s, floor {shape.weight_bytes() / BANDWIDTH * 1e6:.0f})  with rope_store {took[3]:.1f} / pdl "
         f"{took[4]:.1f}  pdl same: {same}  off cuBLAS by {error_of(reference, expected):.1e}"
     )
-    return {Product(*size, 16, EPILOGUES[name]): best[name] for name, size in shape.matrices().items()}, summary
+    return {Matmul(*size, 16, EPILOGUES[name]): best[name] for name, size in shape.matrices().items()}, summary
 
 
 # The kernels that stand alone
@@ -477,7 +477,7 @@ def main() -> None:
     if not options.no_checks:
         run_checks()
 
-    table: dict[Product, dict[int, Tiling | None]] = {}
+    table: dict[Matmul, dict[int, Tiling | None]] = {}
     summaries: list[str] = []
     models = [SHAPES[name] for name in options.models.split(",")]
     for shape in models if "1" in options.batches.split(",") else []:
@@ -491,8 +491,8 @@ def main() -> None:
             except FAILURES as failure:
                 print(f"FAILED {shape.name} rows={rows}: {type(failure).__name__}: {str(failure)[:300]}", flush=True)
                 continue
-            for product, tiling in found.items():
-                table.setdefault(product, {})[min(most for most in ROWS if rows <= most)] = tiling
+            for matmul, tiling in found.items():
+                table.setdefault(matmul, {})[min(most for most in ROWS if rows <= most)] = tiling
             summaries.append(summary)
             print(summary, flush=True)
     print("", written(Choices(table), this_gpu(torch.device(GPU))), *summaries, sep="\n")

@@ -1,7 +1,7 @@
-"""Products with packed weights of 4 or 8 bits on a GPU: checked against float32 twins, then timed against those with
+"""Matmuls with packed weights of 4 or 8 bits on a GPU: checked against float32 twins, then timed against those with
 bfloat16 weights.
 
-Each product is a CUDA graph over copies of one matrix that together do not fit the cache. Default tilings come first,
+Each matmul is a CUDA graph over copies of one matrix that together do not fit the cache. Default tilings come first,
 others as long as there is time. Few rows have the epilogues that a model's layers have; many do without.
 
 python bench/kernels/packed.py [--models 0.6B,8B] [--bits 4] [--group 128] [--seconds 80]
@@ -51,7 +51,7 @@ def others(rows: int, weight: Packed, chosen: PackedTiling) -> list[PackedTiling
     return [each for each in dict.fromkeys(found) if each != chosen]
 
 
-class Product:
+class Matmul:
     """One of a model's matmuls, with the epilogue that it has there."""
 
     def __init__(self, name: str, outs: int, ins: int, gated: bool, bits: int, group: int) -> None:
@@ -122,24 +122,24 @@ def main() -> None:
     parser.add_argument("--models", default="8B")
     parser.add_argument("--bits", type=int, choices=[4, 8], default=4)
     parser.add_argument("--group", type=int, default=128)
-    parser.add_argument("--products", nargs="+", default=["qkv", "o", "gate_up", "down"])
+    parser.add_argument("--matmuls", nargs="+", default=["qkv", "o", "gate_up", "down"])
     parser.add_argument("--rows", type=int, nargs="+", default=ROWS)
     parser.add_argument("--seconds", type=float, default=80.0, help="after which no further tiling is tried")
     options = parser.parse_args()
     torch.manual_seed(0)
     until = time.monotonic() + options.seconds
-    products = []
+    matmuls = []
     for model in options.models.split(","):
         for name, outs, ins, gated in SHAPES[model]:
-            if name not in options.products:
+            if name not in options.matmuls:
                 continue
-            products.append(Product(name, outs, ins, gated, options.bits, options.group))
+            matmuls.append(Matmul(name, outs, ins, gated, options.bits, options.group))
             for rows in options.rows:
-                products[-1].run(rows)
+                matmuls[-1].run(rows)
             for rows in MANY:
-                products[-1].many(rows)
+                matmuls[-1].many(rows)
     for rows in options.rows:
-        for each in products:
+        for each in matmuls:
             chosen = packed.default_tiling(rows, each.small[0], gated=each.gated and rows == 1)
             x = drawn(rows, each.ins)
             for tiling in others(rows, each.small[0], chosen):

@@ -104,13 +104,13 @@ def main() -> None:
                 print(f"{options.config.stem} rows={rows:3} {name:28} {took:8.1f} µs  {floor / took:.0%}", flush=True)
 
 
-def own_products(decoder: FusedDecoder) -> Choices:
-    """Our own products for all rows, as the cost model tiles them."""
+def own_matmuls(decoder: FusedDecoder) -> Choices:
+    """Our own matmuls for all rows, as the cost model tiles them."""
     device = this_gpu(torch.device("cuda")).multiprocessors
     table = {}
-    for product in decoder.products:
-        found = {rows: candidates(product, rows, device, most=1) for rows in ROWS}
-        table[product] = {rows: best[0] for rows, best in found.items() if best}
+    for matmul in decoder.matmuls:
+        found = {rows: candidates(matmul, rows, device, most=1) for rows in ROWS}
+        table[matmul] = {rows: best[0] for rows, best in found.items() if best}
     return Choices(table)
 
 
@@ -119,16 +119,16 @@ def _with(overlaps: bool, *, own: bool, folds: bool = True) -> Callable[[GpuRunn
         decoder = runner.part.decoder
         assert decoder is not None
         decoder.overlaps, decoder.folds = overlaps, folds
-        decoder.choices = own_products(decoder) if own else Choices()
+        decoder.choices = own_matmuls(decoder) if own else Choices()
 
     return set_up
 
 
 VARIANTS: dict[str, Callable[[GpuRunner], None]] = {
-    "own products": _with(True, own=True),
-    "own products, norms apart": _with(True, own=True, folds=False),
-    "own products, no overlap": _with(False, own=True),
-    "library's products": _with(True, own=False),
+    "own matmuls": _with(True, own=True),
+    "own matmuls, norms apart": _with(True, own=True, folds=False),
+    "own matmuls, no overlap": _with(False, own=True),
+    "library's matmuls": _with(True, own=False),
     "library's, no overlap": _with(False, own=False),
 }
 

@@ -336,7 +336,7 @@ PAIRS = {0: dict.fromkeys(range(10, 20), 1), 1: dict.fromkeys(range(20, 30), 0)}
 
 def test_deterministic_products_on_a_gpu_are_refused_with_adapters(device: torch.device, qwen3: Terms) -> None:
     model = random_model(QWEN3).to(device)
-    with pytest.raises(Unsupported, match="products of adapters depend on the batch"):
+    with pytest.raises(Unsupported, match="matmuls of adapters depend on the batch"):
         GpuRunner(
             model,
             page_size=16,

@@ -22,12 +22,12 @@ from ostro.backends.cuda.choices import (
     written,
 )
 from ostro.errors import BadRequest
-from ostro.kernels.gpu.tilings import ROWS, DotTiling, Multiprocessors, Product, Tiling, VectorTiling, fits
+from ostro.kernels.gpu.tilings import ROWS, DotTiling, Matmul, Multiprocessors, Tiling, VectorTiling, fits
 
 H200 = Gpu("NVIDIA H200", "9.0", Multiprocessors(132, 220 << 10))
 H100 = Gpu("NVIDIA H100 80GB HBM3", "9.0", Multiprocessors(132, 220 << 10))
 A100 = Gpu("NVIDIA A100-SXM4-80GB", "8.0", Multiprocessors(108, 156 << 10))
-QKV, DOWN, UP = Product(3072, 2048, 16), Product(2048, 8192, 16, "added"), Product(16384, 2048, 16, "gated")
+QKV, DOWN, UP = Matmul(3072, 2048, 16), Matmul(2048, 8192, 16, "added"), Matmul(16384, 2048, 16, "gated")
 DOT, VECTOR = DotTiling(64, 128, 4, stages=4, splits=2, held=1), VectorTiling(4, 256, 4)
 
 
@@ -41,19 +41,19 @@ class Watch:
     """A clock on which the library takes `library` and our own tilings take `own`, less for later ones."""
 
     def __init__(self, *, own: float | None = 2.0, library: Mapping[int, float] | None = None) -> None:
-        self.own, self.library, self.asked = own, library or {}, list[tuple[Product, int]]()
+        self.own, self.library, self.asked = own, library or {}, list[tuple[Matmul, int]]()
 
-    def __call__(self, product: Product, rows: int, tried: Sequence[Tiling | None]) -> Sequence[float | None]:
-        self.asked.append((product, rows))
+    def __call__(self, matmul: Matmul, rows: int, tried: Sequence[Tiling | None]) -> Sequence[float | None]:
+        self.asked.append((matmul, rows))
         own = (None if self.own is None else self.own - 0.1 * order for order in range(len(tried)))
         return [self.library.get(rows, 3.0) if each is None else next(own) for each in tried]
 
 
-def test_the_fastest_is_chosen_for_each_product_and_number_of_rows() -> None:
+def test_the_fastest_is_chosen_for_each_matmul_and_number_of_rows() -> None:
     found = choose([QKV, DOWN], H200, Watch(library={64: 1.0}))
-    for product in (QKV, DOWN):
+    for matmul in (QKV, DOWN):
         for rows in TRIED:
-            assert found.tiling(product, rows) == (None if rows == 64 else to_try(product, rows, H200)[-1])
+            assert found.tiling(matmul, rows) == (None if rows == 64 else to_try(matmul, rows, H200)[-1])
 
 
 def test_for_one_row_the_library_is_not_even_tried() -> None:
@@ -62,7 +62,7 @@ def test_for_one_row_the_library_is_not_even_tried() -> None:
     assert all(found.tiling(DOWN, rows) is None for rows in ROWS[1:])
 
 
-def test_tilings_that_do_not_run_leave_a_product_to_the_library() -> None:
+def test_tilings_that_do_not_run_leave_a_matmul_to_the_library() -> None:
     found = choose([QKV], H200, Watch(own=None))
     assert all(found.tiling(QKV, rows) is None for rows in ROWS[1:])
     assert isinstance(found.tiling(QKV, 1), VectorTiling), "one row has a default"
@@ -70,7 +70,7 @@ def test_tilings_that_do_not_run_leave_a_product_to_the_library() -> None:
 
 def test_where_there_is_nothing_to_choose_from_nothing_is_measured() -> None:
     watch = Watch()
-    wide = Product(64, 64, 32)
+    wide = Matmul(64, 64, 32)
     assert choose([wide], H200, watch).tiling(wide, 16) is None
     assert {rows for _, rows in watch.asked} <= {1}
 
@@ -165,10 +165,10 @@ def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
 def test_shipped_choices_fit_the_gpu_that_they_were_measured_on() -> None:
     found = shipped(H200)
     assert found.table
-    for product, rows in found.table.items():
+    for matmul, rows in found.table.items():
         for most, tiling in rows.items():
             assert tiling is not None
-            assert fits(product, most, tiling, H200.multiprocessors)
+            assert fits(matmul, most, tiling, H200.multiprocessors)
 
 
 def test_a_shipped_file_is_as_it_would_be_written() -> None:
@@ -183,8 +183,8 @@ def test_shipped_choices_serve_similar_gpus_unless_those_are_to_be_measured() ->
 
 
 def test_shipped_choices_come_before_what_was_kept() -> None:
-    shipped_product = next(iter(shipped(H200).table))
-    keep(Choices({shipped_product: {16: None}, QKV: {16: DOT}}), H200)
+    shipped_matmul = next(iter(shipped(H200).table))
+    keep(Choices({shipped_matmul: {16: None}, QKV: {16: DOT}}), H200)
     assert known("auto", H200) == shipped(H200) | Choices({QKV: {16: DOT}})
     assert known("off", H200) == shipped(H200)
 
@@ -219,5 +219,5 @@ def test_all_of_qwen3_0_6b_and_llama_3_1_8b_is_shipped_for_the_h200() -> None:
     found = shipped(H200)
     for most, shapes in models.items():
         for shape, epilogue in zip(shapes, ("plain", "added", "gated", "added", "plain"), strict=True):
-            own = [rows for rows in ROWS if found.tiling(Product(*shape, 16, epilogue), rows) is not None]  # type: ignore[arg-type]
+            own = [rows for rows in ROWS if found.tiling(Matmul(*shape, 16, epilogue), rows) is not None]  # type: ignore[arg-type]
             assert own == [rows for rows in ROWS if rows <= most]

@@ -12,17 +12,17 @@ from tiny_models import random_model
 from torch import Tensor
 from triton_device import slow_in_the_interpreter
 
-from ostro.backends.cuda.choices import Choices, described_products, kept
+from ostro.backends.cuda.choices import Choices, described_matmuls, kept
 from ostro.backends.cuda.layer_plan import LayerPlan, MlpPlan, kinds, layer_plans, why_unfused
 from ostro.backends.cuda.measuring import this_gpu
 from ostro.backends.cuda.part import GpuPart
-from ostro.backends.cuda.projections import product_of
+from ostro.backends.cuda.projections import matmul_of
 from ostro.backends.cuda.step_plan import Mixed
 from ostro.engine.batch import Chunk
 from ostro.engine.request import Request
 from ostro.engine.sequence import Sequence as EngineSequence
 from ostro.kernels.gpu.step_inputs import FIELDS, LENGTH, POSITION, SLOT, TOKEN
-from ostro.kernels.gpu.tilings import Product, Tiling, default_tiling
+from ostro.kernels.gpu.tilings import Matmul, Tiling, default_tiling
 from ostro.models.registry import FAMILIES
 from ostro.sampling_params import SamplingParams
 from ostro.torch_models.base import Model
@@ -77,36 +77,36 @@ Own = Callable[[Decoder], Choices]
 
 
 def everything(model: Decoder) -> Choices:
-    """Our own products for up to 16 rows."""
-    return own_products(model, lambda which: True)
+    """Our own matmuls for up to 16 rows."""
+    return own_matmuls(model, lambda which: True)
 
 
 def nothing(model: Decoder) -> Choices:
-    """The library's products for more than one row."""
+    """The library's matmuls for more than one row."""
     return Choices()
 
 
 def first_and_last(model: Decoder) -> Choices:
-    return own_products(model, lambda which: which in ("qkv", "down"))
+    return own_matmuls(model, lambda which: which in ("qkv", "down"))
 
 
 def between(model: Decoder) -> Choices:
-    return own_products(model, lambda which: which in ("output", "up", "head"))
+    return own_matmuls(model, lambda which: which in ("output", "up", "head"))
 
 
-def own_products(model: Decoder, chosen: Callable[[str], bool]) -> Choices:
-    """Equal matrices with the same epilogue are one product: it is ours if any of them is chosen, and if in 16 bits its
+def own_matmuls(model: Decoder, chosen: Callable[[str], bool]) -> Choices:
+    """Equal matrices with the same epilogue are one matmul: it is ours if any of them is chosen, and if in 16 bits its
     rows consist of whole 16 bytes, as the copy engine has it.
     """
     named = [
-        (name, product_of(linear, epilogue))
+        (name, matmul_of(linear, epilogue))
         for plan in layer_plans(model)
-        for name, (linear, epilogue) in zip(names(plan), plan.products, strict=True)
+        for name, (linear, epilogue) in zip(names(plan), plan.matmuls, strict=True)
     ]
     if model.lm_head is not None:
-        named.append(("head", product_of(model.lm_head)))
-    ours = [product for name, product in named if chosen(name) and product.in_features % 8 == 0]
-    return Choices({product: {16: _default(product)} for product in ours})
+        named.append(("head", matmul_of(model.lm_head)))
+    ours = [matmul for name, matmul in named if chosen(name) and matmul.in_features % 8 == 0]
+    return Choices({matmul: {16: _default(matmul)} for matmul in ours})
 
 
 def names(plan: LayerPlan) -> tuple[str, ...]:
@@ -115,8 +115,8 @@ def names(plan: LayerPlan) -> tuple[str, ...]:
     return "qkv", "output", "router", *(() if plan.mlp.shared is None else ("shared up", "shared down"))
 
 
-def _default(product: Product) -> Tiling:
-    return default_tiling(16, product.out_features, product.in_features, gated=product.is_gated, bits=product.bits)
+def _default(matmul: Matmul) -> Tiling:
+    return default_tiling(16, matmul.out_features, matmul.in_features, gated=matmul.is_gated, bits=matmul.bits)
 
 
 class Steps:
@@ -183,11 +183,11 @@ def some_ids() -> list[list[int]]:
     return [torch.randint(0, VOCAB, (length,)).tolist() for length in LENGTHS]
 
 
-# Each takes seconds in the interpreter. There our own products for several rows run once for each order of the parts.
+# Each takes seconds in the interpreter. There our own matmuls for several rows run once for each order of the parts.
 @pytest.mark.parametrize(
     ("name", "own"),
     [
-        *(pytest.param(name, nothing, id=f"{name}, library's products") for name in VARIANTS),
+        *(pytest.param(name, nothing, id=f"{name}, library's matmuls") for name in VARIANTS),
         *(
             pytest.param(name, own, id=f"{name}, {own.__name__.replace('_', ' ')} our own")
             for name in ("llama", "gemma3_text", "gpt_neox")
@@ -197,7 +197,7 @@ def some_ids() -> list[list[int]]:
             pytest.param(
                 name,
                 everything,
-                id=f"{name}, own products",
+                id=f"{name}, own matmuls",
                 marks=[] if name in ("gemma3_text", "gpt_neox", "granite", "olmo2") else [slow_in_the_interpreter],
             )
             for name in VARIANTS
@@ -226,7 +226,7 @@ def test_invariant_layers_give_the_twins_logits_and_the_same_bits_token_by_token
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("own", [nothing, everything], ids=["library's products", "own products"])
+@pytest.mark.parametrize("own", [nothing, everything], ids=["library's matmuls", "own matmuls"])
 @pytest.mark.parametrize("name", VARIANTS)
 def test_16_bit_logits_are_near_those_of_a_32_bit_twin(name: str, own: Own, device: torch.device) -> None:
     """With kernels that overlap, and norms that keep their weights in float32 where the model does."""
@@ -258,7 +258,7 @@ def test_a_model_with_measured_kernels_gives_the_twins_logits(
         for ours, twins in zip(all_logits(steps), expected, strict=True):
             assert (ours - twins).abs().mean() < 0.1 * twins.abs().mean()
         assert steps.part.decoder is not None
-        assert all(product in kept(this_gpu(device)) for product in steps.part.decoder.products)
+        assert all(matmul in kept(this_gpu(device)) for matmul in steps.part.decoder.matmuls)
 
 
 def test_every_family_but_those_of_torch_alone_is_among_them() -> None:
@@ -283,18 +283,18 @@ def test_other_models_have_none_for_a_reason() -> None:
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_a_plan_knows_the_products_that_a_loaded_model_has(name: str) -> None:
+def test_a_plan_knows_the_matmuls_that_a_loaded_model_has(name: str) -> None:
     model = decoder(name)
     loaded = {
-        name: product_of(linear, epilogue)
+        name: matmul_of(linear, epilogue)
         for plan in kinds(layer_plans(model))
-        for name, (linear, epilogue) in zip(names(plan), plan.products, strict=True)
+        for name, (linear, epilogue) in zip(names(plan), plan.matmuls, strict=True)
     }
     if model.lm_head is not None:
-        loaded["head"] = product_of(model.lm_head)
-    assert described_products(model.described, 32) == loaded
+        loaded["head"] = matmul_of(model.lm_head)
+    assert described_matmuls(model.described, 32) == loaded
 
 
-def test_norms_fold_into_products_unless_they_are_layer_norms() -> None:
+def test_norms_fold_into_matmuls_unless_they_are_layer_norms() -> None:
     apart = {name for name in VARIANTS if not all(plan.folds for plan in layer_plans(decoder(name)))}
     assert apart == {"cohere2", "gpt2", "gpt_neox", "gpt_neox, in turn", "starcoder2"}

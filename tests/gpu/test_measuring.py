@@ -6,7 +6,7 @@ from torch import Tensor
 
 from ostro.backends.cuda.choices import choose
 from ostro.backends.cuda.measuring import DeviceClock, Kind, Operand, l2_cache_bytes, this_gpu
-from ostro.kernels.gpu.tilings import DotTiling, Epilogue, Product, Tiling, default_tiling
+from ostro.kernels.gpu.tilings import DotTiling, Epilogue, Matmul, Tiling, default_tiling
 
 EPILOGUES: tuple[Epilogue, ...] = ("plain", "added", "activated", "gated")
 
@@ -15,38 +15,37 @@ def drawn(device: torch.device, *shape: int, dtype: torch.dtype = torch.float32)
     return (torch.randn(shape) * 0.1).to(device, dtype)
 
 
-def default(product: Product, rows: int) -> Tiling:
-    return default_tiling(rows, product.out_features, product.in_features, gated=product.is_gated, bits=product.bits)
+def default(matmul: Matmul, rows: int) -> Tiling:
+    return default_tiling(rows, matmul.out_features, matmul.in_features, gated=matmul.is_gated, bits=matmul.bits)
 
 
 @pytest.mark.parametrize("epilogue", EPILOGUES)
 @pytest.mark.parametrize("with_bias", [True, False])
-def test_every_way_to_compute_a_product_can_be_timed(epilogue: Epilogue, with_bias: bool, device: torch.device) -> None:
-    product = Product(32, 64, 32, epilogue)
+def test_every_way_to_compute_a_matmul_can_be_timed(epilogue: Epilogue, with_bias: bool, device: torch.device) -> None:
+    matmul = Matmul(32, 64, 32, epilogue)
     bias = drawn(device, 32) if with_bias else None
     matrices = [Operand(drawn(device, 32, 64), bias) for _ in range(2)]
-    clock = DeviceClock({product: matrices}, "silu", overlaps=False, cache_bytes=0)
+    clock = DeviceClock({matmul: matrices}, "silu", overlaps=False, cache_bytes=0)
     for rows in (1, 3):
-        clock.run(rows, Kind(product, default(product, rows)))
-    clock.run(3, Kind(product, None))
+        clock.run(rows, Kind(matmul, default(matmul, rows)))
+    clock.run(3, Kind(matmul, None))
 
 
 @pytest.mark.gpu
 def test_times_are_told_for_what_runs_and_nothing_for_what_does_not(device: torch.device) -> None:
-    products = {
-        Product(512, 256, 16, each): [Operand(drawn(device, 512, 256, dtype=torch.bfloat16), None)]
-        for each in EPILOGUES
+    matmuls = {
+        Matmul(512, 256, 16, each): [Operand(drawn(device, 512, 256, dtype=torch.bfloat16), None)] for each in EPILOGUES
     }
-    clock = DeviceClock(products, "silu", overlaps=True, cache_bytes=l2_cache_bytes(device))
+    clock = DeviceClock(matmuls, "silu", overlaps=True, cache_bytes=l2_cache_bytes(device))
     gpu = this_gpu(device)
-    for job in clock.trials(products, gpu):
+    for job in clock.trials(matmuls, gpu):
         job()
-    for product in products:
+    for matmul in matmuls:
         huge = DotTiling(256, 256, 4, stages=10)
-        [took, librarys, too_large] = clock(product, 16, [default(product, 16), None, huge])
+        [took, librarys, too_large] = clock(matmul, 16, [default(matmul, 16), None, huge])
         assert took is not None
         assert librarys is not None
         assert min(took, librarys) > 0
         assert too_large is None
-    found = choose(products, gpu, clock)
-    assert all(product in found for product in products)
+    found = choose(matmuls, gpu, clock)
+    assert all(matmul in found for matmul in matmuls)

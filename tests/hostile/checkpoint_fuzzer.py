@@ -284,8 +284,8 @@ def _noisy_gaps(runner: ModelRunner, tokens: Sequence[int], seed: int, adapter: 
         noise = torch.rand(groups.shape, generator=dice) * 2 - 1
         return exact(self, (groups + half_a_step * noise).reshape(x.shape), bias)
 
-    exact = Matrix.product
-    with patch.object(Matrix, "product", moved):
+    exact = Matrix.matmul
+    with patch.object(Matrix, "matmul", moved):
         return _gaps(runner, tokens, adapter)
 
 

@@ -102,9 +102,9 @@ def launched(request: Request) -> dict[str, object]:
     part.decoder.choices = known(request.settings.kernel_choices, request.gpu)
     if request.settings.kernel_choices == "auto":
         # As if by turns one candidate and another had been the fastest.
-        products = [each for each in part.decoder.products if each not in part.decoder.choices]
-        first, second, *_ = conceivable(products, request.gpu)
-        part.decoder.choices |= first.of(products[::2]) | second.of(products[1::2])
+        matmuls = [each for each in part.decoder.matmuls if each not in part.decoder.choices]
+        first, second, *_ = conceivable(matmuls, request.gpu)
+        part.decoder.choices |= first.of(matmuls[::2]) | second.of(matmuls[1::2])
     most, vocab = request.settings.max_batch_seqs, part.model.shape.vocab_size
     sampler, drawn = Sampler(most, vocab, META), DrawnTokens(most, META)
     with torch.inference_mode():

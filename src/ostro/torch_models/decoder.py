@@ -166,7 +166,7 @@ class CausalLM(Model):
     def raw_logits(self, hidden: Tensor) -> Tensor:
         if self.lm_head is None:
             raise Unsupported("This model was saved without a language-model head: it can embed text, not write it.")
-        logits = self.whole_logits(self.lm_head.product(hidden))
+        logits = self.whole_logits(self.lm_head.matmul(hidden))
         if self.logit_scale != 1.0:
             logits = logits.mul_(self.logit_scale)
         if self.logit_softcap is None:

@@ -42,7 +42,7 @@ class StableLinear(Linear):
         self.weight.data = self.weight.data.new_empty(0)
         return True
 
-    def product(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+    def matmul(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         if self.packed is None:
             return F.linear(x, self.weight, bias)
         # Also for a single row: the plain matmul would be faster but sums in a different order.

@@ -67,7 +67,7 @@ class Matrix(Weighted):
         """Makes a second copy in the layout for many rows. The weight must not change afterwards."""
         self.packed = pack(self.weight.data)
 
-    def product(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+    def matmul(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         return linear(x, self.weight, bias, self.packed)
 
 
@@ -96,7 +96,7 @@ class Linear(Matrix):
         """What this is of a described projection, if it is one."""
 
     def forward(self, x: Tensor) -> Tensor:
-        y = self.product(x, self.bias)
+        y = self.matmul(x, self.bias)
         if self.adapt is not None:
             self.adapt(x, y)
         return y if self.reduce is None else self.reduce(y)

@@ -1,4 +1,4 @@
-"""Products with 8-bit weights, against their plain twins."""
+"""Matmuls with 8-bit weights, against their plain twins."""
 
 import pytest
 import torch
@@ -93,7 +93,7 @@ def test_every_byte_means_to_the_vector_kernel_what_it_means_to_torch(device: to
 
 @FEW
 @pytest.mark.parametrize(("outs", "ins"), [(32, 128), (37, 96), (16, 208)])
-def test_product_of_few_equals_the_plain_twin(
+def test_matmul_of_few_equals_the_plain_twin(
     device: torch.device, rows: int, tiling: Tiling, outs: int, ins: int
 ) -> None:
     torch.manual_seed(0)
@@ -110,7 +110,7 @@ def test_product_of_few_equals_the_plain_twin(
 
 @pytest.mark.parametrize("ins", [128, 208])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_norm_of_one_row_comes_before_the_product(device: torch.device, ins: int, dtype: torch.dtype) -> None:
+def test_norm_of_one_row_comes_before_the_matmul(device: torch.device, ins: int, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     x, norm = drawn(device, 1, ins, dtype=dtype), (drawn(device, ins, dtype=dtype), 1e-6)
     weight, scale = weights(device, 20, ins)
@@ -178,7 +178,7 @@ def test_a_row_does_not_depend_on_its_neighbours(device: torch.device, tiling: T
 
 @pytest.mark.parametrize("with_bias", [False, True])
 @pytest.mark.parametrize("rows", [1, 17, 300])
-def test_product_of_many_equals_the_plain_twin(device: torch.device, rows: int, with_bias: bool) -> None:
+def test_matmul_of_many_equals_the_plain_twin(device: torch.device, rows: int, with_bias: bool) -> None:
     torch.manual_seed(0)
     dtype = torch.bfloat16 if ON_GPU else torch.float32
     x, (weight, scale) = drawn(device, rows, 256, dtype=dtype), weights(device, 48, 256)
@@ -198,16 +198,16 @@ def test_real_shapes_in_bfloat16_and_in_a_graph(
     x, (weight, scale) = drawn(device, rows, ins, dtype=torch.bfloat16), weights(device, outs, ins)
     gate = "silu" if outs in (28672, 6144) and rows <= MOST_FUSED else None
 
-    def product() -> Tensor:
+    def matmul() -> Tensor:
         if rows > MOST_FUSED:
             return fp8.fp8_linear(x, weight, scale, pdl=pdl)
         return fp8.fp8_small_linear(x, weight, scale, activation=gate, gated=gate is not None, pdl=pdl)
 
-    product()
+    matmul()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        out = product()
+        out = matmul()
     x.copy_(drawn(device, rows, ins, dtype=torch.bfloat16))
     out.fill_(float("nan"))
     graph.replay()

@@ -1,4 +1,4 @@
-"""Products that do not depend on their neighbours: near the plain twin, and bit for bit the same in any company."""
+"""Matmuls that do not depend on their neighbours: near the plain twin, and bit for bit the same in any company."""
 
 import pytest
 import torch
@@ -19,9 +19,7 @@ def drawn(device: torch.device, *shape: int, dtype: torch.dtype = torch.float32,
 @pytest.mark.parametrize("dtype", [torch.float32, *HALVES])
 @pytest.mark.parametrize("rows", [1, 40, 600])
 @pytest.mark.parametrize(("outs", "ins"), [(64, 128), (37, 96), (40, 1100)])
-def test_product_equals_the_plain_twin(
-    device: torch.device, dtype: torch.dtype, rows: int, outs: int, ins: int
-) -> None:
+def test_matmul_equals_the_plain_twin(device: torch.device, dtype: torch.dtype, rows: int, outs: int, ins: int) -> None:
     torch.manual_seed(0)
     if rows == 600 and dtype == torch.float32 and not ON_GPU:
         # Its tiles are smaller, and a quarter of the rows fills several.

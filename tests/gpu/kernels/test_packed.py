@@ -1,4 +1,4 @@
-"""Products with packed weights of 4 and 8 bits, against their plain twins."""
+"""Matmuls with packed weights of 4 and 8 bits, against their plain twins."""
 
 import pytest
 import torch
@@ -82,7 +82,7 @@ def test_unpacked_weights_are_those_of_the_plain_twin(
 @FORMS
 @DTYPES
 @pytest.mark.parametrize("rows", [1, 3])
-def test_product_of_few_equals_the_plain_twin(
+def test_matmul_of_few_equals_the_plain_twin(
     device: torch.device, rows: int, dtype: torch.dtype, bits: int, group: int, has_minimum: bool
 ) -> None:
     torch.manual_seed(0)
@@ -148,7 +148,7 @@ def test_every_code_is_exact_in_the_vector_kernel(device: torch.device, bits: in
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_norm_of_one_row_comes_before_the_product(device: torch.device, dtype: torch.dtype) -> None:
+def test_norm_of_one_row_comes_before_the_matmul(device: torch.device, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     x, norm = drawn(device, 1, 384, dtype=dtype), (drawn(device, 384, dtype=dtype), 1e-6)
     weight = weights(device, 20, 384, 4, 128, False)

@@ -121,7 +121,7 @@ def test_head_dims_and_softcaps_match_the_twin(head_dim: int, softcap: float | N
     assert_matches(case, groups, a_scratch(case), spec_for(case, softcap=softcap))
 
 
-# Exact products of fp32 have small tiles only, which is what the runner gives them. The interpreter has any, but
+# Exact matmuls of fp32 have small tiles only, which is what the runner gives them. The interpreter has any, but
 # multiplies bfloat16 as if it were integers.
 PRECISIONS = (
     [(torch.float32, 16), *((dtype, queries) for dtype in (torch.float16, torch.bfloat16) for queries in (16, 64, 128))]

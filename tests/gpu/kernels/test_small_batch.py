@@ -37,7 +37,7 @@ def check(ours: Tensor, plain: Tensor) -> None:
 @TILES
 @pytest.mark.parametrize("rows", [1, 3, 16])
 @pytest.mark.parametrize(("outs", "ins"), [(32, 128), (37, 96), (16, 200)])
-def test_product_equals_the_plain_twin(device: torch.device, tiling: Tiling, rows: int, outs: int, ins: int) -> None:
+def test_matmul_equals_the_plain_twin(device: torch.device, tiling: Tiling, rows: int, outs: int, ins: int) -> None:
     torch.manual_seed(0)
     x, weight, bias = drawn(device, rows, ins), drawn(device, outs, ins, scale=0.1), drawn(device, outs)
     check(small_linear(x, weight, tiling=tiling), small_linear_plain(x, weight))
@@ -46,7 +46,7 @@ def test_product_equals_the_plain_twin(device: torch.device, tiling: Tiling, row
 
 @pytest.mark.parametrize("ins", [128, 200])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_norm_comes_before_the_product(device: torch.device, ins: int, dtype: torch.dtype) -> None:
+def test_norm_comes_before_the_matmul(device: torch.device, ins: int, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     x, weight = drawn(device, 3, ins, dtype=dtype), drawn(device, 20, ins, dtype=dtype, scale=0.1)
     norm = (drawn(device, ins, dtype=dtype), 1e-6)
@@ -65,10 +65,10 @@ def test_a_normed_row_is_added_to_the_stream_before_the_norm(
     norm = (drawn(device, ins), 1e-6) if with_norm else None
     before = x.clone()
     sums = []
-    for product in (partial(small_linear, tiling=tiling), small_linear_plain):
+    for matmul in (partial(small_linear, tiling=tiling), small_linear_plain):
         torch.manual_seed(1)
         joined = Joined(drawn(device, 1, ins, dtype=dtype), drawn(device, ins), 1e-3, 0.5, torch.empty_like(x))
-        sums.append((product(x, weight, norm=norm, joined=joined, activation="silu", gated=True), joined.out))
+        sums.append((matmul(x, weight, norm=norm, joined=joined, activation="silu", gated=True), joined.out))
     for ours, plain in zip(*sums, strict=True):
         check(ours, plain)
     assert torch.equal(x, before), "programs that are late must find the stream as it was"
@@ -170,7 +170,7 @@ def test_a_row_does_not_depend_on_its_neighbours(device: torch.device, tiling: T
 
 
 @pytest.mark.parametrize("rows", [1, 4])
-def test_an_mlp_of_two_products_agrees_with_the_model(device: torch.device, rows: int) -> None:
+def test_an_mlp_of_two_matmuls_agrees_with_the_model(device: torch.device, rows: int) -> None:
     torch.manual_seed(0)
     norm, mlp = RMSNorm(Norm("norm", 64, 1e-6)).to(device), GatedMLP(described_mlp(64, 80)).to(device)
     for weight in (*norm.parameters(), *mlp.parameters()):
@@ -183,7 +183,7 @@ def test_an_mlp_of_two_products_agrees_with_the_model(device: torch.device, rows
 
 
 @pytest.mark.parametrize("rows", [17, 200])
-def test_products_of_many_rows_are_one_tile_each(device: torch.device, rows: int) -> None:
+def test_matmuls_of_many_rows_are_one_tile_each(device: torch.device, rows: int) -> None:
     torch.manual_seed(0)
     x, weight = drawn(device, rows, 64), drawn(device, 40, 64, scale=0.1)
     check(small_linear(x, weight), small_linear_plain(x, weight))

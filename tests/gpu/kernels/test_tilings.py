@@ -9,8 +9,8 @@ from ostro.kernels.gpu.small_batch import small_linear, small_linear_plain
 from ostro.kernels.gpu.tilings import (
     ROWS,
     DotTiling,
+    Matmul,
     Multiprocessors,
-    Product,
     VectorTiling,
     binary_of,
     block_rows,
@@ -29,8 +29,8 @@ SHAPES = [
     *((1152, 896), (896, 4864), (1536, 1152), (1152, 6912), (1536, 8960), (6144, 2560), (2560, 9728), (5120, 25600)),
     *((3072, 8192), (262144, 1152), (128256, 3072), (1000, 1000), (24, 8), (13696, 4096)),
 ]
-products = st.builds(
-    Product,
+matmuls = st.builds(
+    Matmul,
     out_features=st.integers(1, 40_000).map(lambda n: 8 * n),
     in_features=st.integers(1, 4_000).map(lambda n: 8 * n),
     bits=st.sampled_from([16, 32]),
@@ -38,61 +38,61 @@ products = st.builds(
 )
 
 
-@given(products, st.sampled_from(ROWS), st.sampled_from(sorted(DEVICES)), st.integers(1, 4))
-def test_what_is_tried_can_run_and_no_two_are_the_same(product: Product, rows: int, name: str, most: int) -> None:
+@given(matmuls, st.sampled_from(ROWS), st.sampled_from(sorted(DEVICES)), st.integers(1, 4))
+def test_what_is_tried_can_run_and_no_two_are_the_same(matmul: Matmul, rows: int, name: str, most: int) -> None:
     device = DEVICES[name]
-    found = candidates(product, rows, device, most)
+    found = candidates(matmul, rows, device, most)
     assert len(set(found)) == len(found) <= most
     for tiling in found:
-        assert fits(product, rows, tiling, device)
+        assert fits(matmul, rows, tiling, device)
         assert isinstance(tiling, VectorTiling) == (rows == 1)
         if isinstance(tiling, DotTiling):
-            assert shared_memory(product, rows, tiling) <= device.shared_memory
-            assert product.bits == 16
+            assert shared_memory(matmul, rows, tiling) <= device.shared_memory
+            assert matmul.bits == 16
             # Every split has inputs of its own.
-            blocks = -(-product.in_features // (tiling.splits * tiling.ins))
-            assert (tiling.splits - 1) * blocks * tiling.ins < product.in_features
-            sums = tiling.outs * block_rows(rows) * (2 if product.is_gated else 1)
+            blocks = -(-matmul.in_features // (tiling.splits * tiling.ins))
+            assert (tiling.splits - 1) * blocks * tiling.ins < matmul.in_features
+            sums = tiling.outs * block_rows(rows) * (2 if matmul.is_gated else 1)
             assert sums <= 128 * 32 * tiling.warps, "more sums than registers"
 
 
-@given(products, st.sampled_from(ROWS[1:]))
-def test_the_likeliest_comes_first(product: Product, rows: int) -> None:
-    times = [predicted_time(product, rows, each, H200) for each in candidates(product, rows, H200, 4)]
+@given(matmuls, st.sampled_from(ROWS[1:]))
+def test_the_likeliest_comes_first(matmul: Matmul, rows: int) -> None:
+    times = [predicted_time(matmul, rows, each, H200) for each in candidates(matmul, rows, H200, 4)]
     assert times == sorted(times)
     assert all(time > 0 for time in times)
 
 
 def test_for_one_row_the_default_is_among_those_that_are_tried() -> None:
     for shape in SHAPES:
-        assert candidates(Product(*shape, 16), 1, H200)[0] == default_tiling(1, *shape, gated=False)
+        assert candidates(Matmul(*shape, 16), 1, H200)[0] == default_tiling(1, *shape, gated=False)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("gated", [False, True], ids=["plain", "gated"])
 def test_every_shape_has_tilings_to_try_for_every_number_of_rows(shape: tuple[int, int], gated: bool) -> None:
     for rows in ROWS:
-        assert candidates(Product(*shape, 16, "gated" if gated else "plain"), rows, H200)
+        assert candidates(Matmul(*shape, 16, "gated" if gated else "plain"), rows, H200)
 
 
 def test_inputs_that_the_copy_engine_cannot_read_are_left_to_the_library() -> None:
-    product = Product(64, 100, 16)
-    assert candidates(product, 1, H200)
-    assert not candidates(product, 16, H200)
+    matmul = Matmul(64, 100, 16)
+    assert candidates(matmul, 1, H200)
+    assert not candidates(matmul, 16, H200)
 
 
 def test_more_programs_are_made_of_few_outputs_by_splitting_the_inputs() -> None:
     """As measured on an H200: matrices of Qwen3-0.6B, Llama-3.1-8B, Llama-3.2-1B and Gemma-3-1B."""
     best = {(1024, 3072): 8, (4096, 4096): 2, (128256, 4096): 1, (2048, 8192): 4, (1536, 1152): 1, (1152, 6912): 4}
     for shape, splits in best.items():
-        tried = candidates(Product(*shape, 16, "added"), 16, H200, most=3)
+        tried = candidates(Matmul(*shape, 16, "added"), 16, H200, most=3)
         assert splits in [each.splits for each in tried if isinstance(each, DotTiling)], shape
 
 
-def test_a_gated_product_is_never_split() -> None:
+def test_a_gated_matmul_is_never_split() -> None:
     tiling = DotTiling(64, 128, 4, stages=2, splits=2)
-    assert fits(Product(4096, 1024, 16, "added"), 16, tiling, H200)
-    assert not fits(Product(4096, 1024, 16, "gated"), 16, tiling, H200)
+    assert fits(Matmul(4096, 1024, 16, "added"), 16, tiling, H200)
+    assert not fits(Matmul(4096, 1024, 16, "gated"), 16, tiling, H200)
 
 
 @pytest.mark.parametrize(
@@ -107,14 +107,14 @@ def test_a_gated_product_is_never_split() -> None:
     ids=["a vector's for many rows", "a matrix's for one", "no power of two", "no stages", "too much shared memory"],
 )
 def test_what_cannot_run_does_not_fit(rows: int, tiling: VectorTiling | DotTiling) -> None:
-    assert not fits(Product(4096, 1024, 16), rows, tiling, H200)
+    assert not fits(Matmul(4096, 1024, 16), rows, tiling, H200)
 
 
 def test_held_blocks_that_are_all_of_the_inputs_leave_nothing_to_be_in_flight() -> None:
     all_held, looping = (DotTiling(64, 128, 4, stages=10, splits=8, held=held) for held in (2, 1))
-    product = Product(1024, 2048, 16, "added")
-    assert shared_memory(product, 16, all_held) < 64 << 10
-    assert shared_memory(product, 16, looping) > 200 << 10
+    matmul = Matmul(1024, 2048, 16, "added")
+    assert shared_memory(matmul, 16, all_held) < 64 << 10
+    assert shared_memory(matmul, 16, looping) > 200 << 10
 
 
 def test_default_tilings_are_powers_of_two() -> None:
@@ -128,22 +128,22 @@ def test_default_tilings_are_powers_of_two() -> None:
 
 def test_one_binary_serves_matrices_of_any_width_but_not_all_rows_and_epilogues() -> None:
     tiling, held = DotTiling(64, 128, 4, stages=4), DotTiling(64, 128, 4, stages=4, held=2)
-    output, down, narrow = (Product(2048, ins, 16, "added") for ins in (2048, 8192, 256))
+    output, down, narrow = (Matmul(2048, ins, 16, "added") for ins in (2048, 8192, 256))
     assert binary_of(output, 16, tiling) == binary_of(down, 3, tiling)
     assert binary_of(output, 16, tiling) != binary_of(output, 17, tiling)
-    assert binary_of(output, 16, tiling) != binary_of(Product(2048, 2048, 16), 16, tiling)
+    assert binary_of(output, 16, tiling) != binary_of(Matmul(2048, 2048, 16), 16, tiling)
     assert binary_of(output, 16, held) != binary_of(narrow, 16, held), "all of its inputs are held"
 
 
 @pytest.mark.parametrize("shape", [(24, 8), (40, 200), (72, 328), (64, 1152)], ids=str)
 @pytest.mark.parametrize("rows", [1, 2, 17])
-def test_what_is_tried_for_odd_shapes_gives_the_twins_product(
+def test_what_is_tried_for_odd_shapes_gives_the_twins_matmul(
     shape: tuple[int, int], rows: int, device: torch.device
 ) -> None:
     x, weight = torch.randn(rows, shape[1], device=device), torch.randn(shape, device=device) * 0.1
     most = next(each for each in ROWS if each >= rows)
     for gated in (False, True):
-        kind = Product(*shape, 16, "gated" if gated else "plain")
+        kind = Matmul(*shape, 16, "gated" if gated else "plain")
         activation = "silu" if gated else None
         plain = small_linear_plain(x, weight, activation=activation, gated=gated)
         for tiling in candidates(kind, most, H200, 4):

@@ -28,8 +28,8 @@ from ostro.kernels.gpu.tilings import (
     ROWS,
     DotTiling,
     Epilogue,
+    Matmul,
     Multiprocessors,
-    Product,
     Tiling,
     VectorTiling,
     candidates,
@@ -49,10 +49,10 @@ _SHIPPED = Path(__file__).with_name("shipped_choices")
 _KERNELS = ("dot_linear", "vector_linear", "epilogue", "mlp", "norm", "small_batch", "tilings")
 _LIBRARIES = ("torch", "triton")
 
-Table: TypeAlias = Mapping[Product, Mapping[int, Tiling | None]]
-"""By product and largest number of rows; None stands for the library."""
-Clock: TypeAlias = Callable[[Product, int, Sequence[Tiling | None]], Sequence[float | None]]
-"""The time that a product of this many rows takes with each tiling, or in the library, together with the kernels around
+Table: TypeAlias = Mapping[Matmul, Mapping[int, Tiling | None]]
+"""By matmul and largest number of rows; None stands for the library."""
+Clock: TypeAlias = Callable[[Matmul, int, Sequence[Tiling | None]], Sequence[float | None]]
+"""The time that a matmul of this many rows takes with each tiling, or in the library, together with the kernels around
 it; None for one that cannot run.
 """
 
@@ -77,17 +77,17 @@ def adding(*, normed: bool, reduced: bool) -> Epilogue:
     return "plain" if normed or reduced else "added"
 
 
-def described_products(model: Architecture, bits: int, kept: Container[str] = ()) -> Mapping[str, Product]:
+def described_matmuls(model: Architecture, bits: int, kept: Container[str] = ()) -> Mapping[str, Matmul]:
     """A model's matmuls on one GPU whose kernel can be chosen, by name. Where layers differ, those of the first that
     has such a matrix. The experts' own are not among them, nor matrices whose tensors are `kept` quantised.
     """
-    found: dict[str, Product] = {}
+    found: dict[str, Matmul] = {}
     for layer in model.layers:
         for name, matrix, epilogue in _matrices(layer):
             if f"{matrix.parts[0].name}.weight" not in kept:
-                found.setdefault(name, Product(matrix.rows, matrix.columns, bits, epilogue))
+                found.setdefault(name, Matmul(matrix.rows, matrix.columns, bits, epilogue))
     if model.head is not None:
-        found["head"] = Product(model.shape.vocab_size, model.shape.hidden_size, bits)
+        found["head"] = Matmul(model.shape.vocab_size, model.shape.hidden_size, bits)
     return found
 
 
@@ -114,13 +114,13 @@ def _activated(mlp: MLP) -> Epilogue:
 class Choices:
     table: Table = field(default_factory=dict)
 
-    def tiling(self, product: Product, rows: int) -> Tiling | None:
-        """For our own kernel; None if the library is to compute the product, as it does where nothing was chosen for
+    def tiling(self, matmul: Matmul, rows: int) -> Tiling | None:
+        """For our own kernel; None if the library is to compute the matmul, as it does where nothing was chosen for
         more than one row. For one row, ours is always faster: without a choice, it takes its default tiling.
         """
-        chosen = self.table.get(product, {})
+        chosen = self.table.get(matmul, {})
         if rows == 1:
-            default = default_vector_tiling(product.out_features, product.in_features, gated=product.is_gated)
+            default = default_vector_tiling(matmul.out_features, matmul.in_features, gated=matmul.is_gated)
             return chosen.get(1) or default
         return next((chosen[most] for most in ROWS if rows <= most and most in chosen), None)
 
@@ -128,34 +128,34 @@ class Choices:
         """The other's count where both have chosen."""
         return Choices({**self.table, **other.table})
 
-    def __contains__(self, product: Product) -> bool:
-        return product in self.table
+    def __contains__(self, matmul: Matmul) -> bool:
+        return matmul in self.table
 
-    def own_rows(self, product: Product) -> str:
-        """The numbers of rows for which a product is ours, as ranges."""
-        own = [rows for rows in range(1, MOST_ROWS + 1) if self.tiling(product, rows) is not None]
+    def own_rows(self, matmul: Matmul) -> str:
+        """The numbers of rows for which a matmul is ours, as ranges."""
+        own = [rows for rows in range(1, MOST_ROWS + 1) if self.tiling(matmul, rows) is not None]
         starts = [rows for rows in own if rows - 1 not in own]
         ends = [rows for rows in own if rows + 1 not in own]
         return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in zip(starts, ends, strict=True))
 
-    def of(self, products: Iterable[Product]) -> "Choices":
-        return Choices({each: self.table[each] for each in products if each in self.table})
+    def of(self, matmuls: Iterable[Matmul]) -> "Choices":
+        return Choices({each: self.table[each] for each in matmuls if each in self.table})
 
 
-def choose(products: Iterable[Product], gpu: Gpu, clock: Clock) -> Choices:
-    """Measures the candidates for each product against the library."""
-    return Choices({each: {rows: _fastest(each, rows, gpu, clock) for rows in TRIED} for each in products})
+def choose(matmuls: Iterable[Matmul], gpu: Gpu, clock: Clock) -> Choices:
+    """Measures the candidates for each matmul against the library."""
+    return Choices({each: {rows: _fastest(each, rows, gpu, clock) for rows in TRIED} for each in matmuls})
 
 
-def to_try(product: Product, rows: int, gpu: Gpu) -> tuple[Tiling, ...]:
+def to_try(matmul: Matmul, rows: int, gpu: Gpu) -> tuple[Tiling, ...]:
     """Our own tilings that are measured for a number of rows in TRIED."""
-    return candidates(product, rows, gpu.multiprocessors, TRIED[rows])
+    return candidates(matmul, rows, gpu.multiprocessors, TRIED[rows])
 
 
-def conceivable(products: Sequence[Product], gpu: Gpu) -> Iterable[Choices]:
+def conceivable(matmuls: Sequence[Matmul], gpu: Gpu) -> Iterable[Choices]:
     """Together, these have every tiling that `choose` may choose."""
     for order in range(max(TRIED.values())):
-        found = ((each, {rows: to_try(each, rows, gpu) for rows in TRIED}) for each in products)
+        found = ((each, {rows: to_try(each, rows, gpu) for rows in TRIED}) for each in matmuls)
         yield Choices(
             {
                 each: {
@@ -166,13 +166,13 @@ def conceivable(products: Sequence[Product], gpu: Gpu) -> Iterable[Choices]:
         )
 
 
-def _fastest(product: Product, rows: int, gpu: Gpu, clock: Clock) -> Tiling | None:
-    own = to_try(product, rows, gpu)
+def _fastest(matmul: Matmul, rows: int, gpu: Gpu, clock: Clock) -> Tiling | None:
+    own = to_try(matmul, rows, gpu)
     # For one row, ours is always faster than the library's.
     tried: Sequence[Tiling | None] = own if rows == 1 else (*own, None)
     if len(tried) < 2:
         return tried[0] if tried else None
-    times = clock(product, rows, tried)
+    times = clock(matmul, rows, tried)
     ran = [(time, order) for order, time in enumerate(times) if time is not None]
     return tried[min(ran)[1]] if ran else None
 
@@ -241,10 +241,10 @@ def fixed(path: Path, gpu: Gpu) -> Choices:
             f"is {gpu.name} with {gpu.multiprocessors.number}.",
             param="kernel_choices",
         )
-    for product, rows, tiling in _entries(file.choices.table):
-        if tiling is not None and not fits(product, rows, tiling, gpu.multiprocessors):
+    for matmul, rows, tiling in _entries(file.choices.table):
+        if tiling is not None and not fits(matmul, rows, tiling, gpu.multiprocessors):
             raise BadRequest(
-                f"kernel_choices: in {path}, {tiling} does not fit {product} for {rows} rows.", param="kernel_choices"
+                f"kernel_choices: in {path}, {tiling} does not fit {matmul} for {rows} rows.", param="kernel_choices"
             )
     return file.choices
 
@@ -263,9 +263,9 @@ def kept(gpu: Gpu) -> Choices:
         _log.warning("%s cannot be used (%s). It is measured again.", _kept_at(gpu), error)
         return Choices()
     usable = {
-        product: rows
-        for product, rows in file.choices.table.items()
-        if all(each is None or fits(product, most, each, gpu.multiprocessors) for most, each in rows.items())
+        matmul: rows
+        for matmul, rows in file.choices.table.items()
+        if all(each is None or fits(matmul, most, each, gpu.multiprocessors) for most, each in rows.items())
     }
     return Choices(usable)
 
@@ -318,13 +318,13 @@ class ChoicesFile(NamedTuple):
 
 
 def written(choices: Choices, gpu: Gpu) -> str:
-    """A line for each product, and for each number of rows."""
-    products = []
-    for product, rows in choices.table.items():
+    """A line for each matmul, and for each number of rows."""
+    matmuls = []
+    for matmul, rows in choices.table.items():
         entries = ",\n".join(f'    "{most}": {json.dumps(_as_json(tiling))}' for most, tiling in rows.items())
-        products.append(f'  {json.dumps(asdict(product))[:-1]}, "rows": {{\n{entries}}}}}')
+        matmuls.append(f'  {json.dumps(asdict(matmul))[:-1]}, "rows": {{\n{entries}}}}}')
     head = {"gpu": gpu.name, "capability": gpu.capability, "multiprocessors": gpu.multiprocessors.number}
-    lines = ",\n".join(products)
+    lines = ",\n".join(matmuls)
     return f'{json.dumps(head)[:-1]}, "products": [\n{lines}\n]}}\n'
 
 
@@ -337,13 +337,13 @@ def read(path: Path) -> ChoicesFile:
     except json.JSONDecodeError as error:
         raise ValueError(f"it is not JSON ({error})") from error
     try:
-        table = {_product(each): _rows(each["rows"]) for each in found["products"]}
+        table = {_matmul(each): _rows(each["rows"]) for each in found["products"]}
         return ChoicesFile(str(found["gpu"]), str(found["capability"]), int(found["multiprocessors"]), Choices(table))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"it does not hold choices of kernels ({type(error).__name__}: {error})") from error
 
 
-def _product(found: Mapping[str, object]) -> Product:
+def _matmul(found: Mapping[str, object]) -> Matmul:
     epilogue = found["epilogue"]
     if epilogue not in get_args(Epilogue):
         raise ValueError(f"epilogue {epilogue!r}")
@@ -352,7 +352,7 @@ def _product(found: Mapping[str, object]) -> Product:
         raise TypeError(f"sizes {out_features!r}, {in_features!r}, {bits!r}")
     if min(out_features, in_features, bits) < 1:
         raise ValueError(f"sizes {out_features}, {in_features}, {bits}")
-    return Product(out_features, in_features, bits, cast(Epilogue, epilogue))
+    return Matmul(out_features, in_features, bits, cast(Epilogue, epilogue))
 
 
 def _rows(found: Mapping[str, object]) -> dict[int, Tiling | None]:
@@ -380,5 +380,5 @@ def _tiling(found: object) -> Tiling | None:
     return kinds[found["kernel"]](**numbers)
 
 
-def _entries(table: Table) -> Iterable[tuple[Product, int, Tiling | None]]:
-    return ((product, most, tiling) for product, rows in table.items() for most, tiling in rows.items())
+def _entries(table: Table) -> Iterable[tuple[Matmul, int, Tiling | None]]:
+    return ((matmul, most, tiling) for matmul, rows in table.items() for most, tiling in rows.items())

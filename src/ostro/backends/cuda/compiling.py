@@ -16,7 +16,7 @@ from torch import Tensor
 from ostro.backends.cuda.choices import Choices
 from ostro.backends.cuda.expert_launches import Job, Jobs, integers, mixture_launches
 from ostro.backends.cuda.layer_plan import AttentionPlan, LayerPlan, kinds, norm_weights
-from ostro.backends.cuda.projections import Fp8Linear, PackedLinear, own_tiling, product, product_of, small_product
+from ostro.backends.cuda.projections import Fp8Linear, PackedLinear, matmul, matmul_of, own_tiling, small_matmul
 from ostro.backends.cuda.shared_prefixes import PrefixLimits
 from ostro.kernels.gpu.decode_attention import (
     DecodeScratch,
@@ -85,19 +85,19 @@ class Compiler:
         return [
             *_sampler(model, like),
             *_attention(model, layers, scratch, like, pages, pdl=self._overlaps, leads=self._leads_from_attention),
-            *_products(model, layers, like, self._overlaps, choices),
+            *_matmuls(model, layers, like, self._overlaps, choices),
             *mixture_launches(layers, like, self._overlaps),
             *trials,
             *_between(model, layers, like, pages, self._overlaps),
         ]
 
-    def compile_products(self, choices: Choices) -> None:
+    def compile_matmuls(self, choices: Choices) -> None:
         """What other choices need in addition."""
-        self._run(self.product_launches(choices))
+        self._run(self.matmul_launches(choices))
 
-    def product_launches(self, choices: Choices) -> list[Job]:
-        """What `compile_products` runs."""
-        return [*_products(self._model, self._layers, self._like, self._overlaps, choices)]
+    def matmul_launches(self, choices: Choices) -> list[Job]:
+        """What `compile_matmuls` runs."""
+        return [*_matmuls(self._model, self._layers, self._like, self._overlaps, choices)]
 
     def _run(self, jobs: Sequence[Job]) -> None:
         if not jobs:
@@ -183,16 +183,16 @@ def _sampler(model: Decoder, like: Tensor) -> Jobs:
             yield partial(sample, truncated=truncated, penalties=False)
 
 
-def _products(model: Decoder, layers: Sequence[LayerPlan], like: Tensor, pdl: bool, choices: Choices) -> Jobs:
-    """Each kernel of our own products once."""
+def _matmuls(model: Decoder, layers: Sequence[LayerPlan], like: Tensor, pdl: bool, choices: Choices) -> Jobs:
+    """Each kernel of our own matmuls once."""
     done: set[tuple[object, ...]] = set()
     for layer in _by_form(layers):
-        yield from _layer_products(model, layer, like, pdl, choices, done)
+        yield from _layer_matmuls(model, layer, like, pdl, choices, done)
 
 
 def _by_form(layers: Sequence[LayerPlan]) -> tuple[LayerPlan, ...]:
     """The first layer of each kind and with each form of weights: files may mix forms as they like."""
-    found = {(type(layer.mlp), *(_form(matrix) for matrix, _ in layer.products)): layer for layer in reversed(layers)}
+    found = {(type(layer.mlp), *(_form(matrix) for matrix, _ in layer.matmuls)): layer for layer in reversed(layers)}
     return tuple(found.values())
 
 
@@ -204,21 +204,21 @@ def _form(matrix: Matrix) -> tuple[object, ...]:
     return (matrix.weight.dtype,)
 
 
-def _layer_products(
+def _layer_matmuls(
     model: Decoder, layer: LayerPlan, like: Tensor, pdl: bool, choices: Choices, done: set[tuple[object, ...]]
 ) -> Jobs:
     """Those that are not `done` yet."""
     dense, folded_by_mlp = layer.mlp.dense, layer.mlp.reads[0]
 
     def chosen(matrix: Matrix, epilogue: Epilogue, rows: int, *, folds: bool = False) -> Tiling | None:
-        """None as well if another product, or a smaller number of rows, has compiled it. `folds` if a norm is part of
+        """None as well if another matmul, or a smaller number of rows, has compiled it. `folds` if a norm is part of
         it.
         """
         tiling = own_tiling(matrix, rows, epilogue, choices)
         if tiling is None:
             return None
         bias = isinstance(matrix, Linear) and matrix.bias is not None
-        key = (*binary_of(product_of(matrix, epilogue), rows, tiling), _form(matrix), bias, folds)
+        key = (*binary_of(matmul_of(matrix, epilogue), rows, tiling), _form(matrix), bias, folds)
         if key in done:
             return None
         done.add(key)
@@ -227,13 +227,13 @@ def _layer_products(
     def activation_of(epilogue: Epilogue) -> tuple[Activation | None, bool]:
         return (None, False) if epilogue == "plain" or dense is None else (dense.activation, dense.gated)
 
-    (qkv, plain), (output, added), *of_mlp = layer.products
+    (qkv, plain), (output, added), *of_mlp = layer.matmuls
     reads = [(linear, epilogue) for linear, epilogue in of_mlp if linear in layer.mlp.reads]
     adds = [(output, added), *(each for each in of_mlp if each not in reads)]
     for rows in _ROWS:
         x, folds = like.new_zeros(rows, len(like)), rows == 1 and layer.folds
         if (tiling := chosen(qkv, plain, rows, folds=folds)) is not None:
-            first = partial(small_product, qkv, x, norm=_folded(layer.attention_norm, folds), tiling=tiling, pdl=pdl)
+            first = partial(small_matmul, qkv, x, norm=_folded(layer.attention_norm, folds), tiling=tiling, pdl=pdl)
             yield first
             if folds and layer.mlp_post_norm is not None:
                 # All layers but the first.
@@ -244,7 +244,7 @@ def _layer_products(
                 # The first to read it adds to the stream.
                 joins = folds and each is folded_by_mlp
                 yield partial(
-                    small_product,
+                    small_matmul,
                     each,
                     x,
                     norm=_folded(layer.mlp_norm, folds),
@@ -260,7 +260,7 @@ def _layer_products(
                 is_added = epilogue == "added"
                 multiplier = layer.multiplier if is_added and not layer.parallel else 1.0
                 yield partial(
-                    small_product,
+                    small_matmul,
                     each,
                     read,
                     residual=x if is_added else None,
@@ -286,18 +286,18 @@ def _between(model: Decoder, layers: Sequence[LayerPlan], like: Tensor, pages: T
     keys, values = pages
     for mlp in filter(None, (layer.mlp.dense for layer in kinds(layers))):
         yield partial(activated, like.new_zeros(1, mlp.up.shape[0]), mlp.activation, gated=mlp.gated, pdl=pdl)
-    products = [each for layer in _by_form(layers) for each in layer.products]
+    matmuls = [each for layer in _by_form(layers) for each in layer.matmuls]
     # The inputs of 8-bit weights, if there are many rows.
-    for width in {matrix.weight.shape[1] for matrix, _ in products if isinstance(matrix, Fp8Linear)}:
+    for width in {matrix.weight.shape[1] for matrix, _ in matmuls if isinstance(matrix, Fp8Linear)}:
         yield partial(quantize_rows, like.new_zeros(1, width), pdl=pdl)
     # Packed weights without an epilogue, and with so many rows that they are widened first.
     done = set()
-    for matrix, epilogue in products:
+    for matrix, epilogue in matmuls:
         for rows in (*_ROWS, MOST_FEW + 1) if isinstance(matrix, PackedLinear) else ():
             key = matrix.shape, _form(matrix), matrix.bias is None, rows
             if own_tiling(matrix, rows, epilogue, Choices()) is None and key not in done:
                 done.add(key)
-                yield partial(product, matrix, like.new_zeros(rows, matrix.shape[1]), pdl=pdl)
+                yield partial(matmul, matrix, like.new_zeros(rows, matrix.shape[1]), pdl=pdl)
     # By the numbers of a head that are rotated together, half of them on either side.
     norms: dict[int | None, QKNormWeights | None] = {}
     for attention in (layer.attention for layer in layers):
@@ -319,7 +319,7 @@ def _between(model: Decoder, layers: Sequence[LayerPlan], like: Tensor, pages: T
 
 
 def _norms(first: LayerPlan, last: NormWeights, x: Tensor, pdl: bool) -> Jobs:
-    """Each variant of what happens between two products: nothing to add, or something, which may be normed first."""
+    """Each variant of what happens between two matmuls: nothing to add, or something, which may be normed first."""
     added = [
         (first.attention_post_norm, first.mlp_norm),
         (first.mlp_post_norm, first.attention_norm),

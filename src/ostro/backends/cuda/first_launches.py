@@ -11,7 +11,7 @@ from ostro.backends.cuda.compiling import Compiler
 from ostro.backends.cuda.expert_launches import Job
 from ostro.backends.cuda.fused import FusedDecoder
 from ostro.backends.cuda.measuring import DeviceClock, l2_cache_bytes, this_gpu
-from ostro.kernels.gpu.tilings import Product
+from ostro.kernels.gpu.tilings import Matmul
 
 _log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ def compile_kernels(decoder: FusedDecoder, attention: AttentionWorkspace, kernel
         _log.info("our own kernel computes %s for %s rows", each, measured.own_rows(each))
     keep(measured, gpu)
     decoder.choices |= measured
-    compiler.compile_products(decoder.choices)
+    compiler.compile_matmuls(decoder.choices)
 
 
 def launches(decoder: FusedDecoder, attention: AttentionWorkspace, kernel_choices: str, gpu: Gpu) -> list[Job]:
@@ -47,21 +47,21 @@ def launches(decoder: FusedDecoder, attention: AttentionWorkspace, kernel_choice
         return compiler.launches(choices)
     found = compiler.launches(choices, _clock(decoder).trials(unknown, gpu))
     for each in conceivable(unknown, gpu):
-        found += compiler.product_launches(choices | each)
+        found += compiler.matmul_launches(choices | each)
     return found
 
 
 def _known(decoder: FusedDecoder, kernel_choices: str, gpu: Gpu) -> Choices:
-    return known(kernel_choices, gpu).of(decoder.products)
+    return known(kernel_choices, gpu).of(decoder.matmuls)
 
 
-def _to_measure(decoder: FusedDecoder, choices: Choices, kernel_choices: str) -> list[Product]:
-    return [each for each in decoder.products if each not in choices] if kernel_choices == "auto" else []
+def _to_measure(decoder: FusedDecoder, choices: Choices, kernel_choices: str) -> list[Matmul]:
+    return [each for each in decoder.matmuls if each not in choices] if kernel_choices == "auto" else []
 
 
 def _clock(decoder: FusedDecoder, cache_bytes: int = 0) -> DeviceClock:
     activation = decoder.layers[0].mlp.activation
-    return DeviceClock(decoder.products, activation, overlaps=decoder.overlaps, cache_bytes=cache_bytes)
+    return DeviceClock(decoder.matmuls, activation, overlaps=decoder.overlaps, cache_bytes=cache_bytes)
 
 
 def _compiler(decoder: FusedDecoder, attention: AttentionWorkspace) -> Compiler:

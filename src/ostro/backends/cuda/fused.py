@@ -4,7 +4,7 @@ twin.
     x ─┬─(norm)─ qkv ─ [norms, rotation, store] ─ attention ─ o ─(norm)─(· multiplier)─┐
        └─────────────────────────────── + ─────────────────────────────────────────────┘ …then the MLP, likewise
 
-What a product adds to the residual stream waits for the next norm, whose kernel adds it. For many rows, the products
+What a matmul adds to the residual stream waits for the next norm, whose kernel adds it. For many rows, the matmuls
 are the library's. For few, those that `choices` names are our own, with the activation fused after them, and, where
 nothing stands between, the sum; for one row, all are, with the norms before them as well: there, a kernel's launch
 costs more than its work.
@@ -26,7 +26,7 @@ from ostro.backends.cuda.attention import StepAttention
 from ostro.backends.cuda.choices import Choices, adding
 from ostro.backends.cuda.layer_plan import AttentionPlan, LayerPlan, MixturePlan, MlpPlan, layer_plans, norm_weights
 from ostro.backends.cuda.measuring import Operand
-from ostro.backends.cuda.projections import QuantizedLinear, own_tiling, product, product_of, small_product
+from ostro.backends.cuda.projections import QuantizedLinear, matmul, matmul_of, own_tiling, small_matmul
 from ostro.kernels.gpu.experts import Ending, Shared, add_up, inner_rows, outer_rows
 from ostro.kernels.gpu.invariant_linear import invariant_linear
 from ostro.kernels.gpu.logits import finished_logits
@@ -37,7 +37,7 @@ from ostro.kernels.gpu.routing import INVARIANT_HEIGHT, by_expert, route, tile_h
 from ostro.kernels.gpu.single_experts import single_inner, single_outer
 from ostro.kernels.gpu.small_batch import small_linear
 from ostro.kernels.gpu.step_inputs import StepInputs
-from ostro.kernels.gpu.tilings import Product
+from ostro.kernels.gpu.tilings import Matmul
 from ostro.kernels.gpu.vector_linear import Joined
 from ostro.torch_models.decoder import Decoder
 from ostro.torch_models.layers import Linear
@@ -63,7 +63,7 @@ class _Stream:
 
 
 class _Read(NamedTuple):
-    """What a product reads, and what it does to it first: add, then norm."""
+    """What a matmul reads, and what it does to it first: add, then norm."""
 
     x: Tensor
     norm: tuple[Tensor, float] | None = None
@@ -78,7 +78,7 @@ class _Step(NamedTuple):
     slots: Tensor
     attention: StepAttention
     own: bool
-    """Whether products may be our own."""
+    """Whether matmuls may be our own."""
 
 
 class FusedDecoder:
@@ -98,15 +98,15 @@ class FusedDecoder:
         """Whether, for one row, they do what stands before them."""
 
     @property
-    def products(self) -> Mapping[Product, Sequence[Operand]]:
+    def matmuls(self) -> Mapping[Matmul, Sequence[Operand]]:
         """Those whose kernel can be chosen, with the weights of each."""
-        found: defaultdict[Product, list[Operand]] = defaultdict(list)
+        found: defaultdict[Matmul, list[Operand]] = defaultdict(list)
         for layer in self.layers:
-            for linear, epilogue in layer.products:
+            for linear, epilogue in layer.matmuls:
                 if not isinstance(linear, QuantizedLinear):
-                    found[product_of(linear, epilogue)].append(Operand(linear.weight, linear.bias))
+                    found[matmul_of(linear, epilogue)].append(Operand(linear.weight, linear.bias))
         if (head := self.model.lm_head) is not None:
-            found[product_of(head)].append(Operand(head.weight, None))
+            found[matmul_of(head)].append(Operand(head.weight, None))
         return found
 
     def __call__(self, inputs: StepInputs, ctx: StepAttention, *, adapted: bool = False) -> Tensor:
@@ -139,7 +139,7 @@ class FusedDecoder:
         elif (tiling := own_tiling(head, len(hidden), "plain", self.choices)) is not None:
             logits = small_linear(hidden, head.weight, tiling=tiling, pdl=self.overlaps)
         else:
-            logits = head.product(hidden)
+            logits = head.matmul(hidden)
         return finished_logits(model.whole_logits(logits), multiplier=model.logit_scale, softcap=model.logit_softcap)
 
     @property
@@ -155,7 +155,7 @@ class FusedDecoder:
         own, attention, mlp = step.own, layer.attention, layer.mlp
         add = partial(self._add, multiplier=layer.multiplier, own=own)
         read = self._read(stream, layer, layer.attention_norm, own)
-        attended = self._attend(attention, self._product(attention.qkv, read, own), step)
+        attended = self._attend(attention, self._matmul(attention.qkv, read, own), step)
         add(attention.output, attended, stream, layer.attention_post_norm)
         if isinstance(mlp, MixturePlan):
             self._mix(mlp, layer, stream, own)
@@ -167,11 +167,11 @@ class FusedDecoder:
         own, mlp = step.own, layer.mlp
         assert isinstance(mlp, MlpPlan)
         read = _Read(self._joined(stream, layer.attention_norm))
-        qkv = self._product(layer.attention.qkv, read, own)
+        qkv = self._matmul(layer.attention.qkv, read, own)
         beside = read if layer.mlp_norm is layer.attention_norm else _Read(self._joined(stream, layer.mlp_norm))
         attended = self._attend(layer.attention, qkv, step)
         # The MLP adds to what attention adds, and the next norm's kernel adds both to the stream.
-        both = _Stream(self._product(layer.attention.output, _Read(attended), own))
+        both = _Stream(self._matmul(layer.attention.output, _Read(attended), own))
         self._add(mlp.down, self._inner(mlp, beside, own), both, None, multiplier=1.0, own=own)
         stream.delta = Delta(self._joined(both, None), None, layer.multiplier)
 
@@ -215,20 +215,20 @@ class FusedDecoder:
         multiplier: float,
         own: bool,
     ) -> None:
-        """Adds a product to the stream, or leaves it to be added later: if a norm stands between, if the ranks' results
+        """Adds a matmul to the stream, or leaves it to be added later: if a norm stands between, if the ranks' results
         must be summed up first, or if it is the library's.
         """
         if adding(normed=norm is not None, reduced=layer.reduce is not None) == "plain":
-            stream.delta = Delta(self._product(layer, _Read(x), own), norm, multiplier)
+            stream.delta = Delta(self._matmul(layer, _Read(x), own), norm, multiplier)
         elif own and (tiling := own_tiling(layer, len(x), "added", self.choices)) is not None:
-            small_product(layer, x, residual=stream.x, multiplier=multiplier, tiling=tiling, pdl=self.overlaps)
+            small_matmul(layer, x, residual=stream.x, multiplier=multiplier, tiling=tiling, pdl=self.overlaps)
         else:
             stream.delta = Delta(self._many(layer, x), norm, multiplier)
 
     def _inner(self, mlp: MlpPlan, read: _Read, own: bool) -> Tensor:
         x, norm, joined = read
         if own and (tiling := own_tiling(mlp.up, len(x), mlp.epilogue, self.choices)) is not None:
-            return small_product(
+            return small_matmul(
                 mlp.up,
                 x,
                 norm=norm,
@@ -243,13 +243,13 @@ class FusedDecoder:
     def _mix(self, mixture: MixturePlan, layer: LayerPlan, stream: _Stream, own: bool) -> None:
         """Adds a mixture of experts to the stream, or leaves it to be added if a norm stands between."""
         read = self._read(stream, layer, layer.mlp_norm, own)
-        logits = self._product(mixture.router, read, own)
+        logits = self._matmul(mixture.router, read, own)
         if read.joined is not None:
             # The router's kernel has added it.
             read = _Read(stream.x, norm=read.norm)
         beside = None
         if mixture.shared is not None:
-            rows = self._product(mixture.shared.down, _Read(self._inner(mixture.shared, read, own)), own)
+            rows = self._matmul(mixture.shared.down, _Read(self._inner(mixture.shared, read, own)), own)
             beside = Shared(rows, logits[:, mixture.count] if mixture.gates_shared else None)
         adds = adding(normed=layer.mlp_post_norm is not None, reduced=False) == "added"
         ending = Ending(beside, stream.x, layer.multiplier) if adds else Ending(beside)
@@ -274,18 +274,18 @@ class FusedDecoder:
         inner = inner_rows(x, mixture.up, rows, chosen, mixture.activation, pdl=pdl)
         return add_up(outer_rows(inner, mixture.down, rows, pdl=pdl), routed, ending, pdl=pdl)
 
-    def _product(self, layer: Linear, read: _Read, own: bool) -> Tensor:
+    def _matmul(self, layer: Linear, read: _Read, own: bool) -> Tensor:
         x, norm, joined = read
         if own and (tiling := own_tiling(layer, len(x), "plain", self.choices)) is not None:
-            y = small_product(layer, x, norm=norm, joined=joined, tiling=tiling, pdl=self.overlaps)
+            y = small_matmul(layer, x, norm=norm, joined=joined, tiling=tiling, pdl=self.overlaps)
             return y if layer.reduce is None else layer.reduce(y)
         return self._many(layer, x)
 
     def _many(self, layer: Linear, x: Tensor) -> Tensor:
-        """The library's product, or the one that gives the same bits for any number of rows."""
+        """The library's matmul, or the one that gives the same bits for any number of rows."""
         if self.invariant:
             return invariant_linear(x, layer.weight, layer.bias, pdl=self.overlaps)
-        y = product(layer, x, pdl=self.overlaps)
+        y = matmul(layer, x, pdl=self.overlaps)
         if layer.adapt is not None:
             layer.adapt(x, y)
         return y if layer.reduce is None else layer.reduce(y)

@@ -2,7 +2,7 @@
 
 from collections.abc import Container, Mapping
 
-from ostro.backends.cuda.choices import Choices, described_products, known_for
+from ostro.backends.cuda.choices import Choices, described_matmuls, known_for
 from ostro.backends.cuda.fusible import why_unfused
 from ostro.config import ResolvedConfig
 from ostro.devices import DEVICE_KINDS, runs_on_jax
@@ -31,5 +31,5 @@ def own_kernels(config: ResolvedConfig, described: Description, kept: Container[
     bits = 32 if DEVICE_KINDS["cuda"].compute_dtype(config.dtype) == "float32" else 16
     return {
         name: MEASURED_LATER if config.kernel_choices == "auto" and each not in choices else choices.own_rows(each)
-        for name, each in described_products(described, bits, kept).items()
+        for name, each in described_matmuls(described, bits, kept).items()
     }

@@ -60,7 +60,7 @@ class MlpPlan:
 
     @property
     def epilogue(self) -> Epilogue:
-        """What the first product's kernel can do with its result."""
+        """What the first matmul's kernel can do with its result."""
         return "gated" if self.gated else "activated"
 
     @property
@@ -70,7 +70,7 @@ class MlpPlan:
 
     @property
     def reads(self) -> tuple[Linear, ...]:
-        """Products of the stream."""
+        """Matmuls of the stream."""
         return (self.up,)
 
     @property
@@ -78,8 +78,8 @@ class MlpPlan:
         """Sums up the ranks' results."""
         return self.down.reduce
 
-    def products(self, added: Epilogue) -> tuple[tuple[Linear, Epilogue], ...]:
-        """See `LayerPlan.products`; `added` is the epilogue of what the MLP adds."""
+    def matmuls(self, added: Epilogue) -> tuple[tuple[Linear, Epilogue], ...]:
+        """See `LayerPlan.matmuls`; `added` is the epilogue of what the MLP adds."""
         return (self.up, self.epilogue), (self.down, added)
 
 
@@ -112,9 +112,9 @@ class MixturePlan:
         """Experts are not divided over ranks."""
         return
 
-    def products(self, added: Epilogue) -> tuple[tuple[Linear, Epilogue], ...]:
+    def matmuls(self, added: Epilogue) -> tuple[tuple[Linear, Epilogue], ...]:
         """Those of all tokens. The shared MLP's result is added to the experts' first."""
-        return (self.router, "plain"), *(() if self.shared is None else self.shared.products("plain"))
+        return (self.router, "plain"), *(() if self.shared is None else self.shared.matmuls("plain"))
 
     @property
     def dense(self) -> MlpPlan | None:
@@ -137,7 +137,7 @@ class LayerPlan:
 
     @property
     def folds(self) -> bool:
-        """Whether, for a single row, products can do what stands before them: norm the stream, and, if it is normed
+        """Whether, for a single row, matmuls can do what stands before them: norm the stream, and, if it is normed
         first, add to it. All norms must be RMS norms.
         """
         before, after = (self.attention_norm, self.mlp_norm), (self.attention_post_norm, self.mlp_post_norm)
@@ -149,14 +149,14 @@ class LayerPlan:
         return None not in after and not any(isinstance(each, QuantizedLinear) for each in read)
 
     @property
-    def products(self) -> tuple[tuple[Linear, Epilogue], ...]:
-        """Each product, with what its kernel can do with the result."""
+    def matmuls(self) -> tuple[tuple[Linear, Epilogue], ...]:
+        """Each matmul, with what its kernel can do with the result."""
         attention, mlp = self.attention, self.mlp
         # What attention and MLP add in parallel is added up first.
         waits = self.attention_post_norm is not None or self.parallel
         output = adding(normed=waits, reduced=attention.output.reduce is not None)
         down = adding(normed=self.mlp_post_norm is not None, reduced=mlp.reduce is not None)
-        return (attention.qkv, "plain"), (attention.output, output), *mlp.products(down)
+        return (attention.qkv, "plain"), (attention.output, output), *mlp.matmuls(down)
 
 
 def why_unfused(model: Model) -> str | None:

@@ -19,7 +19,7 @@ from ostro.kernels.gpu.dot_linear import most_shared_memory
 from ostro.kernels.gpu.mlp import activated
 from ostro.kernels.gpu.norm import NormWeights, add_norm
 from ostro.kernels.gpu.small_batch import UNUSABLE, small_linear
-from ostro.kernels.gpu.tilings import Multiprocessors, Product, Tiling, binary_of
+from ostro.kernels.gpu.tilings import Matmul, Multiprocessors, Tiling, binary_of
 from ostro.models.architecture import Activation
 
 _ROUNDS = 5
@@ -31,21 +31,21 @@ _log = logging.getLogger(__name__)
 
 
 class Operand(NamedTuple):
-    """What a product multiplies by and adds."""
+    """What a matmul multiplies by and adds."""
 
     weight: Tensor
     bias: Tensor | None
 
 
 class Kind(NamedTuple):
-    """One way to compute a product: with a tiling, or, without one, in the library."""
+    """One way to compute a matmul: with a tiling, or, without one, in the library."""
 
-    product: Product
+    matmul: Matmul
     tiling: Tiling | None
 
 
 class _Scratch(NamedTuple):
-    """What a product reads and writes."""
+    """What a matmul reads and writes."""
 
     x: Tensor
     stream: Tensor
@@ -68,20 +68,20 @@ class DeviceClock:
 
     def __init__(
         self,
-        uses: Mapping[Product, Sequence[Operand]],
+        uses: Mapping[Matmul, Sequence[Operand]],
         activation: Activation,
         *,
         overlaps: bool,
         cache_bytes: int = 0,
     ) -> None:
-        """`uses` has the matrices of each product; `cache_bytes` is the L2 cache's size, for timing."""
+        """`uses` has the matrices of each matmul; `cache_bytes` is the L2 cache's size, for timing."""
         self._uses, self._activation, self._overlaps, self._cache_bytes = uses, activation, overlaps, cache_bytes
         self._like = next(iter(uses.values()))[0].weight
-        self._scratch: dict[tuple[Product, int], _Scratch] = {}
+        self._scratch: dict[tuple[Matmul, int], _Scratch] = {}
 
-    def __call__(self, product: Product, rows: int, tried: Sequence[Tiling | None]) -> Sequence[float | None]:
+    def __call__(self, matmul: Matmul, rows: int, tried: Sequence[Tiling | None]) -> Sequence[float | None]:
         graphs = StepGraphs(self.run, idle=_nothing, most=rows, captured=rows)
-        replays = [self._captured(graphs, rows, Kind(product, each)) for each in tried]
+        replays = [self._captured(graphs, rows, Kind(matmul, each)) for each in tried]
         times: list[list[float]] = [[] for _ in tried]
         # By turns, so that a change of the clock rate meets all.
         for _ in range(_ROUNDS):
@@ -91,59 +91,59 @@ class DeviceClock:
         self._scratch.clear()
         return [statistics.median(taken) if taken else None for taken in times]
 
-    def trials(self, products: Iterable[Product], gpu: Gpu) -> Iterator[Callable[[], object]]:
+    def trials(self, matmuls: Iterable[Matmul], gpu: Gpu) -> Iterator[Callable[[], object]]:
         """Calls that compile what will be timed, each kernel once; those that cannot run do nothing."""
         jobs = {
-            (binary_of(product, rows, tiling), self._uses[product][0].bias is None): partial(
-                self._try, product, rows, tiling
+            (binary_of(matmul, rows, tiling), self._uses[matmul][0].bias is None): partial(
+                self._try, matmul, rows, tiling
             )
-            for product in products
+            for matmul in matmuls
             for rows in TRIED
-            for tiling in to_try(product, rows, gpu)
+            for tiling in to_try(matmul, rows, gpu)
         }
         yield from jobs.values()
 
-    def _try(self, product: Product, rows: int, tiling: Tiling) -> None:
+    def _try(self, matmul: Matmul, rows: int, tiling: Tiling) -> None:
         try:
-            self._call(Kind(product, tiling), self._scratch_for(product, rows), self._uses[product][0])
+            self._call(Kind(matmul, tiling), self._scratch_for(matmul, rows), self._uses[matmul][0])
         except UNUSABLE as error:
-            _log.debug("%s cannot be used for %d rows of %s: %s", tiling, rows, product, error)
+            _log.debug("%s cannot be used for %d rows of %s: %s", tiling, rows, matmul, error)
 
     def _captured(self, graphs: StepGraphs[Kind], rows: int, kind: Kind) -> Callable[[], None] | None:
         try:
             replay = graphs.get(rows, kind)
             replay()
         except UNUSABLE as error:
-            _log.debug("%s cannot be used for %d rows of %s: %s", kind.tiling, rows, kind.product, error)
+            _log.debug("%s cannot be used for %d rows of %s: %s", kind.tiling, rows, kind.matmul, error)
             return None
         return replay
 
     @torch.inference_mode()
     def run(self, rows: int, kind: Kind) -> None:
-        """What is captured and timed: the product of several matrices, with the kernels around each."""
-        scratch = self._scratch.get((kind.product, rows))
+        """What is captured and timed: the matmul of several matrices, with the kernels around each."""
+        scratch = self._scratch.get((kind.matmul, rows))
         if scratch is None:
-            scratch = self._scratch[kind.product, rows] = self._scratch_for(kind.product, rows)
+            scratch = self._scratch[kind.matmul, rows] = self._scratch_for(kind.matmul, rows)
             scratch.x.normal_()
-        matrices = self._uses[kind.product]
-        enough = 2 * self._cache_bytes // kind.product.weight_bytes + 1
+        matrices = self._uses[kind.matmul]
+        enough = 2 * self._cache_bytes // kind.matmul.weight_bytes + 1
         for matrix in islice(cycle(matrices), min(_MOST_CALLS, max(_FEWEST_CALLS, enough))):
             self._call(kind, scratch, matrix)
 
-    def _scratch_for(self, product: Product, rows: int) -> _Scratch:
-        normed = product.outs if product.epilogue == "added" else product.in_features
+    def _scratch_for(self, matmul: Matmul, rows: int) -> _Scratch:
+        normed = matmul.outs if matmul.epilogue == "added" else matmul.in_features
         return _Scratch(
-            self._like.new_zeros(rows, product.in_features),
-            self._like.new_zeros(rows, product.outs),
+            self._like.new_zeros(rows, matmul.in_features),
+            self._like.new_zeros(rows, matmul.outs),
             NormWeights(self._like.new_ones(normed), 1e-6, None),
         )
 
     def _call(self, kind: Kind, scratch: _Scratch, matrix: Operand) -> None:
         """As `fused` does it, so that what is launched ahead is too."""
-        (product, tiling), (x, stream, norm), pdl = kind, scratch, self._overlaps
+        (matmul, tiling), (x, stream, norm), pdl = kind, scratch, self._overlaps
         weight, bias = matrix
         own = partial(small_linear, tiling=tiling, pdl=pdl)
-        match product.epilogue:
+        match matmul.epilogue:
             case "added":
                 delta = None
                 if tiling is None:
@@ -158,7 +158,7 @@ class DeviceClock:
                     read = add_norm(x, None, norm, pdl=pdl)
                     _ = F.linear(read, weight, bias) if tiling is None else own(read, weight, bias)
             case "activated" | "gated":
-                gated = product.is_gated
+                gated = matmul.is_gated
                 if len(x) == 1:
                     own(x, weight, bias, norm=(norm.weight, norm.eps), activation=self._activation, gated=gated)
                     return

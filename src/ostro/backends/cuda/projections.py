@@ -21,14 +21,14 @@ from ostro.kernels.gpu.packed import default_tiling as packed_tiling
 from ostro.kernels.gpu.packed import is_fused, packed_linear, packed_linear_plain, packed_small_linear
 from ostro.kernels.gpu.packed_words import Packed
 from ostro.kernels.gpu.small_batch import small_linear
-from ostro.kernels.gpu.tilings import Epilogue, Product, Tiling
+from ostro.kernels.gpu.tilings import Epilogue, Matmul, Tiling
 from ostro.kernels.gpu.vector_linear import Joined
 from ostro.torch_models.layers import Linear, Matrix
 from ostro.torch_models.shard import Collective
 
 
 class QuantizedLinear(Linear):
-    """A projection whose weights have fewer bits than its inputs. Its own `product` is the plain twin of the functions
+    """A projection whose weights have fewer bits than its inputs. Its own `matmul` is the plain twin of the functions
     below.
     """
 
@@ -54,7 +54,7 @@ class Fp8Linear(QuantizedLinear):
         agree = None if group is None or plain.reduce is None else group.max
         return cls(plain, *quantize_weight(plain.weight.data, agree))
 
-    def product(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+    def matmul(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         plain = fp8_small_linear_plain if len(x) <= MOST_FEW else fp8_linear_plain
         return plain(x, self.weight, self.scale, bias)
 
@@ -81,27 +81,27 @@ class PackedLinear(QuantizedLinear):
     def packed_weight(self) -> Packed:
         return Packed(self.weight.view(torch.int32), self.pairs, self._bits, self._group, self._has_minimum)
 
-    def product(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+    def matmul(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         return packed_linear_plain(x, self.packed_weight, bias)
 
 
-def product_of(layer: Matrix, epilogue: Epilogue = "plain") -> Product:
+def matmul_of(layer: Matrix, epilogue: Epilogue = "plain") -> Matmul:
     """What a layer's matmul is to the choice of its kernel."""
     bits = layer.packed_weight.bits if isinstance(layer, PackedLinear) else 8 * layer.weight.element_size()
-    return Product(*layer.shape, bits, epilogue)
+    return Matmul(*layer.shape, bits, epilogue)
 
 
 def own_tiling(layer: Matrix, rows: int, epilogue: Epilogue, choices: Choices) -> Tiling | None:
-    """How our own kernel is to compute a layer's matmul; None if `product` is to."""
+    """How our own kernel is to compute a layer's matmul; None if `matmul` is to."""
     gated = epilogue == "gated"
     if isinstance(layer, Fp8Linear):
         return default_tiling(rows, *layer.shape, gated=gated) if rows <= MOST_FEW else None
     if isinstance(layer, PackedLinear):
         return packed_tiling(rows, layer.packed_weight, gated=gated) if is_fused(rows, gated=gated) else None
-    return choices.tiling(product_of(layer, epilogue), rows)
+    return choices.tiling(matmul_of(layer, epilogue), rows)
 
 
-def product(layer: Linear, x: Tensor, *, pdl: bool = False) -> Tensor:
+def matmul(layer: Linear, x: Tensor, *, pdl: bool = False) -> Tensor:
     """Matmul for many rows."""
     if isinstance(layer, Fp8Linear):
         return fp8_linear(x, layer.weight, layer.scale, layer.bias, pdl=pdl)
@@ -110,7 +110,7 @@ def product(layer: Linear, x: Tensor, *, pdl: bool = False) -> Tensor:
     return F.linear(x, layer.weight, layer.bias)
 
 
-def small_product(
+def small_matmul(
     layer: Linear,
     x: Tensor,
     *,

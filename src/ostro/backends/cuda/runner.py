@@ -651,7 +651,7 @@ def _captured_rows(most: int, *, graphs: bool, captures: bool) -> int:
 def _check_deterministic(model: Model, adapters: Adapters | None) -> None:
     if adapters is not None:
         raise Unsupported(
-            "On a GPU the products of adapters depend on the batch: leave out deterministic, or the adapters.",
+            "On a GPU the matmuls of adapters depend on the batch: leave out deterministic, or the adapters.",
             param="deterministic",
         )
     if (unfused := why_unfused(model)) is not None:
@@ -662,6 +662,6 @@ def _check_deterministic(model: Model, adapters: Adapters | None) -> None:
         )
     if any(isinstance(module, QuantizedLinear) for module in model.modules()):
         raise BadRequest(
-            "Products of quantized weights depend on the batch: leave out deterministic, or quantize.",
+            "Matmuls of quantized weights depend on the batch: leave out deterministic, or quantize.",
             param="deterministic",
         )

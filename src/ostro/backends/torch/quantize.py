@@ -40,7 +40,7 @@ class PackedLinear(Linear):
     def pack(self) -> None:
         """Nothing to do: there is only one layout."""
 
-    def product(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+    def matmul(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         return packed_linear(x, self.store, bias)
 
 
@@ -59,7 +59,7 @@ class PackedEmbedding(Embedding):
         rows = packed_rows(self.store, ids)
         return rows if self.scale == 1.0 else rows.mul_(self.scale)
 
-    def product(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+    def matmul(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         return packed_linear(x, self.store, bias)
 
 

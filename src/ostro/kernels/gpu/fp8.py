@@ -154,7 +154,7 @@ def fp8_linear(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None = N
     """
     small, by = quantize_rows(x, pdl=pdl)
     if x.device.type == "cpu":
-        return _product_plain(small, by, weight, scale, bias, x.dtype)
+        return _matmul_plain(small, by, weight, scale, bias, x.dtype)
     return torch._scaled_mm(
         small,
         weight.T,
@@ -167,10 +167,10 @@ def fp8_linear(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None = N
 
 
 def fp8_linear_plain(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None = None) -> Tensor:
-    return _product_plain(*quantize_rows_plain(x), weight, scale, bias, x.dtype)
+    return _matmul_plain(*quantize_rows_plain(x), weight, scale, bias, x.dtype)
 
 
-def _product_plain(
+def _matmul_plain(
     small: Tensor, by: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None, dtype: torch.dtype
 ) -> Tensor:
     return small_linear_plain(widened(small, by), widened(weight, scale), bias, out_dtype=dtype)

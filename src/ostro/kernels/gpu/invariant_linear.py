@@ -69,7 +69,7 @@ def invariant_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, p
         assert row_tiles * out_tiles <= MOST_TILES
         sums = torch.empty(num_sections, rows, outs, dtype=torch.float32, device=x.device)
         arrived = arrival_counters(x.device)
-    _product_kernel[(row_tiles * out_tiles, num_sections if shared else 1)](
+    _matmul_kernel[(row_tiles * out_tiles, num_sections if shared else 1)](
         x,
         weight,
         weight if bias is None else bias,
@@ -111,7 +111,7 @@ def sections(outs: int, ins: int, tiling: InvariantTiling) -> int:
 
 
 @triton.jit(do_not_specialize=["rows"])
-def _product_kernel(
+def _matmul_kernel(
     x: tl.tensor,
     weight: tl.tensor,
     bias: tl.tensor,

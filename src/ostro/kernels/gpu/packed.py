@@ -29,7 +29,7 @@ _UNPACKED_OUTS = 32
 
 
 def is_fused(rows: int, *, gated: bool) -> bool:
-    """Whether the product had better do what comes after it. For more than 128 rows it has no registers for that; and
+    """Whether the matmul had better do what comes after it. For more than 128 rows it has no registers for that; and
     of gate and up, for more than one row, there would be too few programs for all that there is to unpack.
     """
     return rows == 1 or (rows <= _MOST_FUSED and not gated)

@@ -166,10 +166,10 @@ def _dot_kernel(
             there = inside & (index < blocks)
             group = index // blocks_a_group
             words = word_blocks.load([first, index * (block * bits // 32)])
-            main += _product(words, tl.load(pairs_at + group, mask=there, other=0), value, bits, has_minimum)
+            main += _matmul(words, tl.load(pairs_at + group, mask=there, other=0), value, bits, has_minimum)
             if gated:
                 words = word_blocks.load([outs + first, index * (block * bits // 32)])
-                up += _product(words, tl.load(up_pairs_at + group, mask=there, other=0), value, bits, has_minimum)
+                up += _matmul(words, tl.load(up_pairs_at + group, mask=there, other=0), value, bits, has_minimum)
     conclude(
         main,
         up,
@@ -193,7 +193,7 @@ def _dot_kernel(
 
 
 @triton.jit
-def _product(
+def _matmul(
     words: tl.tensor, pairs: tl.tensor, value: tl.tensor, bits: tl.constexpr, has_minimum: tl.constexpr
 ) -> tl.tensor:
     """[outs, rows]: of a block with one scale per output, which multiplies the sums of integers' products."""

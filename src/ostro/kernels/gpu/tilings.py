@@ -4,9 +4,9 @@ The cost model only ranks: among the few best, a measurement decides (`backends.
 needs neither torch nor Triton.
 """
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import product as product_of
 from typing import Literal, TypeAlias
 
 ROWS = (1, 4, 16, 32, 64, 128, 256)
@@ -67,7 +67,7 @@ Tiling: TypeAlias = VectorTiling | DotTiling
 
 
 @dataclass(frozen=True, slots=True)
-class Product:
+class Matmul:
     """A matmul, by what its speed depends on besides the number of rows."""
 
     out_features: int
@@ -113,23 +113,23 @@ def power_of_two(number: int) -> int:
     return 1 << (number - 1).bit_length()
 
 
-def binary_of(product: Product, rows: int, tiling: Tiling) -> tuple[object, ...]:
-    """The same for products that one compiled kernel serves, apart from biases and norms."""
+def binary_of(matmul: Matmul, rows: int, tiling: Tiling) -> tuple[object, ...]:
+    """The same for matmuls that one compiled kernel serves, apart from biases and norms."""
     # Triton compiles numbers that are multiples of 16 apart.
-    aligned = product.outs % 16 == 0, product.in_features % 32 == 0
+    aligned = matmul.outs % 16 == 0, matmul.in_features % 32 == 0
     if isinstance(tiling, VectorTiling):
         return (
-            product.epilogue,
+            matmul.epilogue,
             tiling,
-            product.bits,
+            matmul.bits,
             rows,
-            product.in_features,
-            product.outs % tiling.outs == 0,
+            matmul.in_features,
+            matmul.outs % tiling.outs == 0,
             aligned,
         )
-    blocks = -(-product.in_features // (tiling.splits * tiling.ins))
+    blocks = -(-matmul.in_features // (tiling.splits * tiling.ins))
     held = min(tiling.held, blocks)
-    return product.epilogue, tiling, product.bits, block_rows(rows), held, held < blocks, aligned
+    return matmul.epilogue, tiling, matmul.bits, block_rows(rows), held, held < blocks, aligned
 
 
 def default_tiling(rows: int, out_features: int, in_features: int, *, gated: bool, bits: int = 16) -> Tiling:
@@ -167,7 +167,7 @@ def default_dot_tiling(
     return DotTiling(64, ins, 4, stages=max(2, min(_MOST_STAGES, memory // block)), splits=splits)
 
 
-def fits(product: Product, rows: int, tiling: Tiling, device: Multiprocessors) -> bool:
+def fits(matmul: Matmul, rows: int, tiling: Tiling, device: Multiprocessors) -> bool:
     """Whether the kernel can run with this tiling for up to `rows` rows."""
     numbers = [tiling.outs, tiling.ins, tiling.warps]
     if isinstance(tiling, DotTiling):
@@ -181,35 +181,35 @@ def fits(product: Product, rows: int, tiling: Tiling, device: Multiprocessors) -
         and tiling.stages >= 1
         and tiling.held >= 0
         and min(tiling.outs, tiling.ins) >= 16
-        and (tiling.splits == 1 or not product.is_gated)
-        and product.in_features * product.bits // 8 % _ALIGNMENT == 0
-        and shared_memory(product, rows, tiling) <= device.shared_memory
+        and (tiling.splits == 1 or not matmul.is_gated)
+        and matmul.in_features * matmul.bits // 8 % _ALIGNMENT == 0
+        and shared_memory(matmul, rows, tiling) <= device.shared_memory
     )
 
 
-def shared_memory(product: Product, rows: int, tiling: DotTiling) -> int:
+def shared_memory(matmul: Matmul, rows: int, tiling: DotTiling) -> int:
     """Bytes per program: blocks in flight, and held weights, which the tensor cores read from there as well."""
-    weights = product.bits // 8 * tiling.ins * tiling.outs * (2 if product.is_gated else 1)
-    inputs = product.bits // 8 * tiling.ins * block_rows(rows)
-    blocks = -(-product.in_features // (tiling.splits * tiling.ins))
+    weights = matmul.bits // 8 * tiling.ins * tiling.outs * (2 if matmul.is_gated else 1)
+    inputs = matmul.bits // 8 * tiling.ins * block_rows(rows)
+    blocks = -(-matmul.in_features // (tiling.splits * tiling.ins))
     # Without a loop, nothing but held blocks is in flight.
     in_flight = tiling.stages if blocks > tiling.held else 0
     return (in_flight + min(tiling.held, blocks)) * (weights + inputs)
 
 
-def candidates(product: Product, rows: int, device: Multiprocessors, most: int = 2) -> tuple[Tiling, ...]:
+def candidates(matmul: Matmul, rows: int, device: Multiprocessors, most: int = 2) -> tuple[Tiling, ...]:
     """The tilings to try for up to `rows` rows, no two alike: first the default for one row, then the likeliest. None
     if only the library can do it.
     """
     times = {
-        each: predicted_time(product, rows, each, device)
-        for each in _possible(product, rows, device)
-        if fits(product, rows, each, device)
+        each: predicted_time(matmul, rows, each, device)
+        for each in _possible(matmul, rows, device)
+        if fits(matmul, rows, each, device)
     }
     bound = _WORTH_TRYING * min(times.values(), default=0.0)
     worth = sorted((each for each in times if times[each] <= bound), key=times.__getitem__)
     if rows == 1:
-        worth.insert(0, default_vector_tiling(product.out_features, product.in_features, gated=product.is_gated))
+        worth.insert(0, default_vector_tiling(matmul.out_features, matmul.in_features, gated=matmul.is_gated))
     unlike: dict[object, Tiling] = {}
     for each in worth:
         unlike.setdefault(_likeness(each), each)
@@ -223,26 +223,26 @@ def _likeness(tiling: Tiling) -> object:
     return tiling.outs, tiling.splits
 
 
-def predicted_time(product: Product, rows: int, tiling: Tiling, device: Multiprocessors) -> float:
-    """In µs. Good for comparing tilings of one product, no more."""
-    copies, number, size = 2 if product.is_gated else 1, device.number, product.bits / 8
-    tiles = -(-product.outs // tiling.outs)
+def predicted_time(matmul: Matmul, rows: int, tiling: Tiling, device: Multiprocessors) -> float:
+    """In µs. Good for comparing tilings of one matmul, no more."""
+    copies, number, size = 2 if matmul.is_gated else 1, device.number, matmul.bits / 8
+    tiles = -(-matmul.outs // tiling.outs)
     if isinstance(tiling, VectorTiling):
         programs, joining, operations = tiles, 0.0, 0.0
-        held = min(256 * 32 * tiling.warps, int(tiling.outs * copies * product.in_features * size))
+        held = min(256 * 32 * tiling.warps, int(tiling.outs * copies * matmul.in_features * size))
         # Registers limit how many programs a multiprocessor runs at a time.
         places, in_flight = number * max(1, 16 // tiling.warps), float(held)
-        cached = rows * product.in_features * size * tiles
+        cached = rows * matmul.in_features * size * tiles
     else:
         programs = tiles * tiling.splits
         in_flight = (tiling.stages + tiling.held) * size * tiling.ins * tiling.outs * copies
-        places = number * max(1, device.shared_memory // max(1, shared_memory(product, rows, tiling)))
+        places = number * max(1, device.shared_memory // max(1, shared_memory(matmul, rows, tiling)))
         sums = 4 * tiling.splits * block_rows(rows) * tiling.outs
         joining = _JOINING + sums / _FROM_MEMORY if tiling.splits > 1 else 0.0
-        cached = block_rows(rows) * product.in_features * size * tiles
-        operations = 2.0 * block_rows(rows) * product.out_features * product.in_features
+        cached = block_rows(rows) * matmul.in_features * size * tiles
+        operations = 2.0 * block_rows(rows) * matmul.out_features * matmul.in_features
     fill = min(1.0, in_flight * min(programs, places) / (_IN_FLIGHT * number), programs / (_ENOUGH * number))
-    read = product.weight_bytes / (_FROM_MEMORY * number * fill) * _last_wave(programs, places)
+    read = matmul.weight_bytes / (_FROM_MEMORY * number * fill) * _last_wave(programs, places)
     computed = operations / (_OPERATIONS * number) * _last_wave(programs, number)
     return max(read, computed, cached / (_FROM_CACHE * number)) + joining
 
@@ -254,40 +254,40 @@ def _last_wave(programs: int, places: int) -> float:
     return max(1.0, -(-programs // places) * places / programs) if programs > places else 1.0
 
 
-def _possible(product: Product, rows: int, device: Multiprocessors) -> Iterator[Tiling]:
+def _possible(matmul: Matmul, rows: int, device: Multiprocessors) -> Iterator[Tiling]:
     if rows == 1:
-        yield from _vector_tilings(product)
-    elif product.bits <= 16:
+        yield from _vector_tilings(matmul)
+    elif matmul.bits <= 16:
         # Wider numbers are not for the tensor cores.
-        yield from _dot_tilings(product, rows, device)
+        yield from _dot_tilings(matmul, rows, device)
 
 
-def _vector_tilings(product: Product) -> Iterator[VectorTiling]:
+def _vector_tilings(matmul: Matmul) -> Iterator[VectorTiling]:
     own_row = ((4, 256, 4), (8, 256, 8), (8, 256, 4), (4, 256, 2), (2, 512, 2))
     along_a_row = ((2, 1024, 4), (1, 1024, 4), (2, 2048, 8), (1, 2048, 8))
-    copies = 2 if product.is_gated else 1
+    copies = 2 if matmul.is_gated else 1
     for outs, ins, warps in own_row + along_a_row:
-        weights_a_thread = copies * outs * product.in_features * product.bits / 32 / (32 * warps)
-        if ins <= power_of_two(product.in_features) and weights_a_thread <= _REGISTERS_A_THREAD:
+        weights_a_thread = copies * outs * matmul.in_features * matmul.bits / 32 / (32 * warps)
+        if ins <= power_of_two(matmul.in_features) and weights_a_thread <= _REGISTERS_A_THREAD:
             yield VectorTiling(outs, ins, warps)
 
 
-def _dot_tilings(product: Product, rows: int, device: Multiprocessors) -> Iterator[DotTiling]:
-    copies, sums = 2 if product.is_gated else 1, block_rows(rows)
+def _dot_tilings(matmul: Matmul, rows: int, device: Multiprocessors) -> Iterator[DotTiling]:
+    copies, sums = 2 if matmul.is_gated else 1, block_rows(rows)
     # Of those that are equally good, the first is preferred. For few rows, wide blocks were always the fastest.
     widths = (128,) if rows <= 64 else (64, 128)
-    for outs, ins, warps in product_of((64, 128), widths, (4, 8)):
-        tiles = -(-product.outs // outs)
-        for splits in _splits(product, tiles, ins, device):
+    for outs, ins, warps in itertools.product((64, 128), widths, (4, 8)):
+        tiles = -(-matmul.outs // outs)
+        for splits in _splits(matmul, tiles, ins, device):
             # Beside the sums, what they are added to is in registers: the stream, or other splits' sums.
-            beside = 2 if splits > 1 or product.epilogue == "added" else 1
+            beside = 2 if splits > 1 or matmul.epilogue == "added" else 1
             sums_a_thread = beside * copies * outs * sums / (32 * warps)
             # No more threads than it takes.
             if sums_a_thread > _SUMS_A_THREAD or (warps == 8 and sums_a_thread <= _SUMS_A_THREAD / 2):
                 continue
             # Where a second program, or for few rows one of the next kernel, finds room beside this one, it loads its
             # weights meanwhile.
-            block = product.bits // 8 * ins * (outs * copies + sums)
+            block = matmul.bits // 8 * ins * (outs * copies + sums)
             stages, half = device.shared_memory // block, device.shared_memory // 2 // block
             if tiles * splits > device.number:
                 stages = half
@@ -297,14 +297,14 @@ def _dot_tilings(product: Product, rows: int, device: Multiprocessors) -> Iterat
                 yield DotTiling(outs, ins, warps, stages=min(_MOST_STAGES, stages), splits=splits)
 
 
-def _splits(product: Product, tiles: int, ins: int, device: Multiprocessors) -> Iterator[int]:
+def _splits(matmul: Matmul, tiles: int, ins: int, device: Multiprocessors) -> Iterator[int]:
     """As long as they are not enough programs, and each has work."""
     splits = 1
     while splits == 1 or (
         splits <= _MOST_SPLITS
-        and not product.is_gated
+        and not matmul.is_gated
         and tiles * splits // 2 < device.number
-        and _all_have_work(product.in_features, ins, splits)
+        and _all_have_work(matmul.in_features, ins, splits)
     ):
         yield splits
         splits *= 2
