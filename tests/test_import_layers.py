@@ -94,7 +94,7 @@ LIBRARIES: Mapping[str, Mapping[str, When | None]] = {
         "backends.torch_needed": None,
         "backends.memory": "inside functions",
         "backends.cuda.choices": None,
-        "backends.cuda.kept_forms": None,
+        "backends.cuda.quantized_weights": None,
         "backends.cuda.precompile_process": "inside functions",
         "backends.cuda.precompiling": None,
         "backends.jax": None,

@@ -15,9 +15,9 @@ from quantized_packers import FORMATS, write_quantized
 from torch import Tensor
 from triton_device import DEVICE
 
-from ostro.backends.cuda.kept_forms import keeps_quantized
 from ostro.backends.cuda.projections import Fp8Linear, PackedLinear
 from ostro.backends.cuda.quantized_loading import load_quantized
+from ostro.backends.cuda.quantized_weights import keeps_quantized
 from ostro.backends.cuda.runner import GpuRunner
 from ostro.backends.planning import plan
 from ostro.backends.torch.devices import weight_formats

@@ -10,8 +10,8 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ostro.backends.cuda.kept_forms import keeps_quantized
 from ostro.backends.cuda.precompiling import Precompiler, precompiler
+from ostro.backends.cuda.quantized_weights import keeps_quantized
 from ostro.backends.native.load import native_runner
 from ostro.config import EngineConfig
 from ostro.devices import DEVICE_KINDS, check_settings, device_kind_here, require_torch, runs_on_jax

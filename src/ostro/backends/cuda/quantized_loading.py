@@ -1,5 +1,5 @@
 """Loads a quantised checkpoint onto a GPU with its projections as small as they are stored, where the kernels take
-their form (`kept_forms`).
+their form (`quantized_weights`).
 
 The model is built without memory. Each projection gets its own once all of its parts have come, a few rows at a time,
 so that it never exists in 16 bits unless it has to be widened.
@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ostro.backends.cuda.kept_forms import format_name, joined_form
 from ostro.backends.cuda.projections import Fp8Linear, PackedLinear, QuantizedLinear
 from ostro.backends.cuda.quantize import has_fp8
+from ostro.backends.cuda.quantized_weights import format_name, joined_form
 from ostro.errors import BadCheckpoint
 from ostro.kernels.gpu.fp8 import FP8, quantize_weight
 from ostro.kernels.gpu.packed_words import Packed, pack_codes, pack_pairs

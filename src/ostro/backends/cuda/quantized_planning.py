@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping
 
-from ostro.backends.cuda.kept_forms import format_name, kept_forms, why_widened
+from ostro.backends.cuda.quantized_weights import format_name, quantized_forms, why_widened
 from ostro.config import ResolvedConfig
 from ostro.models.architecture import Architecture
 from ostro.models.description import Description
@@ -17,7 +17,7 @@ def kept_on_gpu(stored: Stored, config: ResolvedConfig, described: Description) 
     """
     if not isinstance(described, Architecture) or why_widened(config, described) is not None:
         return {}
-    found = kept_forms(described, {tensor.name: tensor.form for tensor in stored.tensors})
+    found = quantized_forms(described, {tensor.name: tensor.form for tensor in stored.tensors})
     return found | {name.removeprefix(f"{described.backbone}."): form for name, form in found.items()}
 
 

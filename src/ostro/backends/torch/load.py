@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 from ostro.backends.cuda.fusible import check_plain_attention, why_plain_attention
-from ostro.backends.cuda.kept_forms import why_widened
+from ostro.backends.cuda.quantized_weights import why_widened
 from ostro.backends.division import choose_ranks
 from ostro.backends.memory import num_pages
 from ostro.backends.precision import check_torch_format
@@ -60,7 +60,7 @@ def load_runner(
     *,
     keeps_quantized: bool = False,
 ) -> ModelRunner:
-    """The `precompiler` is for a model on one GPU, and so is `keeps_quantized`: see `kept_forms`."""
+    """The `precompiler` is for a model on one GPU, and so is `keeps_quantized`: see `quantized_weights`."""
     device = pick_device(config.device)
     ranks = _choose_ranks(checkpoint, config, device)
     config = replace(config, tensor_parallel=ranks)

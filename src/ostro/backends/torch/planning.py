@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 from ostro.backends.adapter_sizes import adapter_values
 from ostro.backends.cuda.fusible import check_plain_attention, plain_attention_bytes, why_plain_attention
-from ostro.backends.cuda.kept_forms import format_name, kept_bytes, largest_packed
 from ostro.backends.cuda.quantized_planning import kept_on_gpu
+from ostro.backends.cuda.quantized_weights import format_name, kept_bytes, largest_packed
 from ostro.backends.memory import gpu_step_bytes, num_pages, page_bytes, pages_beside, pages_within, second_layout_fits
 from ostro.backends.plan import Parts, idle_values
 from ostro.backends.precision import check_torch_format, in_words

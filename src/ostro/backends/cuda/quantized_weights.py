@@ -49,7 +49,7 @@ def keeps_quantized(stored: Stored, described: Description, config: EngineConfig
         _log.info("quantised weights are widened: %s", reason)
         return False
     assert isinstance(described, Architecture)
-    return bool(kept_forms(described, forms))
+    return bool(quantized_forms(described, forms))
 
 
 def joined_form(projection: Projection, forms: Sequence[Form | None]) -> Form | None:
@@ -66,7 +66,7 @@ def joined_form(projection: Projection, forms: Sequence[Form | None]) -> Form | 
     return Form("int", bits, group)
 
 
-def kept_forms(described: Architecture, forms: Mapping[str, Form | None]) -> dict[str, Form]:
+def quantized_forms(described: Architecture, forms: Mapping[str, Form | None]) -> dict[str, Form]:
     """The form that each tensor of the projections has in memory, by its name with the backbone's prefix; those that
     are widened are left out. `forms` are those of the checkpoint's tensors, with or without the prefix.
     """
