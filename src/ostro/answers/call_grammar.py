@@ -12,11 +12,10 @@ from functools import cached_property
 from typing import Literal, NamedTuple
 
 from ostro.answers.formats import CallFormat, HarmonyCalls, JsonCalls, NamedCalls, PythonCalls, TaggedCalls
-from ostro.answers.lark import Lark, alternatives
 from ostro.answers.profile import ReasoningMarkers
 from ostro.answers.tools import CUSTOM_INPUT, Tool
 from ostro.answers.typed_values import may_be_text
-from ostro.formats.guidance_text import OPTIONS, SEPARATORS
+from ostro.formats.guidance_text import OPTIONS, SEPARATORS, Lark, alternatives
 from ostro.formats.guidance_text import text_literal as quoted
 
 _FUNCTION, _PARAMETER, _PARAMETER_END = "<function={}>\n", "<parameter={}>\n", "\n</parameter>\n"

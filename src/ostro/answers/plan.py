@@ -17,11 +17,11 @@ from dataclasses import dataclass, field, replace
 from ostro.answers.call_grammar import GrammarRequest, answer_grammar, argument_schema
 from ostro.answers.formats import FORMATS, CallFormat, HarmonyCalls
 from ostro.answers.history import template_messages, template_tools
-from ostro.answers.lark import Lark
 from ostro.answers.profile import ReasoningMarkers, TemplateProfile
 from ostro.answers.reader import AnswerReader, new_id, new_short_id
 from ostro.answers.tools import ANY_OBJECT, ReasoningSettings, Tool, ToolChoice
 from ostro.errors import BadRequest
+from ostro.formats.guidance_text import Lark
 from ostro.structured import StructuredOutput
 from ostro.text.chat import Message
 
