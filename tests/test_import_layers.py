@@ -317,10 +317,10 @@ def test_module_without_a_row_is_found(tmp_path: Path) -> None:
 
 
 def test_planted_circle_is_found(tmp_path: Path) -> None:
-    plant(tmp_path, "engine/kv.py", "from ostro.engine.pages import PageAllocator")
+    plant(tmp_path, "engine/kv.py", "from ostro.engine.radix import RadixCache")
     assert circle(tmp_path) == []
-    plant(tmp_path, "engine/pages.py", "def f():\n    from ostro.engine import kv")
-    assert set(circle(tmp_path)) == {"ostro.engine.kv", "ostro.engine.pages"}
+    plant(tmp_path, "engine/radix.py", "def f():\n    from ostro.engine import kv")
+    assert set(circle(tmp_path)) == {"ostro.engine.kv", "ostro.engine.radix"}
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostro.engine.pages import PageAllocator
+from ostro.engine.kv import PageAllocator
 
 
 def test_new_run_is_contiguous() -> None:

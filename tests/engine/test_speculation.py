@@ -13,14 +13,13 @@ from scripted_grammar import scripted
 
 from ostro.backends.fake import FakeRunner, Script
 from ostro.engine.core import EngineCore
-from ostro.engine.drafter import MOST_DRAFTS
-from ostro.engine.ngrams import LONGEST_MATCH, TextIndex
+from ostro.engine.costs import StepCosts
+from ostro.engine.drafter import LONGEST_MATCH, MOST_DRAFTS, TextIndex
 from ostro.engine.request import Request
 from ostro.engine.runner import RunnerSpec
 from ostro.engine.scheduler import Progress
 from ostro.engine.sequence import FinishReason, Sequence
 from ostro.engine.speculation import NgramSpeculation, speculation
-from ostro.engine.step_costs import StepCosts
 from ostro.sampling_params import SamplingParams
 
 TEXT = [*range(20, 60), *range(100, 130)]

@@ -11,7 +11,7 @@ from engine_driver import Driver, make_request
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ostro.engine.fetch_costs import FetchCosts
+from ostro.engine.costs import FetchCosts
 from ostro.engine.kv import Admission
 from ostro.engine.page_store import Arrival, Move, Spill
 from ostro.engine.request import Request

@@ -6,8 +6,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from ostro.engine.counters import Counters
-from ostro.engine_process.engine_counters import EngineCounters, ModelCounters
+from ostro.engine.counters import Counters, EngineCounters, ModelCounters
 from ostro.engine_process.messages import Heartbeat, ModelInfo
 from ostro.server.admission.auth import Keyring
 from ostro.server.app import build_app

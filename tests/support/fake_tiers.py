@@ -7,7 +7,7 @@ from random import Random
 from typing import NamedTuple
 
 from ostro.backends.fake import FakeRunner
-from ostro.engine.fetch_costs import FetchCosts
+from ostro.engine.costs import FetchCosts
 from ostro.engine.page_store import Arrival, Fetch, Move, Offer, Source, Spill, Store
 
 Shared = dict[bytes, list[int]]

@@ -7,8 +7,7 @@ from typing import Protocol
 import msgspec
 
 from ostro.engine.batch import Batch
-from ostro.engine.logprob import NOT_FINITE, TokenLogprob
-from ostro.engine.solution import Solution
+from ostro.engine.results import NOT_FINITE, Solution, TokenLogprob
 
 __all__ = ["NOT_FINITE", "ModelRunner", "RunnerSpec", "SampledToken", "Solution", "Step", "StepOutput", "TokenLogprob"]
 

@@ -6,9 +6,9 @@ from typing import Self
 
 from ostro.engine.constraint import Matcher
 from ostro.engine.drafter import Drafter
-from ostro.engine.logprob import TokenLogprob
 from ostro.engine.loops import LoopWatch
 from ostro.engine.request import Request
+from ostro.engine.results import TokenLogprob
 from ostro.errors import SequenceFailed
 
 PENDING = -1

@@ -7,10 +7,10 @@ position. So drafts never change what is generated, only how many tokens a step 
     drafts                 d e f          the step computes c d e f
     sampled                d e x y        after c, d, e and f: d and e are accepted, x is new, y is void
 
-Drafts continue the longest match of the sequence's last tokens (`engine.ngrams`) in its own tokens, or in the text that
-the request predicts. Whether they pay is decided at every step, by what was measured: how often tokens after a match of
-this length are right, which is also learned from guesses that were not drafted, and what further rows cost
-(`engine.step_costs`). Where nothing repeats, or the batch is large, no drafts are made.
+Drafts continue the longest match of the sequence's last tokens (`engine.drafter`) in its own tokens, or in the text
+that the request predicts. Whether they pay is decided at every step, by what was measured: how often tokens after a
+match of this length are right, which is also learned from guesses that were not drafted, and what further rows cost
+(`engine.costs`). Where nothing repeats, or the batch is large, no drafts are made.
 """
 
 import logging
@@ -21,11 +21,10 @@ from heapq import merge
 from itertools import islice, repeat
 from typing import NamedTuple, Protocol
 
-from ostro.engine.drafter import Drafter, Guess, Rates
-from ostro.engine.ngrams import TextIndex
+from ostro.engine.costs import StepCosts
+from ostro.engine.drafter import Drafter, Guess, Rates, TextIndex
 from ostro.engine.runner import RunnerSpec
 from ostro.engine.sequence import Sequence
-from ostro.engine.step_costs import StepCosts
 
 _log = logging.getLogger(__name__)
 

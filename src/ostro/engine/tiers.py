@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterator, Sequence
 from hashlib import blake2b
 from typing import NamedTuple
 
+from ostro.engine.costs import FetchCosts
 from ostro.engine.counters import Counters
-from ostro.engine.fetch_costs import FetchCosts
 from ostro.engine.page_store import Arrival, Fetch, Move, Offer, PageStore, Source, Spill, Store
 from ostro.engine.radix import NOWHERE, Node, PageKey, RadixCache, Salt
 

@@ -22,9 +22,9 @@ from typing import Self, TypeVar
 from weakref import WeakValueDictionary
 
 from ostro.config import EngineConfig
+from ostro.engine.counters import EngineCounters
 from ostro.engine.request import Request
 from ostro.engine.scheduler import Progress
-from ostro.engine_process.engine_counters import EngineCounters
 from ostro.engine_process.messages import (
     LENGTH,
     Abort,

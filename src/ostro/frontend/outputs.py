@@ -4,8 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ostro.engine.logprob import NOT_FINITE, TokenLogprob
-from ostro.engine.solution import Solution
+from ostro.engine.results import NOT_FINITE, Solution, TokenLogprob
 from ostro.errors import SequenceFailed
 
 __all__ = ["Choice", "Completion", "Delta", "Ranked", "Score", "Solution", "TokenLogprob", "score", "solution"]

@@ -9,8 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
-from ostro.engine.counters import Counters
-from ostro.engine_process.engine_counters import ModelCounters
+from ostro.engine.counters import Counters, ModelCounters
 from ostro.errors import BadRequest, OstroError, Unavailable, UnknownModel
 from ostro.pool.catalog import ModelSpec
 from ostro.pool.names import resolve

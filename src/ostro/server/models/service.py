@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, TypeVar
 from ostro.config import EngineConfig
 from ostro.engine.admission import AdmissionRules
 from ostro.engine.constraint import Constraint
+from ostro.engine.counters import EngineCounters
 from ostro.engine.request import Request
-from ostro.engine_process.engine_counters import EngineCounters
 from ostro.engine_process.handle import EngineHandle, State, Stream
 from ostro.engine_process.messages import Heartbeat, Located, ModelInfo, Profiled
 from ostro.errors import BadRequest, ContextLengthExceeded, ModelError, OstroError

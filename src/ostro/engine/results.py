@@ -1,4 +1,4 @@
-"""The log-probability of a token at a position. Knows no tensors."""
+"""What a model says of a sequence besides its next token: log-probabilities, and the answer to a solve request."""
 
 from dataclasses import dataclass, replace
 
@@ -23,3 +23,21 @@ class TokenLogprob:
     def listing(self, count: int) -> "TokenLogprob":
         """The same, with at most `count` of the most likely tokens."""
         return self if len(self.top) <= count else replace(self, top=self.top[:count])
+
+
+@dataclass(frozen=True, slots=True)
+class Solution:
+    """One sequence's answer to a solve request."""
+
+    predictions: list[int]
+    """The likeliest token at each position."""
+    steps: int
+    """Outer steps taken."""
+    q_halt: float
+    """The q-head's two logits after the last step."""
+    q_continue: float
+
+    @property
+    def halted(self) -> bool:
+        """Whether the model itself would halt there."""
+        return self.q_halt > self.q_continue

@@ -1,10 +1,4 @@
-"""What a step costs by its number of rows, learned from the steps that were run. Knows no device and no sequences.
-
-Only ratios between numbers of rows matter. A step also takes longer as contexts grow, or while other processes use the
-machine, whatever its rows. So the estimate has two factors, of which the first adapts sooner:
-
-    seconds = pace × shape[rows]
-"""
+"""What steps and fetches cost, learned from what they took. Knows no clock, no device and no sequences."""
 
 from bisect import bisect_left
 from typing import NamedTuple
@@ -36,6 +30,14 @@ class _Seen(NamedTuple):
 
 
 class StepCosts:
+    """What a step costs by its number of rows.
+
+    Only ratios between numbers of rows matter. A step also takes longer as contexts grow, or while other processes use
+    the machine, whatever its rows. So the estimate has two factors, of which the first adapts sooner:
+
+        seconds = pace × shape[rows]
+    """
+
     def __init__(self) -> None:
         self._pace = 0.0
         # By place in _LIMITS, in order.
@@ -89,3 +91,62 @@ class StepCosts:
 
 def _assumed(rows: float) -> float:
     return 1.0 + _ASSUMED_SLOPE * (rows - 1.0)
+
+
+# How much of what was seen before still counts after each further observation.
+_DECAY = 0.9
+# After so many refusals in a row a fetch is tried, because what once was slow may be quick again.
+_REFUSALS = 32
+
+
+class _Rate:
+    """A decaying average of amounts by seconds."""
+
+    def __init__(self) -> None:
+        self._amount = 0.0
+        self._seconds = 0.0
+
+    def note(self, amount: float, seconds: float) -> None:
+        self._amount = _DECAY * self._amount + amount
+        self._seconds = _DECAY * self._seconds + seconds
+
+    def seconds(self, amount: float) -> float | None:
+        """How long that many would take; None if nothing is known."""
+        return self._seconds / self._amount * amount if self._amount else None
+
+
+class _Tier:
+    def __init__(self) -> None:
+        self.fetches = _Rate()
+        self.refused = 0
+        """Sequences in a row."""
+
+
+class FetchCosts:
+    """Whether fetching pages from a lower tier is quicker than computing them again, learned tier by tier."""
+
+    def __init__(self) -> None:
+        self._host, self._disk, self._prompts = _Tier(), _Tier(), _Rate()
+
+    def note_fetch(self, pages: int, seconds: float, *, disk: bool) -> None:
+        """`disk` if the pages came from there, and not from host memory."""
+        if pages:
+            (self._disk if disk else self._host).fetches.note(pages, seconds)
+
+    def note_prompt(self, tokens: int, seconds: float) -> None:
+        """A step that computed prompts."""
+        self._prompts.note(tokens, seconds)
+
+    def pays(self, pages: int, tokens: int, *, disk: bool, is_turn: bool = True) -> bool:
+        """Whether to fetch these pages rather than compute the tokens in them. `is_turn` if they are computed now
+        otherwise: only that counts as a refusal, not a look ahead.
+        """
+        tier = self._disk if disk else self._host
+        fetching, computing = tier.fetches.seconds(pages), self._prompts.seconds(tokens)
+        if fetching is None or computing is None or fetching < computing:
+            tier.refused = 0
+            return True
+        if not is_turn:
+            return False
+        tier.refused = (tier.refused + 1) % (_REFUSALS + 1)
+        return not tier.refused
