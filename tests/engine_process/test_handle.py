@@ -1,6 +1,7 @@
 """The API process's side of an engine: states, streams and restarts, with a real engine process that runs no model."""
 
 import asyncio
+import math
 import os
 import signal
 import time
@@ -10,13 +11,14 @@ from pathlib import Path
 
 import pytest
 from live_service import set_faults, until
+from told_time import ToldTime
 from traces import read_spans
 
 from ostro.config import EngineConfig
 from ostro.engine.request import Request
 from ostro.engine.scheduler import Progress
 from ostro.engine.sequence import FinishReason
-from ostro.engine_process.handle import EngineHandle, State, Stream
+from ostro.engine_process.handle import EngineHandle, Sleep, State, Stream
 from ostro.errors import BadRequest, ModelError, ModelNotFound, ProfileFailed, TryLater, Unavailable
 from ostro.sampling_params import SamplingParams
 
@@ -27,8 +29,10 @@ def _fake(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @asynccontextmanager
-async def started(config: EngineConfig | None = None, *, stall_seconds: float = 60.0) -> AsyncIterator[EngineHandle]:
-    handle = EngineHandle(config or EngineConfig(), stall_seconds=stall_seconds)
+async def started(
+    config: EngineConfig | None = None, *, load_stall_seconds: float = 600.0, sleep: Sleep = asyncio.sleep
+) -> AsyncIterator[EngineHandle]:
+    handle = EngineHandle(config or EngineConfig(), load_stall_seconds=load_stall_seconds, sleep=sleep)
     handle.start()
     try:
         yield handle
@@ -49,6 +53,17 @@ async def first(stream: Stream) -> list[Progress]:
     async for batch in stream:
         return batch
     return []
+
+
+@asynccontextmanager
+async def started_without_pauses() -> AsyncIterator[EngineHandle]:
+    """Restarted at once; never taken for stuck, for to the watch, too, time flies."""
+
+    async def pause(seconds: float) -> None:
+        await asyncio.sleep(0.01)
+
+    async with started(load_stall_seconds=math.inf, sleep=pause) as handle:
+        yield handle
 
 
 def test_stream_ends_when_every_choice_has_finished() -> None:
@@ -266,14 +281,17 @@ def test_settled_waits_for_the_new_engine_after_a_death() -> None:
 
 
 def test_model_that_cannot_be_loaded_fails_once_with_the_reason() -> None:
+    time = ToldTime()
+
     async def scenario() -> None:
-        async with started(EngineConfig(model="./no/such/model")) as handle:
+        async with started(EngineConfig(model="./no/such/model"), sleep=time.sleep) as handle:
             for _ in range(2):
                 with pytest.raises(ModelNotFound, match="There is no file or directory"):
                     await handle.settled()
             with pytest.raises(ModelNotFound):
                 handle.submit(request())
-            await asyncio.sleep(1)
+            await until(lambda: not os.path.exists(f"/proc/{handle.pid}"))
+            await time.let_pass(60)
             assert handle.state is State.FAILED
             assert handle.restarts == 0
 
@@ -284,7 +302,7 @@ def test_engine_that_dies_again_and_again_while_loading_is_given_up(monkeypatch:
     set_faults(monkeypatch, "crash_loading")
 
     async def scenario() -> None:
-        async with started() as handle:
+        async with started_without_pauses() as handle:
             with pytest.raises(ModelError, match=r"died 3 times while it loaded the model \(exit status 70\)"):
                 await handle.settled()
             assert handle.state is State.FAILED
@@ -297,7 +315,7 @@ def test_engine_that_follows_another_is_restarted_as_often_as_that_ends(monkeypa
     set_faults(monkeypatch, "follow=0")
 
     async def scenario() -> None:
-        async with started() as handle:
+        async with started_without_pauses() as handle:
             await until(lambda: handle.restarts >= 4)
             assert (handle.state, handle.failure) == (State.LOADING, None)
             # Its leader is no longer there when it comes back: that may take any time too.
@@ -306,21 +324,20 @@ def test_engine_that_follows_another_is_restarted_as_often_as_that_ends(monkeypa
             await until(lambda: handle.restarts >= before + 3)
             assert (handle.state, handle.failure) == (State.LOADING, None)
 
-    for name in ("_FIRST_PAUSE", "_LONGEST_PAUSE"):
-        monkeypatch.setattr(f"ostro.engine_process.handle.{name}", 0.05)
     asyncio.run(scenario())
 
 
 def test_engine_that_follows_another_is_not_stuck_and_says_who_takes_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     set_faults(monkeypatch, "follow=60")
+    time = ToldTime()
 
     async def scenario() -> None:
-        handle = EngineHandle(EngineConfig(), load_stall_seconds=1.0)
+        handle = EngineHandle(EngineConfig(), load_stall_seconds=1.0, sleep=time.sleep)
         assert handle.refusal is None
         handle.start()
         try:
             await until(lambda: handle.refusal is not None)
-            await asyncio.sleep(2.5)
+            await time.let_pass(60)
             assert (handle.state, handle.restarts) == (State.LOADING, 0)
             assert "Another host takes the requests" in str(handle.refusal)
         finally:
@@ -356,14 +373,15 @@ def test_engine_that_writes_a_profile_is_not_stuck_unless_it_takes_as_long_as_lo
     part = tmp_path / ".trace"
     # Whoever writes into it waits for a reader.
     os.mkfifo(part)
+    time = ToldTime()
 
     async def scenario() -> None:
-        async with started(stall_seconds=2.0) as handle:
+        async with started(sleep=time.sleep) as handle:
             await handle.settled()
             stream = handle.submit(request(max_tokens=None))
             writing = asyncio.create_task(handle.profile(str(tmp_path / "trace"), seconds=60, max_steps=2))
-            await until(lambda: handle._idle_seconds > 3)
-            assert handle.heartbeat.writing
+            await until(lambda: handle.heartbeat.writing)
+            await time.let_pass(2 * handle.stall_seconds)
             await asyncio.to_thread(part.read_bytes)
             assert (await writing).steps == 2
             assert len(await first(stream)) > 0
@@ -371,8 +389,9 @@ def test_engine_that_writes_a_profile_is_not_stuck_unless_it_takes_as_long_as_lo
 
             os.mkfifo(tmp_path / ".again")
             writing = asyncio.create_task(handle.profile(str(tmp_path / "again"), seconds=60, max_steps=2))
-            handle.load_stall_seconds = 3.0
-            with pytest.raises(Unavailable, match="no progress for 3 s"):
+            await until(lambda: handle.heartbeat.writing)
+            await time.let_pass(2 * handle.load_stall_seconds)
+            with pytest.raises(Unavailable, match="no progress for 600 s"):
                 await writing
             stream.close()
 

@@ -5,9 +5,11 @@ import os
 import signal
 import time
 from dataclasses import replace
+from functools import partial
 
 import pytest
-from live_service import endless, live_service, set_faults, until, until_idle
+from live_service import STALL, endless, live_service, set_faults, until, until_idle
+from told_time import ToldTime
 
 from ostro.config import EngineConfig
 from ostro.engine.request import Request
@@ -15,10 +17,8 @@ from ostro.errors import ModelError, OstroError, RequestRefused, Unavailable
 from ostro.sampling_params import SamplingParams
 from ostro.server.models.service import ModelService, State
 
-# For a test that hangs: `stall_seconds` is 60 unless a test says otherwise.
-PATIENCE = 30.0
-# Longer than a busy machine keeps a process waiting for its turn.
-STALL = 2.0
+# For a test that hangs.
+PATIENCE = 60.0
 
 
 async def outcome(service: ModelService, request: Request) -> OstroError | None:
@@ -78,89 +78,129 @@ def test_engine_that_crashes_in_a_step_is_replaced_as_often_as_it_takes(monkeypa
 
 def test_stuck_engine_is_killed_and_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     set_faults(monkeypatch, "stall_after=5")
+    time = ToldTime()
 
     async def scenario() -> None:
-        async with live_service(stall_seconds=1.0) as service:
+        async with live_service(sleep=time.sleep) as service:
             before = service.engine_pid
-            error = await asyncio.wait_for(outcome(service, await endless(service)), PATIENCE)
+            task = asyncio.create_task(outcome(service, await endless(service)))
+            await until(lambda: service.heartbeat.counters.steps == 5)
+            await time.let_pass(STALL + 1)
+            error = await asyncio.wait_for(task, PATIENCE)
             assert isinstance(error, Unavailable)
-            assert "no progress for 1 s" in error.message
+            assert "no progress for 60 s" in error.message
+            await until_restarting(service, time)
             await assert_works(service)
             assert service.engine_pid != before
 
     asyncio.run(scenario())
 
 
+async def until_restarting(service: ModelService, time: ToldTime) -> None:
+    """The pause before a restart begins when the process has ended."""
+    while not service.restarts:
+        await time.let_pass(1)
+        await asyncio.sleep(0.01)
+
+
 def test_frozen_engine_process_is_killed_and_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     set_faults(monkeypatch, "step_seconds=0.01")
+    time = ToldTime()
 
     async def scenario() -> None:
-        async with live_service(stall_seconds=1.0) as service:
+        async with live_service(sleep=time.sleep) as service:
             tasks = await start_streams(service, 2)
             assert service.engine_pid is not None
             os.kill(service.engine_pid, signal.SIGSTOP)
-            errors = await asyncio.wait_for(asyncio.gather(*tasks), PATIENCE)
-            assert all(isinstance(error, Unavailable) for error in errors)
+            # What it had sent before is progress.
+            while not all(task.done() for task in tasks):
+                await time.let_pass(STALL + 1)
+                await asyncio.sleep(0.01)
+            assert all(isinstance(task.result(), Unavailable) for task in tasks)
+            await until_restarting(service, time)
             await assert_works(service)
 
     asyncio.run(scenario())
 
 
+def has_stepped(service: ModelService, since: int) -> bool:
+    return service.heartbeat.counters.steps > since
+
+
 def test_long_prefill_is_not_called_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its first token takes longer than an engine may be without progress; its chunks do not."""
-    set_faults(monkeypatch, "step_seconds=0.4")
+    set_faults(monkeypatch, "step_seconds=0.2")
+    time = ToldTime()
 
     async def scenario() -> None:
-        async with live_service(EngineConfig(max_batch_tokens=8), stall_seconds=STALL) as service:
-            began = time.monotonic()
-            request = await service.prepare([1] * 60, SamplingParams(max_tokens=1))
-            assert await outcome(service, request) is None
-            assert time.monotonic() - began > STALL
-            assert service.restarts == 0
+        async with live_service(EngineConfig(max_batch_tokens=8), sleep=time.sleep) as service:
+            request = await service.prepare([1] * 2000, SamplingParams(max_tokens=1))
+            task = asyncio.create_task(outcome(service, request))
+            for _ in range(3):
+                await until(partial(has_stepped, service, since=service.heartbeat.counters.steps))
+                await time.let_pass(0.8 * STALL)
+            assert (service.heartbeat.counters.generated_tokens, service.restarts) == (0, 0)
+            task.cancel()
 
     asyncio.run(scenario())
 
 
 def test_idle_engine_and_a_reader_who_takes_his_time_are_not_called_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
     set_faults(monkeypatch)
+    time = ToldTime()
 
     async def scenario() -> None:
-        async with live_service(stall_seconds=STALL) as service:
+        async with live_service(sleep=time.sleep) as service:
             generation = service.stream(await service.prepare("Hello", SamplingParams(max_tokens=50, ignore_eos=True)))
             await generation.__anext__()
-            await asyncio.sleep(STALL + 1)
+            await until(lambda: service.heartbeat.counters.generated_tokens == 50)
+            await time.let_pass(2 * STALL)
             async for _ in generation:
                 pass
             assert generation.completion.num_generated == 50
+            await time.let_pass(2 * STALL)
             assert service.restarts == 0
             await assert_works(service)
 
     asyncio.run(scenario())
 
 
+@pytest.mark.full
 def test_event_loop_that_was_held_up_does_not_blame_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In real time: no message is read while the loop stands still."""
     set_faults(monkeypatch, "step_seconds=0.01")
 
     async def scenario() -> None:
-        async with live_service(stall_seconds=STALL) as service:
+        service = ModelService(EngineConfig(), stall_seconds=2.0)
+        await service.start()
+        try:
+            await service.settled()
             generation = service.stream(await endless(service))
             await generation.__anext__()
-            time.sleep(STALL + 1)
+            time.sleep(3)
             await asyncio.sleep(1)
             await generation.__anext__()
             await generation.aclose()
             assert service.restarts == 0
+        finally:
+            await service.stop()
 
     asyncio.run(scenario())
 
 
 def test_long_load_is_not_called_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
-    set_faults(monkeypatch, "load_seconds=1.2")
+    set_faults(monkeypatch, "load_seconds=60")
+    time = ToldTime()
 
     async def scenario() -> None:
-        async with live_service(stall_seconds=0.5) as service:
-            assert service.state is State.READY
-            assert service.restarts == 0
+        service = ModelService(EngineConfig(), load_stall_seconds=10 * STALL, stall_seconds=STALL, sleep=time.sleep)
+        await service.start()
+        try:
+            await until(lambda: service.engine_pid is not None)
+            await time.let_pass(5 * STALL)
+            assert (service.state, service.restarts) == (State.LOADING, 0)
+        finally:
+            await service.stop()
 
     asyncio.run(scenario())
 
@@ -168,13 +208,18 @@ def test_long_load_is_not_called_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_load_that_makes_no_progress_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a dead file system the model stayed `loading` for good."""
     set_faults(monkeypatch, "load_seconds=600")
+    time = ToldTime()
 
     async def scenario() -> None:
-        service = ModelService(EngineConfig(), load_stall_seconds=1.0)
+        service = ModelService(EngineConfig(), load_stall_seconds=1.0, sleep=time.sleep)
         await service.start()
         try:
+            settling = asyncio.create_task(service.settled())
+            while not settling.done():
+                await time.let_pass(1)
+                await asyncio.sleep(0.01)
             with pytest.raises(ModelError, match="no progress for 1 s while it loaded the model"):
-                await asyncio.wait_for(service.settled(), 60)
+                await settling
             assert (service.state, service.restarts) == (State.FAILED, 0)
         finally:
             await service.stop()
@@ -182,6 +227,7 @@ def test_load_that_makes_no_progress_is_given_up(monkeypatch: pytest.MonkeyPatch
     asyncio.run(scenario())
 
 
+@pytest.mark.full
 def test_slow_load_that_gets_on_is_not_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     set_faults(monkeypatch, "load_work=5")
 

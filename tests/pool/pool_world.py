@@ -4,8 +4,7 @@ In it an hour passes in a moment and always in the same order, and a pool that w
 """
 
 import asyncio
-import selectors
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,43 +17,6 @@ from ostro.pool.catalog import Catalog, ModelSpec
 from ostro.pool.pool import Files, Footprint, ModelPool, ModelView, PoolLimits, PoolState
 
 MIB = 1 << 20
-_LONGEST = 36_000.0
-
-
-class _JumpingSelector(selectors.DefaultSelector):
-    now = 1000.0
-
-    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        assert timeout is not None, "all wait for what will never happen"
-        self.now += max(0.0, timeout)
-        return super().select(0)
-
-
-class _JumpingLoop(asyncio.SelectorEventLoop):
-    def __init__(self) -> None:
-        self._jumping = _JumpingSelector()
-        super().__init__(self._jumping)
-
-    def time(self) -> float:
-        return self._jumping.now
-
-
-def run_world(main: Coroutine[Any, Any, None]) -> None:
-    async def limited() -> None:
-        async with asyncio.timeout(_LONGEST):
-            await main
-
-    with asyncio.Runner(loop_factory=_JumpingLoop) as runner:
-        runner.run(limited())
-
-
-def in_world(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
-    def run() -> None:
-        run_world(test())
-
-    run.__name__ = test.__name__
-    run.__doc__ = test.__doc__
-    return run
 
 
 def now() -> float:

@@ -5,7 +5,8 @@ import traceback
 from itertools import pairwise
 
 import pytest
-from pool_world import MIB, FakeService, Model, Pool, a_catalog, a_spec, in_world, now, outcome, took, until
+from jumping_loop import in_jumping_time
+from pool_world import MIB, FakeService, Model, Pool, a_catalog, a_spec, now, outcome, took, until
 
 from ostro.engine_process.handle import State
 from ostro.errors import BadRequest, ModelError, ModelNotFound, Unavailable, Unsupported
@@ -17,7 +18,7 @@ def models(names: str, **how: int | float) -> dict[str, Model]:
     return {name: Model(**how) for name in names}  # type: ignore[arg-type]
 
 
-@in_world
+@in_jumping_time
 async def test_one_load_serves_all_who_ask() -> None:
     pool = Pool(models("a"))
     assert await asyncio.gather(*(pool.work("a") for _ in range(50))) == ["a"] * 50
@@ -26,7 +27,7 @@ async def test_one_load_serves_all_who_ask() -> None:
     await pool.end()
 
 
-@in_world
+@in_jumping_time
 async def test_loaded_model_is_used_at_once_and_counts_as_in_use_until_left() -> None:
     pool = Pool(models("a"))
     await pool.load("a")
@@ -39,7 +40,7 @@ async def test_loaded_model_is_used_at_once_and_counts_as_in_use_until_left() ->
     await pool.end()
 
 
-@in_world
+@in_jumping_time
 async def test_lease_may_be_given_back_by_another_task() -> None:
     pool = Pool(models("a"))
     lease = pool.use("a")
@@ -50,7 +51,7 @@ async def test_lease_may_be_given_back_by_another_task() -> None:
     await pool.end()
 
 
-@in_world
+@in_jumping_time
 async def test_error_within_the_block_gives_the_lease_back() -> None:
     pool = Pool(models("a"))
     with pytest.raises(BadRequest, match="mine"):
@@ -60,7 +61,7 @@ async def test_error_within_the_block_gives_the_lease_back() -> None:
     await pool.end()
 
 
-@in_world
+@in_jumping_time
 async def test_client_that_goes_away_does_not_end_the_load() -> None:
     pool = Pool(models("a"))
     first, second = pool.request("a"), pool.request("a")
@@ -80,7 +81,7 @@ async def test_client_that_goes_away_does_not_end_the_load() -> None:
 
 @pytest.mark.parametrize("moment", [0.0, 1.0, 2.0, 2.0000001, 2.5, 3.0])
 def test_cancelled_request_leaks_no_lease(moment: float) -> None:
-    @in_world
+    @in_jumping_time
     async def run() -> None:
         pool = Pool(models("a"))
         request = pool.request("a", 1.0)
@@ -93,7 +94,7 @@ def test_cancelled_request_leaks_no_lease(moment: float) -> None:
     run()
 
 
-@in_world
+@in_jumping_time
 async def test_cancellation_in_the_moment_of_the_grant_gives_the_lease_back() -> None:
     pool = Pool(models("a"))
     request = pool.request("a")
@@ -105,7 +106,7 @@ async def test_cancellation_in_the_moment_of_the_grant_gives_the_lease_back() ->
     await pool.end()
 
 
-@in_world
+@in_jumping_time
 async def test_least_recently_used_model_goes_first() -> None:
     pool = Pool(models("abcde"), models=3)
     for name in "abcabdaeb":
@@ -117,7 +118,7 @@ async def test_least_recently_used_model_goes_first() -> None:
     await pool.end()
 
 
-@in_world
+@in_jumping_time
 async def test_evicted_service_has_ended_before_the_next_one_starts() -> None:
     pool = Pool({"a": Model(stop=30.0), "b": Model()}, models=1)
     await pool.load("a")
@@ -128,7 +129,7 @@ async def test_evicted_service_has_ended_before_the_next_one_starts() -> None:
 
 @pytest.mark.parametrize("kind", ["mib", "device_mib"])
 def test_room_is_made_by_bytes_before_a_load(kind: str) -> None:
-    @in_world
+    @in_jumping_time
     async def run() -> None:
         sizes = {"a": 300, "b": 300, "c": 300, "d": 700}
         limit = {"mib": "memory", "device_mib": "device_memory"}[kind]
@@ -142,7 +143,7 @@ def test_room_is_made_by_bytes_before_a_load(kind: str) -> None:
     run()
 
 
-@in_world
+@in_jumping_time
 async def test_measured_figure_counts_from_then_on() -> None:
     """Expected: nothing, for nobody knows. Then the model turns out large, and idle ones go for it."""
     pool = Pool({"a": Model(mib=600), "b": Model(mib=600, expected=False)}, memory=1000 * MIB, exact=False)
@@ -155,7 +156,7 @@ async def test_measured_figure_counts_from_then_on() -> None:
     await pool.end()
 
 
-@in_world
+@in_jumping_time
 async def test_model_that_does_not_fit_beside_busy_ones_after_all_waits_in_line() -> None:
     pool = Pool({"a": Model(mib=600), "b": Model(mib=600, expected=False)}, memory=1000 * MIB, exact=False)
     busy = pool.request("a", 30.0)
@@ -166,14 +167,14 @@ async def test_model_that_does_not_fit_beside_busy_ones_after_all_waits_in_line(
     await pool.end()
 
 
-@in_world
+@in_jumping_time
 async def test_of_models_whose_size_nobody_knows_one_is_loaded_at_a_time() -> None:
     pool = Pool({name: Model(expected=False) for name in "ab"}, memory=1000 * MIB)
     assert await took(asyncio.gather(pool.load("a"), pool.load("b"))) == pytest.approx(4.1, abs=0.1)
     await pool.end()
 
 
-@in_world
+@in_jumping_time
 async def test_models_that_fit_load_side_by_side() -> None:
     pool = Pool(models("ab"), memory=1000 * MIB)
     assert await took(asyncio.gather(pool.load("a"), pool.load("b"))) == pytest.approx(2.1, abs=0.1)
@@ -182,7 +183,7 @@ async def test_models_that_fit_load_side_by_side() -> None:
 
 @pytest.mark.parametrize("expected", [True, False])
 def test_model_larger_than_the_budget_is_refused_with_both_figures(expected: bool) -> None:
-    @in_world
+    @in_jumping_time
     async def run() -> None:
         pool = Pool({"a": Model(mib=2048, expected=expected)}, memory=1024 * MIB, exact=False)
         with pytest.raises(ModelError, match=r"a needs 2\.00 GiB of host memory, where 1\.00 GiB are allowed"):
@@ -199,7 +200,7 @@ def test_model_larger_than_the_budget_is_refused_with_both_figures(expected: boo
     run()
 
 
-@in_world
+@in_jumping_time
 async def test_pinned_model_is_never_evicted() -> None:
     pool = Pool(models("abc"), pinned="a", models=2)
     for name in "abcbc":
@@ -212,7 +213,7 @@ async def test_pinned_model_is_never_evicted() -> None:
     await pool.end()
 
 
-@in_world
+@in_jumping_time
 async def test_without_room_beside_pinned_models_requests_are_refused_at_once() -> None:
     pool = Pool(models("abc"), pinned="ab", models=2)
     await asyncio.gather(pool.load("a"), pool.load("b"))
@@ -227,7 +228,7 @@ async def test_without_room_beside_pinned_models_requests_are_refused_at_once() 
     await pool.end()
 
 
-@in_world
+@in_jumping_time
 async def test_pinned_models_and_the_default_one_load_at_the_start() -> None:
     pool = Pool(models("abc"), pinned="c")
     await pool.start()
@@ -238,7 +239,7 @@ async def test_pinned_models_and_the_default_one_load_at_the_start() -> None:
     await pool.end()
 
 
-@in_world
+@in_jumping_time
 async def test_pinned_models_have_their_room_before_the_default_one() -> None:
     pool = Pool(models("ab"), pinned="b", models=1)
     await pool.start()
@@ -247,7 +248,7 @@ async def test_pinned_models_have_their_room_before_the_default_one() -> None:
     await pool.end()
 
 
-@in_world
+@in_jumping_time
 async def test_failed_load_is_told_to_all_and_not_tried_again_in_a_tight_loop() -> None:
     pool = Pool({"a": Model(error=ModelError("No such tensor."))}, retry_seconds=30.0)
     errors = await asyncio.gather(*(outcome(pool.work("a")) for _ in range(20)))
@@ -280,7 +281,7 @@ async def test_failed_load_is_told_to_all_and_not_tried_again_in_a_tight_loop() 
     await pool.end()
 
 
-@in_world
+@in_jumping_time
 async def test_room_of_a_failed_load_is_free_again() -> None:
     pool = Pool({"a": Model(error=ModelError("No.")), "b": Model()}, models=1)
     failed, served = pool.request("a"), pool.request("b")
@@ -290,7 +291,7 @@ async def test_room_of_a_failed_load_is_free_again() -> None:
     await pool.end()
 
 
-@in_world
+@in_jumping_time
 async def test_any_other_error_of_a_service_fails_the_load() -> None:
     class Broken(FakeService):
         async def settled(self) -> None:
@@ -303,7 +304,7 @@ async def test_any_other_error_of_a_service_fails_the_load() -> None:
     await pool.stop()
 
 
-@in_world
+@in_jumping_time
 async def test_service_that_cannot_be_made_fails_the_load() -> None:
     def refuse(spec: ModelSpec, files: Files | None) -> FakeService:
         raise BadRequest("No such setting.")
@@ -314,7 +315,7 @@ async def test_service_that_cannot_be_made_fails_the_load() -> None:
     await pool.stop()
 
 
-@in_world
+@in_jumping_time
 async def test_request_waits_only_so_long_and_is_told_when_to_come_back() -> None:
     pool = Pool({"a": Model(load=100.0)}, wait_seconds=60.0)
     began = now()
@@ -336,7 +337,7 @@ async def test_request_waits_only_so_long_and_is_told_when_to_come_back() -> Non
     await pool.end()
 
 
-@in_world
+@in_jumping_time
 async def test_unload_waits_for_running_requests_and_new_ones_load_it_again() -> None:
     pool = Pool(models("a"))
     running = pool.request("a", 10.0)
@@ -353,7 +354,7 @@ async def test_unload_waits_for_running_requests_and_new_ones_load_it_again() ->
     await pool.end()
 
 
-@in_world
+@in_jumping_time
 async def test_models_that_stay_are_not_unloaded() -> None:
     pool = Pool({"a": Model()}, unloads=False)
     await pool.load("a")
@@ -363,7 +364,7 @@ async def test_models_that_stay_are_not_unloaded() -> None:
     await pool.end()
 
 
-@in_world
+@in_jumping_time
 async def test_requests_do_not_wait_for_a_service_that_takes_none() -> None:
     pool = Pool({"a": Model(load=1000.0)}, pinned=["a"], wait_seconds=60.0)
     await pool.start()
@@ -376,7 +377,7 @@ async def test_requests_do_not_wait_for_a_service_that_takes_none() -> None:
     await pool.end()
 
 
-@in_world
+@in_jumping_time
 async def test_requests_that_wait_already_are_refused_once_a_service_takes_none() -> None:
     """They waited for as long as a request may."""
     pool = Pool({"a": Model(load=1000.0)}, pinned=["a"], wait_seconds=60.0)
@@ -391,7 +392,7 @@ async def test_requests_that_wait_already_are_refused_once_a_service_takes_none(
     await pool.end()
 
 
-@in_world
+@in_jumping_time
 async def test_unload_says_whether_there_was_anything_to_unload() -> None:
     pool = Pool(models("a"), pinned="a")
     assert not await pool.unload("a")
@@ -404,7 +405,7 @@ async def test_unload_says_whether_there_was_anything_to_unload() -> None:
     await pool.end()
 
 
-@in_world
+@in_jumping_time
 async def test_unload_ends_a_load_and_tells_who_waits() -> None:
     pool = Pool({"a": Model(load=1000.0)})
     waiting = pool.request("a")
@@ -416,7 +417,7 @@ async def test_unload_ends_a_load_and_tells_who_waits() -> None:
     await pool.end()
 
 
-@in_world
+@in_jumping_time
 async def test_unload_lets_a_failed_model_be_tried_again() -> None:
     pool = Pool({"a": Model(error=ModelError("No."))})
     await outcome(pool.work("a"))
@@ -426,7 +427,7 @@ async def test_unload_lets_a_failed_model_be_tried_again() -> None:
     await pool.end()
 
 
-@in_world
+@in_jumping_time
 async def test_names_are_resolved_and_unknown_ones_refused() -> None:
     pool = Pool({"org-model": Model(), "org/other": Model()})
     assert await pool.work("org/model") == "org-model"
@@ -438,7 +439,7 @@ async def test_names_are_resolved_and_unknown_ones_refused() -> None:
     await pool.end()
 
 
-@in_world
+@in_jumping_time
 async def test_engine_that_starts_again_is_waited_for() -> None:
     pool = Pool(models("a"))
     await pool.load("a")
@@ -449,7 +450,7 @@ async def test_engine_that_starts_again_is_waited_for() -> None:
     await pool.end()
 
 
-@in_world
+@in_jumping_time
 async def test_engine_that_gives_up_fails_its_model_and_frees_its_room() -> None:
     pool = Pool(models("ab"), models=1)
     await pool.load("a")
@@ -464,7 +465,7 @@ async def test_engine_that_gives_up_fails_its_model_and_frees_its_room() -> None
     await pool.end()
 
 
-@in_world
+@in_jumping_time
 async def test_engine_that_gives_up_is_noticed_though_nobody_asks() -> None:
     pool = Pool(models("a"))
     await pool.start()
@@ -475,7 +476,7 @@ async def test_engine_that_gives_up_is_noticed_though_nobody_asks() -> None:
     await pool.end()
 
 
-@in_world
+@in_jumping_time
 async def test_failed_model_that_is_still_in_use_is_stopped_after_that() -> None:
     pool = Pool(models("a"), retry_seconds=1.0)
     running = pool.request("a", 20.0)
@@ -490,7 +491,7 @@ async def test_failed_model_that_is_still_in_use_is_stopped_after_that() -> None
     await pool.end()
 
 
-@in_world
+@in_jumping_time
 async def test_model_whose_engine_starts_again_and_again_makes_room_for_others() -> None:
     pool = Pool(models("ab"), models=1)
     await pool.load("a")
@@ -504,7 +505,7 @@ async def test_model_whose_engine_starts_again_and_again_makes_room_for_others()
     await pool.end()
 
 
-@in_world
+@in_jumping_time
 async def test_draining_model_whose_engine_starts_again_stays_draining() -> None:
     pool = Pool({"a": Model(load=10.0), "b": Model()}, models=1, wait_seconds=200.0)
     long = pool.request("a", 100.0)
@@ -520,7 +521,7 @@ async def test_draining_model_whose_engine_starts_again_stays_draining() -> None
     await pool.end()
 
 
-@in_world
+@in_jumping_time
 async def test_model_drained_while_its_engine_starts_again_lets_nobody_in_when_that_is_ready() -> None:
     pool = Pool({"a": Model(load=10.0), "b": Model()}, models=1, wait_seconds=200.0)
     long = pool.request("a", 100.0)
@@ -536,7 +537,7 @@ async def test_model_drained_while_its_engine_starts_again_lets_nobody_in_when_t
     await pool.end()
 
 
-@in_world
+@in_jumping_time
 async def test_model_that_need_not_drain_any_more_takes_requests_only_once_its_engine_is_ready() -> None:
     pool = Pool({"a": Model(load=10.0), "b": Model()}, models=1)
     long = pool.request("a", 100.0)
@@ -555,7 +556,7 @@ async def test_model_that_need_not_drain_any_more_takes_requests_only_once_its_e
     await pool.end()
 
 
-@in_world
+@in_jumping_time
 async def test_adapter_uses_the_service_of_its_base() -> None:
     pool = Pool(models("ab"), adapters={"one": "a", "two": "a"}, models=1)
     async with pool.use("one") as (spec, service), pool.use("a") as (base_spec, base_service):
@@ -569,7 +570,7 @@ async def test_adapter_uses_the_service_of_its_base() -> None:
     await pool.end()
 
 
-@in_world
+@in_jumping_time
 async def test_adapter_on_an_adapter_is_refused() -> None:
     pool = Pool(models("a"), adapters={"one": "a", "two": "one"})
     with pytest.raises(ModelError, match="The base of two is one"):
@@ -577,7 +578,7 @@ async def test_adapter_on_an_adapter_is_refused() -> None:
     await pool.end()
 
 
-@in_world
+@in_jumping_time
 async def test_idle_models_are_unloaded_but_not_pinned_ones() -> None:
     pool = Pool(models("abc"), pinned="b", idle_seconds=60.0)
     await pool.start()
@@ -594,7 +595,7 @@ async def test_idle_models_are_unloaded_but_not_pinned_ones() -> None:
     await pool.end()
 
 
-@in_world
+@in_jumping_time
 async def test_stop_ends_loads_waiters_and_running_services() -> None:
     pool = Pool({"a": Model(), "b": Model(load=1000.0), "c": Model(), "d": Model()}, models=3)
     await pool.start()
@@ -612,12 +613,12 @@ async def test_stop_ends_loads_waiters_and_running_services() -> None:
     await pool.stop()
 
 
-@in_world
+@in_jumping_time
 async def test_stop_of_a_pool_that_never_started_is_harmless() -> None:
     await Pool(models("a")).end()
 
 
-@in_world
+@in_jumping_time
 async def test_views_tell_how_each_model_stands() -> None:
     pool = Pool({"a": Model(mib=10, device_mib=20), "b": Model(), "c": Model()}, pinned="b")
     running = pool.request("a", 5.0)
@@ -632,7 +633,7 @@ async def test_views_tell_how_each_model_stands() -> None:
     await pool.end()
 
 
-@in_world
+@in_jumping_time
 async def test_base_is_loaded_anew_for_adapters_found_since_and_nobody_is_cut_off() -> None:
     pool = Pool(models("ab", fetch=1.0), adapters={"one": "a"})
     long = [pool.request(name, 20.0) for name in ("a", "one")]
@@ -651,7 +652,7 @@ async def test_base_is_loaded_anew_for_adapters_found_since_and_nobody_is_cut_of
     await pool.end()
 
 
-@in_world
+@in_jumping_time
 async def test_adapter_found_while_its_base_is_on_its_way_comes_with_the_next_load() -> None:
     pool = Pool(models("a", fetch=10.0, load=10.0), adapters={})
     first = pool.request("a")
@@ -663,7 +664,7 @@ async def test_adapter_found_while_its_base_is_on_its_way_comes_with_the_next_lo
     await pool.end()
 
 
-@in_world
+@in_jumping_time
 async def test_adapter_gone_while_it_was_waited_for_is_unknown() -> None:
     pool = Pool(models("a", load=10.0))
     first = pool.request("a")

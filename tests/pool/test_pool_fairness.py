@@ -5,13 +5,14 @@ from collections import Counter
 from random import Random
 
 import pytest
-from pool_world import MIB, Model, Pool, in_world, now, outcome, run_world, took, until
+from jumping_loop import in_jumping_time, run_in_jumping_time
+from pool_world import MIB, Model, Pool, now, outcome, took, until
 
 from ostro.errors import Unavailable
 from ostro.pool.pool import PoolState
 
 
-@in_world
+@in_jumping_time
 async def test_burst_over_three_models_with_room_for_two() -> None:
     pool = Pool({name: Model() for name in "abc"}, memory=250 * MIB)
     names = [("abc" * 67)[number] for number in range(200)]
@@ -42,10 +43,10 @@ def test_steady_load_over_three_models(load: float, room: int, seed: int) -> Non
         assert pool.counters.loads <= 40
         await pool.end()
 
-    run_world(run())
+    run_in_jumping_time(run())
 
 
-@in_world
+@in_jumping_time
 async def test_clients_with_one_request_after_the_other_do_not_swap_for_each() -> None:
     """Two clients, two models, room for one. Each leaves its model idle for a moment after each request."""
     pool = Pool({name: Model(load=5.0) for name in "ab"}, models=1)
@@ -60,7 +61,7 @@ async def test_clients_with_one_request_after_the_other_do_not_swap_for_each() -
     await pool.end()
 
 
-@in_world
+@in_jumping_time
 async def test_swap_of_idle_models_loses_little_time() -> None:
     pool = Pool({name: Model(load=5.0, stop=0.1) for name in "ab"}, models=1)
     for name in "abababab":
@@ -68,7 +69,7 @@ async def test_swap_of_idle_models_loses_little_time() -> None:
     await pool.end()
 
 
-@in_world
+@in_jumping_time
 async def test_busy_model_is_drained_for_those_who_wait() -> None:
     """A stream of requests that never leaves a idle does not keep b out."""
     pool = Pool({name: Model() for name in "ab"}, models=1)
@@ -89,7 +90,7 @@ async def test_busy_model_is_drained_for_those_who_wait() -> None:
     await pool.end()
 
 
-@in_world
+@in_jumping_time
 async def test_draining_model_takes_no_new_requests_and_they_are_served_later() -> None:
     pool = Pool({name: Model() for name in "ab"}, models=1)
     long = pool.request("a", 30.0)
@@ -104,7 +105,7 @@ async def test_draining_model_takes_no_new_requests_and_they_are_served_later() 
     await pool.end()
 
 
-@in_world
+@in_jumping_time
 async def test_model_is_not_drained_before_it_was_ready_for_as_long_as_it_loaded() -> None:
     pool = Pool({"a": Model(load=20.0), "b": Model()}, models=1)
     long = pool.request("a", 100.0)
@@ -117,7 +118,7 @@ async def test_model_is_not_drained_before_it_was_ready_for_as_long_as_it_loaded
     await pool.end()
 
 
-@in_world
+@in_jumping_time
 async def test_least_recently_loaded_of_the_busy_models_is_drained() -> None:
     pool = Pool({name: Model() for name in "abc"}, models=2)
     running = [pool.request("b", 60.0)]
@@ -134,7 +135,7 @@ async def test_least_recently_loaded_of_the_busy_models_is_drained() -> None:
     await pool.end()
 
 
-@in_world
+@in_jumping_time
 async def test_model_is_not_drained_while_nobody_waits() -> None:
     pool = Pool({name: Model() for name in "ab"}, models=1)
     long = pool.request("a", 50.0)
@@ -154,7 +155,7 @@ async def test_model_is_not_drained_while_nobody_waits() -> None:
     await pool.end()
 
 
-@in_world
+@in_jumping_time
 async def test_pin_ends_the_drain() -> None:
     pool = Pool({name: Model() for name in "ab"}, models=1)
     long = pool.request("a", 50.0)
@@ -168,7 +169,7 @@ async def test_pin_ends_the_drain() -> None:
     await pool.end()
 
 
-@in_world
+@in_jumping_time
 async def test_who_was_told_to_come_back_keeps_the_place_of_its_model() -> None:
     """Requests for a take longer than one for b may wait. If b's place were lost, a would always be refilled first."""
     pool = Pool({name: Model() for name in "ab"}, models=1, wait_seconds=10.0)
@@ -198,7 +199,7 @@ async def test_who_was_told_to_come_back_keeps_the_place_of_its_model() -> None:
     await pool.end()
 
 
-@in_world
+@in_jumping_time
 async def test_place_of_who_never_comes_back_lapses() -> None:
     pool = Pool({name: Model() for name in "ab"}, models=1, wait_seconds=10.0)
     await pool.start()
@@ -213,7 +214,7 @@ async def test_place_of_who_never_comes_back_lapses() -> None:
     await pool.end()
 
 
-@in_world
+@in_jumping_time
 async def test_large_model_is_not_kept_out_by_small_ones() -> None:
     """Small ones come and go without end; the large one needs the room of all of them at a time."""
     small = {f"s{number}": Model(mib=100) for number in range(6)}
@@ -232,7 +233,7 @@ async def test_large_model_is_not_kept_out_by_small_ones() -> None:
     await pool.end()
 
 
-@in_world
+@in_jumping_time
 async def test_small_model_behind_a_large_one_takes_room_that_the_large_one_leaves() -> None:
     pool = Pool({"busy": Model(mib=500), "large": Model(mib=800), "small": Model(mib=100)}, memory=1000 * MIB)
     long = pool.request("busy", 50.0)
@@ -246,7 +247,7 @@ async def test_small_model_behind_a_large_one_takes_room_that_the_large_one_leav
     await pool.end()
 
 
-@in_world
+@in_jumping_time
 async def test_two_models_in_line_have_two_busy_ones_drained_at_a_time() -> None:
     pool = Pool({name: Model() for name in "abcd"}, models=2)
     running = [pool.request(name, 30.0) for name in "ab"]

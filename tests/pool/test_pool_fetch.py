@@ -4,7 +4,8 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from pool_world import MIB, FakeService, Model, Pool, World, a_catalog, a_spec, in_world, now, outcome, took, until
+from jumping_loop import in_jumping_time
+from pool_world import MIB, FakeService, Model, Pool, World, a_catalog, a_spec, now, outcome, took, until
 
 from ostro.errors import DownloadFailed, ModelError, Unavailable
 from ostro.pool.catalog import ModelSpec
@@ -13,7 +14,7 @@ from ostro.pool.pool import Files, Footprint, ModelPool, PoolLimits, PoolState
 MINUTES = 60.0
 
 
-@in_world
+@in_jumping_time
 async def test_fetch_takes_no_place_and_nobody_goes_for_it() -> None:
     """A download was part of the load: it held the model's place, and all others had a 503 until it was over."""
     pool = Pool({"a": Model(), "b": Model(fetch=20 * MINUTES)}, models=1)
@@ -30,7 +31,7 @@ async def test_fetch_takes_no_place_and_nobody_goes_for_it() -> None:
     await pool.end()
 
 
-@in_world
+@in_jumping_time
 async def test_others_make_room_once_the_files_are_here() -> None:
     pool = Pool({"a": Model(), "b": Model(fetch=10.0)}, models=1)
     await pool.work("a")
@@ -44,7 +45,7 @@ async def test_others_make_room_once_the_files_are_here() -> None:
     await pool.end()
 
 
-@in_world
+@in_jumping_time
 async def test_what_a_fetched_model_will_take_is_known_before_it_is_loaded() -> None:
     """A model that was not on the disk counted as nothing until it was loaded. The world holds the limits all along."""
     pool = Pool({"a": Model(mib=900), "b": Model(mib=900, fetch=5.0)}, memory=1000 * MIB)
@@ -56,7 +57,7 @@ async def test_what_a_fetched_model_will_take_is_known_before_it_is_loaded() -> 
     await pool.end()
 
 
-@in_world
+@in_jumping_time
 async def test_fetch_goes_on_when_nobody_waits_any_more() -> None:
     pool = Pool({"a": Model(fetch=10 * MINUTES)}, wait_seconds=60.0)
     refused = await outcome(pool.work("a"))
@@ -72,7 +73,7 @@ async def test_fetch_goes_on_when_nobody_waits_any_more() -> None:
     await pool.end()
 
 
-@in_world
+@in_jumping_time
 async def test_one_fetch_serves_all_who_ask() -> None:
     pool = Pool({"a": Model(fetch=30.0)})
     assert await asyncio.gather(*(pool.work("a") for _ in range(20))) == ["a"] * 20
@@ -80,7 +81,7 @@ async def test_one_fetch_serves_all_who_ask() -> None:
     await pool.end()
 
 
-@in_world
+@in_jumping_time
 async def test_fetch_that_nobody_waits_for_gives_way_and_loses_nothing() -> None:
     pool = Pool({name: Model(fetch=100.0) for name in "abc"}, fetches=2, wait_seconds=1000.0)
     for name in "ab":
@@ -101,7 +102,7 @@ async def test_fetch_that_nobody_waits_for_gives_way_and_loses_nothing() -> None
     await pool.end()
 
 
-@in_world
+@in_jumping_time
 async def test_fetches_that_are_waited_for_come_in_turn() -> None:
     pool = Pool({name: Model(fetch=10.0) for name in "abcd"}, fetches=1, wait_seconds=100.0)
     asked = [pool.request(name) for name in "abcd"]
@@ -112,7 +113,7 @@ async def test_fetches_that_are_waited_for_come_in_turn() -> None:
     await pool.end()
 
 
-@in_world
+@in_jumping_time
 async def test_what_is_here_waits_for_no_fetch() -> None:
     pool = Pool({"a": Model(fetch=100.0), "b": Model()}, fetches=1)
     asked = pool.request("a")
@@ -122,7 +123,7 @@ async def test_what_is_here_waits_for_no_fetch() -> None:
     await pool.end()
 
 
-@in_world
+@in_jumping_time
 async def test_failed_fetch_is_told_and_not_begun_again_at_once() -> None:
     model = Model(fetch=5.0, fetch_error=DownloadFailed("The bucket does not answer."))
     pool = Pool({"a": model, "b": Model()}, retry_seconds=30.0, models=1)
@@ -138,7 +139,7 @@ async def test_failed_fetch_is_told_and_not_begun_again_at_once() -> None:
     await pool.end()
 
 
-@in_world
+@in_jumping_time
 async def test_unload_ends_a_fetch() -> None:
     pool = Pool({"a": Model(fetch=100.0)}, wait_seconds=1000.0)
     asked = pool.request("a")
@@ -152,7 +153,7 @@ async def test_unload_ends_a_fetch() -> None:
     await pool.end()
 
 
-@in_world
+@in_jumping_time
 async def test_files_are_held_from_the_fetch_until_the_service_has_ended() -> None:
     pool = Pool({"a": Model(fetch=5.0, stop=10.0)})
     await pool.load("a")
@@ -168,7 +169,7 @@ async def test_files_are_held_from_the_fetch_until_the_service_has_ended() -> No
     await pool.end()
 
 
-@in_world
+@in_jumping_time
 async def test_files_are_held_while_a_model_waits_for_room_and_no_longer() -> None:
     pool = Pool({"a": Model(), "b": Model(fetch=1.0)}, models=1, wait_seconds=5.0, patience=10.0)
     first = pool.request("a", 60.0)
@@ -184,7 +185,7 @@ async def test_files_are_held_while_a_model_waits_for_room_and_no_longer() -> No
     await pool.end()
 
 
-@in_world
+@in_jumping_time
 async def test_stop_ends_fetches() -> None:
     pool = Pool({"a": Model(fetch=100.0)}, pinned=["a"])
     await pool.start()
@@ -194,7 +195,7 @@ async def test_stop_ends_fetches() -> None:
     assert isinstance(await outcome(asked), Unavailable)
 
 
-@in_world
+@in_jumping_time
 async def test_model_that_can_never_fit_is_refused_before_others_go() -> None:
     world = World({"a": Model(), "b": Model()}, PoolLimits(models=1, memory=1000 * MIB))
 
@@ -210,7 +211,7 @@ async def test_model_that_can_never_fit_is_refused_before_others_go() -> None:
     await pool.stop()
 
 
-@in_world
+@in_jumping_time
 async def test_other_errors_of_an_estimate_are_left_to_the_load() -> None:
     world = World({"a": Model()}, PoolLimits(memory=1000 * MIB))
 
@@ -224,7 +225,7 @@ async def test_other_errors_of_an_estimate_are_left_to_the_load() -> None:
     await pool.stop()
 
 
-@in_world
+@in_jumping_time
 async def test_unforeseen_error_of_model_files_fails_the_model_only() -> None:
     class Broken:
         async def find(self, spec: ModelSpec) -> Files | None:

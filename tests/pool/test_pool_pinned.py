@@ -3,14 +3,15 @@
 import asyncio
 
 import pytest
-from pool_world import FakeService, Model, Pool, World, a_spec, in_world, now
+from jumping_loop import in_jumping_time
+from pool_world import FakeService, Model, Pool, World, a_spec, now
 
 from ostro.errors import DownloadFailed, ModelError, ModelNotFound
 from ostro.pool.catalog import Catalog, ModelSpec
 from ostro.pool.pool import ModelPool, PoolLimits, PoolState
 
 
-@in_world
+@in_jumping_time
 async def test_pinned_model_that_failed_is_tried_again_ever_later() -> None:
     model = Model(load=1.0, error=ModelError("Its bucket is down."))
     pool = Pool({"a": model}, pinned=["a"], retry_seconds=30.0)
@@ -26,7 +27,7 @@ async def test_pinned_model_that_failed_is_tried_again_ever_later() -> None:
     await pool.end()
 
 
-@in_world
+@in_jumping_time
 async def test_pinned_model_whose_engine_gave_up_comes_back() -> None:
     pool = Pool({"a": Model()}, pinned=["a"], retry_seconds=30.0)
     await pool.start()
@@ -37,7 +38,7 @@ async def test_pinned_model_whose_engine_gave_up_comes_back() -> None:
     await pool.end()
 
 
-@in_world
+@in_jumping_time
 async def test_pinned_model_that_was_unloaded_stays_so() -> None:
     pool = Pool({"a": Model()}, pinned=["a"])
     await pool.start()
@@ -74,7 +75,7 @@ def test_pinned_model_of_a_root_that_could_not_be_listed_comes_when_it_can() -> 
     asyncio.run(asyncio.wait_for(scenario(), 20))
 
 
-@in_world
+@in_jumping_time
 async def test_model_that_nobody_touched_costs_no_entry() -> None:
     """A server of thousands of models looked at all of them four times a second."""
     pool = Pool({name: Model() for name in "abc"})

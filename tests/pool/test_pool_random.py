@@ -8,7 +8,8 @@ from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pool_world import MIB, Model, Pool, now, outcome, run_world
+from jumping_loop import run_in_jumping_time
+from pool_world import MIB, Model, Pool, now, outcome
 
 from ostro.engine_process.handle import State
 from ostro.errors import ModelError, Unavailable
@@ -149,7 +150,7 @@ def test_whatever_happens_each_request_ends_and_nothing_is_left_over(setting: Se
         await serves_all(pool)
         await pool.end()
 
-    run_world(run())
+    run_in_jumping_time(run())
 
 
 async def serves_all(pool: Pool) -> None:
@@ -180,4 +181,4 @@ def test_stop_at_any_time_ends_everything(setting: Setting, moment: float) -> No
         await check_outcomes(tasks)
         await pool.end()
 
-    run_world(run())
+    run_in_jumping_time(run())

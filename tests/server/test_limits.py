@@ -4,6 +4,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import TypeVar
 
 import pytest
+from jumping_loop import in_jumping_time
 
 from ostro.engine.request import Request
 from ostro.errors import BadRequest, NotAllowed, QueueFull, RequestTimeout, Unavailable
@@ -340,7 +341,7 @@ async def test_slot_given_to_a_request_that_goes_in_the_same_moment_is_not_lost(
     await later.leave()
 
 
-@in_loop
+@in_jumping_time
 async def test_request_over_its_time_ends_in_line_and_at_work() -> None:
     gate = Gate(GateLimits(concurrent=1, seconds=0.05))
     at_work, in_line = Visitor(gate), Visitor(gate)
@@ -384,7 +385,7 @@ async def test_watched_stream_passes_all_and_the_record_has_what_it_brought() ->
     assert record.ttft_seconds is not None
 
 
-@in_loop
+@in_jumping_time
 async def test_watched_stream_that_takes_too_long_is_closed() -> None:
     gate, stream = Gate(GateLimits(seconds=1.0)), Stream([Delta(0, "a", None, [1])], stuck=True)
     async with gate.admit(a_record()) as ticket:
@@ -397,7 +398,7 @@ async def test_watched_stream_that_takes_too_long_is_closed() -> None:
     assert stream.closed
 
 
-@in_loop
+@in_jumping_time
 async def test_time_that_runs_out_while_the_reader_is_busy_ends_the_stream_at_its_next_look() -> None:
     gate = Gate(GateLimits(seconds=1.0))
     stream = Stream([Delta(0, "a", None, [1])], [Delta(0, "b", None, [2])])

@@ -10,11 +10,15 @@ from warm_engines import warm_engines
 
 from ostro.config import EngineConfig
 from ostro.engine.request import Request
+from ostro.engine_process.handle import Sleep
 from ostro.pool.catalog import Catalog, ModelSpec
 from ostro.pool.pool import ModelPool, PoolLimits
 from ostro.sampling_params import SamplingParams
 from ostro.server.models.served import Models
 from ostro.server.models.service import ModelService
+
+STALL = 60.0
+"""Seconds after which a live service's engine counts as stuck."""
 
 
 def set_faults(monkeypatch: pytest.MonkeyPatch, *faults: str) -> None:
@@ -24,10 +28,10 @@ def set_faults(monkeypatch: pytest.MonkeyPatch, *faults: str) -> None:
 
 @asynccontextmanager
 async def live_service(
-    config: EngineConfig | None = None, *, stall_seconds: float = 60.0
+    config: EngineConfig | None = None, *, sleep: Sleep = asyncio.sleep
 ) -> AsyncIterator[ModelService]:
     """Ready when it is entered, and stopped when it is left."""
-    service = ModelService(config or EngineConfig(), stall_seconds=stall_seconds)
+    service = ModelService(config or EngineConfig(), stall_seconds=STALL, sleep=sleep)
     with warm_engines():
         await service.start()
         try:

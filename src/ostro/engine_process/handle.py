@@ -15,10 +15,10 @@ import logging
 import socket
 import subprocess
 import time
-from contextlib import suppress
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from enum import StrEnum
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 from weakref import WeakValueDictionary
 
 from ostro.config import EngineConfig
@@ -72,6 +72,9 @@ _LEAST_WORK_SECONDS = 0.01
 _log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
+
+Sleep = Callable[[float], Coroutine[Any, Any, None]]
+"""Waits so many seconds: `asyncio.sleep`, or a test's own clock."""
 
 
 class State(StrEnum):
@@ -175,9 +178,11 @@ class EngineHandle:
         stall_seconds: float = 60.0,
         load_stall_seconds: float = 600.0,
         stop_seconds: float = 5.0,
+        sleep: Sleep = asyncio.sleep,
     ) -> None:
         """`path` is where the model's files are, if known, and `name` is the model's name at their source.
         `stall_seconds` and `load_stall_seconds` limit the time without progress while serving and while loading.
+        `sleep` paces the watch for progress and the restarts.
         """
         self.config = config
         self._boot = Boot(config, path, name)
@@ -185,6 +190,7 @@ class EngineHandle:
         self.load_stall_seconds = load_stall_seconds
         self.suspects = Suspects()
         self.stop_seconds = stop_seconds
+        self._sleep = sleep
         self.state = State.LOADING
         self.info: ModelInfo | None = None
         self.failure: OstroError | None = None
@@ -415,11 +421,20 @@ class EngineHandle:
                 # An engine that followed another has to meet it again when that one restarts.
                 pause = _FIRST_PAUSE
             _log.warning("The engine ended with status %s; a new one starts in %.1f s.", self._status(), pause)
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._ending.wait(), pause)
+            await self._pause(pause)
+            if self._ending.is_set():
                 return
             pause = min(2 * pause, _LONGEST_PAUSE)
             self.counters.restarts += 1
+
+    async def _pause(self, seconds: float) -> None:
+        """Until the next process may start, or the engine is stopped."""
+        waits = [asyncio.ensure_future(self._sleep(seconds)), asyncio.ensure_future(self._ending.wait())]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
 
     def _status(self) -> int | None:
         return None if self._process is None else self._process.returncode
@@ -558,7 +573,7 @@ class EngineHandle:
         Counts ticks of this loop instead of clock time: while this process was held up, it read no messages either.
         """
         while True:
-            await asyncio.sleep(_WATCH_SECONDS)
+            await self._sleep(_WATCH_SECONDS)
             if self._follows:
                 # It waits for the other host's engine, whose own server watches it.
                 continue

@@ -17,7 +17,7 @@ from ostro.engine.admission import AdmissionRules
 from ostro.engine.constraint import Constraint
 from ostro.engine.counters import EngineCounters
 from ostro.engine.request import Request
-from ostro.engine_process.handle import EngineHandle, State, Stream
+from ostro.engine_process.handle import EngineHandle, Sleep, State, Stream
 from ostro.engine_process.messages import Heartbeat, Located, ModelInfo, Profiled
 from ostro.errors import BadRequest, ContextLengthExceeded, ModelError, OstroError
 from ostro.frontend.outputs import Completion, Delta
@@ -133,16 +133,22 @@ class ModelService:
         stall_seconds: float = 60.0,
         load_stall_seconds: float = 600.0,
         prefill: "RemotePrefill | None" = None,
+        sleep: Sleep = asyncio.sleep,
     ) -> None:
         """`path` is the location of the model's files, if known, and `name` the model's name at their source.
         `tokenizer` is the location of a separate tokenizer, if settings name one and it is known. `prefill` has long
-        prompts computed by another server.
+        prompts computed by another server. `sleep` paces the engine's supervision.
         """
         self.config = config
         self._prefill = prefill
         self._tokenizer_path = None if tokenizer is None else Path(tokenizer)
         self._handle = EngineHandle(
-            config, path=path, name=name, stall_seconds=stall_seconds, load_stall_seconds=load_stall_seconds
+            config,
+            path=path,
+            name=name,
+            stall_seconds=stall_seconds,
+            load_stall_seconds=load_stall_seconds,
+            sleep=sleep,
         )
         self._frontend: Frontend | None = None
         self._admission: AdmissionRules | None = None
