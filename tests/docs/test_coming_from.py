@@ -13,7 +13,7 @@ from ostro.cli import COMMANDS, _parser
 from ostro.cli.serve import add_arguments
 from ostro.errors import BadRequest
 from ostro.schemas import ChatCompletionRequest, CompletionRequest, GenerateRequest, GenerateResponse
-from ostro.server.settings import ALIASES, PREFIX, REFUSED, ServeSettings
+from ostro.server.settings import ALIASES, REFUSED, ServeSettings, variables_of
 
 PAGES = sorted((ROOT / "docs" / "coming-from").glob("*.md"))
 # Served besides what the OpenAPI document tells.
@@ -31,8 +31,7 @@ def flags() -> set[str]:
 
 @cache
 def variables() -> set[str]:
-    aliases = {name for names in ALIASES.values() for name in names.env}
-    return aliases | {PREFIX + name.upper() for name in ServeSettings.model_fields} | OTHER_VARIABLES
+    return {each for name in ServeSettings.model_fields for each in variables_of(name)} | OTHER_VARIABLES
 
 
 @cache
@@ -115,7 +114,9 @@ def test_flags_and_endpoints_in_notes_exist(row: Row, paths: set[str]) -> None:
 
 def test_every_alias_is_in_a_table() -> None:
     text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
-    names = {name for each in ALIASES.values() for name in (*each.flags, *each.env)}
+    # No other server has these two.
+    ours = {"--max-cached-models", "--model-name-or-path"}
+    names = {name for each in ALIASES.values() for name in (*each.flags, *each.foreign)} - ours
     assert {
         name for name in names if f"`{name}" not in text and f"{name} " not in text and f"{name}=" not in text
     } == set()

@@ -25,7 +25,7 @@ from ostro.schemas import (
 )
 from ostro.schemas.messages import CreateMessage, Tool
 from ostro.schemas.responses import CreateResponse, FunctionTool
-from ostro.server.settings import GROUPS, REFUSED, ServeSettings
+from ostro.server.settings import GROUPS, ONLY_IN_FILES, REFUSED, ServeSettings
 
 LEAST: dict[type[RequestModel], dict[str, object]] = {
     ChatCompletionRequest: {"messages": [{"role": "user", "content": "a"}]},
@@ -138,13 +138,19 @@ def test_statuses_in_the_docs_are_those_of_all_errors() -> None:
 
 
 def test_flags_in_the_docs_are_those_that_the_command_has() -> None:
-    [table] = [each for each in tables(ROOT / "docs" / "configuration.md") if each.head[:2] == ("in YAML", "flags")]
-    told = {flag for row in table.rows for flag in code_spans(row[1])}
+    [table] = [
+        each for each in tables(ROOT / "docs" / "configuration.md") if each.head[:2] == ("setting", "other names")
+    ]
+    names = [
+        *(ServeSettings.model_fields.keys() - ONLY_IN_FILES),
+        *(name for row in table.rows for name in code_spans(row[1])),
+    ]
+    told = {"--" + (name if "." in name else name.replace("_", "-")) for name in names}
     parser = argparse.ArgumentParser(add_help=False)
     add_arguments(parser)
     known = set(parser._option_string_actions) - {"--config", "--config-path", "--print-config", "--dry-run"}
     known -= {"--" + name.replace("_", "-") for name in REFUSED}
-    # A switch's other names can be turned round, too.
+    # Switches can be turned round.
     assert known - told <= {"--no-" + flag[2:] for flag in told}
     assert told <= known
 

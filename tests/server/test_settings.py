@@ -63,7 +63,15 @@ def test_engine_settings_are_the_engines_but_for_the_step_that_others_wait_for(t
     assert settings.model == ("./m",)
 
 
-_VALUES = {"backend": "torch", "device": "cpu", "local_dev": "true", "default_temperature": "0.5"}
+_VALUES = {
+    "backend": "torch",
+    "device": "cpu",
+    "dtype": "bf16",
+    "local_dev": "true",
+    "default_temperature": "0.5",
+    "gpu_memory_utilization": "0.5",
+    "otlp_endpoint": "http://collector",
+}
 
 
 @pytest.mark.parametrize(
@@ -83,8 +91,9 @@ def test_naming_origins_turns_cors_on(tmp_path: Path, text: str, enabled: bool) 
 def test_credentials_alone_ask_for_the_origins_that_they_need(tmp_path: Path) -> None:
     with pytest.raises(BadRequest, match="needs origins by name"):
         read(tmp_path, yaml_text="allow_credentials: true")
-    settings = read(tmp_path, yaml_text="allow_credentials: true\ncors_origins: https://page.example").settings
-    assert settings.enable_cors
+    origins = "cors_origins: https://page.example"
+    assert read(tmp_path, yaml_text=f"allow_credentials: true\n{origins}").settings.enable_cors
+    assert read(tmp_path, yaml_text=origins, dotenv="OSTRO_ALLOW_CREDENTIALS=true").settings.cors_credentials
 
 
 @pytest.mark.parametrize("level", ["INFO", "Warning", "debug"])
@@ -116,9 +125,14 @@ def test_running_tokens_bound_the_kv_cache_and_not_a_step(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(
     ("variable", "field", "value"),
-    [(variable, field, _VALUES.get(field, "7")) for field in ALIASES for variable in ALIASES[field].env],
+    [
+        (variable, field, _VALUES.get(field, "7"))
+        for field, names in ALIASES.items()
+        for variable in names.env
+        if field != "cors_credentials"
+    ],
 )
-def test_variables_of_other_servers_are_read(
+def test_other_variables_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str, field: str, value: str
 ) -> None:
     monkeypatch.setenv(variable, value)
@@ -135,11 +149,18 @@ def test_our_own_variable_beats_an_alias(tmp_path: Path, monkeypatch: pytest.Mon
     assert read(tmp_path).settings.port == 2
 
 
+def test_two_of_our_variables_for_one_setting_are_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OSTRO_MODEL", "./one")
+    monkeypatch.setenv("OSTRO_MODEL_PATH", "./other")
+    with pytest.raises(BadRequest, match=r"^OSTRO_MODEL_PATH in the environment sets what OSTRO_MODEL .* Keep one"):
+        read(tmp_path)
+
+
 @pytest.mark.parametrize(
-    ("key", "field"), [(key, field) for field, names in ALIASES.items() for key in names.yaml if field != "device"]
+    ("key", "field"), [(key, field) for field, names in ALIASES.items() for key in names.also if field != "device"]
 )
 def test_keys_of_other_servers_are_read_from_yaml(tmp_path: Path, key: str, field: str) -> None:
-    texts = dict.fromkeys(("model", "tokenizer", "levanter_config"), '"7"')
+    texts = dict.fromkeys(("model", "tokenizer", "levanter_config", "served_model_name"), '"7"')
     value = {"backend": "torch", "cors_credentials": "false", "otlp_endpoint": "http://collector"} | texts
     merged = read(tmp_path, yaml_text=f"serve:\n  hrm:\n    {key}: {value.get(field, '1')}\n")
     assert merged.origins == {field: f"{key} in {tmp_path / 'ostro.yaml'}"}

@@ -9,7 +9,7 @@ from types import ModuleType
 from doc_pages import tables
 
 from ostro.engine.counters import Counters
-from ostro.server.settings import ALIASES, PREFIX, ServeSettings
+from ostro.server.settings import ServeSettings, variables_of
 from ostro.server.telemetry.metrics import Metrics, Served
 
 ROOT = Path(__file__).parents[2]
@@ -29,8 +29,8 @@ _OTHER |= {
 
 def setting_variables() -> set[str]:
     """Those that hold what a user sets: the server's settings, and where models are kept."""
-    own = {PREFIX + name.upper() for name in (*ServeSettings.model_fields, "config", "cache", "cache_limit")}
-    return own | {name for names in ALIASES.values() for name in names.env} | {"LOCAL_MODEL_CACHE"}
+    own = {variable for name in ServeSettings.model_fields for variable in variables_of(name)}
+    return own | {"OSTRO_CONFIG", "OSTRO_CACHE", "OSTRO_CACHE_LIMIT", "LOCAL_MODEL_CACHE"}
 
 
 def known_variables() -> set[str]:

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from ostro.server.settings import ALIASES, ONLY_IN_FILES, PREFIX, SECRETS, ServeSettings
+from ostro.server.settings import ONLY_IN_FILES, SECRETS, ServeSettings, variables_of
 
 PATH = Path(__file__).parents[2] / "deploy" / "helm" / "ostro" / "values.schema.json"
 # The chart decides where the server listens and how it reports its health; keys come from secrets.
@@ -27,15 +27,11 @@ def text() -> str:
             "properties": {name: _value(field) for name, field in fields.items() if name not in _NOT_IN_VALUES},
         },
         "settingVariable": {
-            "enum": [each for name in fields if name not in _KEYS_IN_ENVIRONMENT for each in _variables(name)]
+            "enum": [each for name in fields if name not in _KEYS_IN_ENVIRONMENT for each in variables_of(name)]
         },
-        "keyVariable": {"enum": [*(each for name in _KEYS_IN_ENVIRONMENT for each in _variables(name)), "HF_TOKEN"]},
+        "keyVariable": {"enum": [*(each for name in _KEYS_IN_ENVIRONMENT for each in variables_of(name)), "HF_TOKEN"]},
     }
     return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
-
-
-def _variables(name: str) -> list[str]:
-    return [PREFIX + name.upper(), *(ALIASES[name].env if name in ALIASES else ())]
 
 
 def _value(field: Schema) -> Schema:

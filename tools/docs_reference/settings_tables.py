@@ -13,13 +13,10 @@ from ostro.server.settings import (
     ALIASES,
     GROUPS,
     IMPLIED,
-    ONLY_IN_FILES,
-    PREFIX,
     REFUSED,
     Bytes,
     Directory,
     Hosts,
-    Names,
     References,
     Secrets,
     ServeSettings,
@@ -154,16 +151,12 @@ def _shown(value: object, hint: object = None) -> str:
 
 
 def _names() -> str:
-    rows = []
-    for name, field in ServeSettings.model_fields.items():
-        other = ALIASES.get(name, Names())
-        flag = "--" + name.replace("_", "-")
-        flags = [] if name in ONLY_IN_FILES else [flag, *other.flags]
-        if field.annotation is bool and not name.startswith("disable_"):
-            flags.insert(1, f"--no-{flag[2:]}")
-        variables = [] if name in ONLY_IN_FILES else [PREFIX + name.upper(), *other.env]
-        rows.append((codes([name, *other.yaml]), codes(flags), codes(variables)))
-    return table(("in YAML", "flags", "variables"), rows)
+    rows = [
+        (code(name), codes((*ALIASES[name].also, *ALIASES[name].levanter)), codes(ALIASES[name].foreign))
+        for name in ServeSettings.model_fields
+        if name in ALIASES
+    ]
+    return table(("setting", "other names", "variables of other servers"), rows)
 
 
 def _refused() -> str:

@@ -10,7 +10,17 @@ wording   formats settings for messages
 
 from ostro.server.settings.fields import Bytes, Directory, Hosts, References, Secrets, ServeSettings, Texts
 from ostro.server.settings.merging import IMPLIED, INSTALLED_DEFAULTS, Merged, read_settings
-from ostro.server.settings.names import ALIASES, GROUPS, ONLY_IN_FILES, PREFIX, REFUSED, REPEATABLE, SECRETS, Names
+from ostro.server.settings.names import (
+    ALIASES,
+    GROUPS,
+    ONLY_IN_FILES,
+    PREFIX,
+    REFUSED,
+    REPEATABLE,
+    SECRETS,
+    Names,
+    variables_of,
+)
 from ostro.server.settings.sources import Given, check_environment
 
 __all__ = [
@@ -35,4 +45,5 @@ __all__ = [
     "Texts",
     "check_environment",
     "read_settings",
+    "variables_of",
 ]

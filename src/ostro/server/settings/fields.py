@@ -38,7 +38,7 @@ from ostro.server.admission.hosts import HostRule, check_pattern
 from ostro.server.admission.limits import GateLimits
 from ostro.server.api import HttpOptions
 from ostro.server.http.body import BodyLimits
-from ostro.server.settings.names import ALIASES, PREFIX, Names
+from ostro.server.settings.names import PREFIX, variables_of
 from ostro.server.settings.wording import complaint, short
 
 # The share of a memory budget that one model's KV cache may take.
@@ -46,7 +46,7 @@ _KV_SHARE = 0.25
 
 
 def _env_names(field: str) -> AliasChoices:
-    return AliasChoices(PREFIX + field.upper(), *ALIASES.get(field, Names()).env)
+    return AliasChoices(*variables_of(field))
 
 
 def _only(values: set[object], reason: str) -> AfterValidator:

@@ -12,7 +12,7 @@ from pydantic_settings import BaseSettings, DotEnvSettingsSource, EnvSettingsSou
 
 from ostro.errors import BadRequest
 from ostro.server.settings.fields import ServeSettings
-from ostro.server.settings.names import ALIASES, PREFIX, REFUSED
+from ostro.server.settings.names import ALIASES, PREFIX, REFUSED, variables_of
 from ostro.system.env_file import as_in_dotenv
 
 # Our other variables, read elsewhere.
@@ -40,16 +40,25 @@ def from_environment(source: EnvSettingsSource, place: str) -> dict[str, Given]:
     for name, info in ServeSettings.model_fields.items():
         value, variable, _ = source.get_field_value(info, name)
         if value is not None:
+            _check_once(name, source, place)
             # A .env file was parsed as one; the environment's values may come from one that was not.
             is_raw = isinstance(value, str) and not isinstance(source, DotEnvSettingsSource)
             found[name] = Given(as_in_dotenv(variable, value) if is_raw else value, f"{variable}{place}")
     return found
 
 
+def _check_once(name: str, source: EnvSettingsSource, place: str) -> None:
+    """Refuses two of our variables for one setting. Those of other servers may be set for other programs."""
+    ours = [
+        variable for variable in variables_of(name) if variable.startswith(PREFIX) and source.env_vars.get(variable)
+    ]
+    if len(ours) > 1:
+        raise BadRequest(f"{ours[1]}{place} sets what {ours[0]} has already set. Keep one of the two.", param=name)
+
+
 def check_environment(names: Iterable[str]) -> None:
     """Refuses misspelt variables. Those that resemble none of ours are ignored as somebody else's."""
-    ours = [PREFIX + name.upper() for name in ServeSettings.model_fields]
-    ours += [name for names in ALIASES.values() for name in names.env if name.startswith(PREFIX)]
+    ours = [variable for name in ServeSettings.model_fields for variable in variables_of(name)]
     unknown = [name for name in names if name.startswith(PREFIX) and name not in _OTHER_ENV and name not in ours]
     for name in unknown:
         # Only close matches: Kubernetes generates variables from service names.
@@ -169,7 +178,7 @@ def _is_ours(key: object) -> bool:
 def _known_keys() -> dict[str, str]:
     """Settings by their YAML keys."""
     known = {name: name for name in ServeSettings.model_fields}
-    return known | {alias: name for name, names in ALIASES.items() for alias in names.yaml}
+    return known | {alias: name for name, names in ALIASES.items() for alias in names.also}
 
 
 def _can_be_off(name: str) -> bool:
