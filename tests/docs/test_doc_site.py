@@ -37,3 +37,14 @@ def test_pages_link_to_files_of_the_repository_that_are_copied(site: Path) -> No
     assert 'href="repository/bench/results/hrm.json"' in (site / "hrm.html").read_text(encoding="utf-8")
     assert (site / "repository/bench/results/hrm.json").is_file()
     assert 'href="index.html"' in (site / "unsupported.html").read_text(encoding="utf-8")
+
+
+def test_pages_that_moved_lead_to_what_took_their_place(site: Path) -> None:
+    stubs = [page for page in site.rglob("*.html") if 'http-equiv="refresh"' in page.read_text(encoding="utf-8")]
+    assert stubs
+    for stub in stubs:
+        [target] = re.findall(r'<a href="([^"]+)">Moved</a>', stub.read_text(encoding="utf-8"))
+        path, _, anchor = target.partition("#")
+        page = stub.parent / path
+        assert page.is_file(), f"{stub.name} leads to {target}"
+        assert not anchor or f'id="{anchor}"' in page.read_text(encoding="utf-8"), f"{stub.name} leads to {target}"

@@ -1,6 +1,7 @@
 """Lets the docs' pages point at files of the repository: they are copied into the site, and the links follow them.
 
-Knows links that leave docs/; whether their targets exist is for the tests of links.
+Pages that have moved leave a redirect behind. Knows links that leave docs/; whether their targets exist is for the
+tests of links.
 """
 
 import re
@@ -11,6 +12,11 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 _PLACE = "repository"
+# Pages that other sites may link to, and what took their place.
+MOVED = {"quantized-checkpoints.html": "models.html#quantised-checkpoints"}
+_REDIRECT = (
+    '<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" content="0; url={0}"><a href="{0}">Moved</a>\n'
+)
 _OUTWARD = re.compile(r"\[([^\]]*)\]\(((?:\.\./)+[^)#\s]*)(?:#[^)\s]*)?\)")
 
 
@@ -39,6 +45,13 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         return f"[{text}]({upward}index.md)" if path == "README.md" else text
 
     return _OUTWARD.sub(follow, markdown)
+
+
+def on_post_build(config: MkDocsConfig) -> None:
+    for old, new in MOVED.items():
+        page = Path(config.site_dir, old)
+        page.parent.mkdir(exist_ok=True)
+        page.write_text(_REDIRECT.format("../" * old.count("/") + new), encoding="utf-8")
 
 
 def _in_repository(page: str, target: str) -> str:
