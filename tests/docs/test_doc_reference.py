@@ -127,7 +127,7 @@ def test_endpoints_that_are_not_there_are_not_and_their_stand_ins_are() -> None:
 
 
 def test_statuses_in_the_docs_are_those_of_all_errors() -> None:
-    [table] = [each for each in tables(ROOT / "docs" / "api.md") if each.head == ("status", "when")]
+    [table] = [each for each in tables(ROOT / "docs" / "api" / "index.md") if each.head == ("status", "when")]
     told = {int(status) for status, _ in table.rows}
     kinds: list[type[OstroError]] = [OstroError]
     while kinds:
@@ -155,7 +155,10 @@ def test_flags_in_the_docs_are_those_that_the_command_has() -> None:
     assert told <= known
 
 
-@pytest.mark.parametrize("kind", [CreateResponse, FunctionTool, CreateMessage, Tool])
-def test_every_field_without_effect_is_named_in_the_docs(kind: type[RequestModel]) -> None:
-    text = (ROOT / "docs/responses-and-messages.md").read_text()
+@pytest.mark.parametrize(
+    ("kind", "page"),
+    [(CreateResponse, "responses"), (FunctionTool, "responses"), (CreateMessage, "messages"), (Tool, "messages")],
+)
+def test_every_field_without_effect_is_named_in_the_docs(kind: type[RequestModel], page: str) -> None:
+    text = (ROOT / "docs" / "api" / f"{page}.md").read_text()
     assert {name for name in kind.ignored if f"`{name}`" not in text} == set()

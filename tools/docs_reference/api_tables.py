@@ -2,8 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, fields
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields
 from typing import Any, cast, get_type_hints
 
 from openai.types import completion_create_params, embedding_create_params
@@ -28,6 +28,7 @@ from ostro.schemas import (
 )
 from ostro.schemas.generation import TokenBiases, Words
 from ostro.schemas.prompts import Prompts
+from ostro.schemas.structured import StructuredFields
 from ostro.server.api_docs.document import document
 from ostro.server.app import build_app
 from ostro.server.models.served import Models
@@ -77,37 +78,44 @@ _SECTIONS: Mapping[str, tuple[type[RequestModel], tuple[type[WireModel], ...]]] 
     "solve": (SolveRequest, (schemas.SolveResponse,)),
     "tokenize": (TokenizeRequest, (schemas.TokenizeResponse,)),
     "detokenize": (DetokenizeRequest, (schemas.DetokenizeResponse, schemas.TokenizerInfo)),
-}
-
-
-_DIALECTS: Mapping[str, tuple[type[RequestModel], tuple[type[WireModel], ...]]] = {
     "responses": (schemas.CreateResponse, (schemas.ResponseObject,)),
     "messages": (schemas.CreateMessage, (schemas.AssistantMessage, schemas.MessagesError)),
+}
+# Requests whose tables leave out the fields of a base, which has a table of its own.
+_BASES: Mapping[type[RequestModel], type[RequestModel]] = {
+    ChatCompletionRequest: GenerationRequest,
+    CompletionRequest: GenerationRequest,
+    schemas.CreateResponse: GenerationRequest,
+    schemas.CreateMessage: GenerationRequest,
+    GenerateRequest: StructuredFields,
 }
 
 
 def parts() -> dict[str, str]:
     made = {f"request-{name}": request_fields(request) for name, (request, _) in _SECTIONS.items()}
-    made |= {f"answer-{name}": "\n".join(map(answer_fields, answers)) for name, (_, answers) in _SECTIONS.items()}
+    made |= {f"answer-{name}": answers(kinds) for name, (_, kinds) in _SECTIONS.items()}
     made |= {f"compared-{name}": compared(request) for name, (request, _) in _SECTIONS.items() if request in OPENAI}
-    made |= {f"request-{name}": own_fields(request) for name, (request, _) in _DIALECTS.items()}
-    made |= {f"answer-{name}": "\n".join(map(answer_fields, answers)) for name, (_, answers) in _DIALECTS.items()}
+    made["request-shared"] = request_fields(GenerationRequest)
     made["endpoints"] = endpoints()
-    made["answer-error"] = answer_fields(schemas.ErrorBody)
-    made["answer-models"] = answer_fields(schemas.ModelList)
+    made["answer-error"] = answers((schemas.ErrorBody,))
+    made["answer-models"] = answers((schemas.ModelList,))
     made["refused-fields"] = refused_fields()
     made["sampling-params"] = sampling_params()
     return made
 
 
 def sampling_params() -> str:
-    """Every field of SamplingParams: what Python's callers write."""
-    rows = []
+    """The fields of SamplingParams: those that requests have by name, the others in a table."""
+    told, rows, same = notes(GenerationRequest), [], []
     for each in fields(SamplingParams):
-        if each.name in PARAMETERS:
-            default = "none" if each.default in (MISSING, None, ()) else code(each.default)
-            rows.append((code(each.name), default, PARAMETERS[each.name].description))
-    return table(("parameter", "default", ""), rows)
+        if each.name not in PARAMETERS:
+            continue
+        words = PARAMETERS[each.name].description
+        if told.get(each.name) == words:
+            same.append(each.name)
+        else:
+            rows.append((code(each.name), "none" if each.default is None else code(each.default), words))
+    return f"The same as in requests: {codes(same)}.\n\n{table(('parameter', 'default', ''), rows)}"
 
 
 def openai_fields(request: type[RequestModel]) -> frozenset[str]:
@@ -135,30 +143,23 @@ def openapi() -> Schema:
 
 
 def request_fields(request: type[RequestModel]) -> str:
+    """A request's own fields, without those of its base."""
     schema = request.model_json_schema()
     required, properties = schema.get("required", ()), schema["properties"]
     told, hints = notes(request), get_type_hints(request, include_extras=True)
+    shared = _BASES[request].model_fields if request in _BASES else {}
     rows = []
     for name, field in request.model_fields.items():
+        if name in shared:
+            continue
         takes = _FORMS.get(str(hints[name])) or _form(_without_null(properties[name]))
-        default = "required" if name in required else _default(field.get_default(call_default_factory=True))
+        default = "required" if name in required else _dumped(field.get_default(call_default_factory=True))
         rows.append((code(name), takes, default, _origin(request, name), told.get(name, "")))
     rows.sort(key=lambda row: (row[2] != "required", ("OpenAI", "vLLM", "Ostro").index(row[3])))
-    return table(("field", "takes", "default", "known from", ""), rows)
-
-
-def own_fields(request: type[RequestModel]) -> str:
-    """Those that chat completions and completions do not share."""
-    schema = request.model_json_schema()
-    required, properties = schema.get("required", ()), schema["properties"]
-    told = notes(request)
-    rows = []
-    for name, field in request.model_fields.items():
-        if name not in GenerationRequest.model_fields:
-            default = "required" if name in required else _dumped(field.get_default(call_default_factory=True))
-            rows.append((code(name), _form(_without_null(properties[name])), default, told.get(name, "")))
-    rows.sort(key=lambda row: row[2] != "required")
-    return table(("field", "takes", "default", ""), rows)
+    head = ("field", "takes", "default", "known from", "")
+    if {row[3] for row in rows} == {"Ostro"}:
+        return table((*head[:3], ""), [(*row[:3], row[4]) for row in rows])
+    return table(head, rows)
 
 
 def _dumped(value: object) -> str:
@@ -175,7 +176,7 @@ def compared(request: type[RequestModel]) -> str:
         f"{len(theirs & request.ignored)} accepted without an effect, {len(theirs & set(refused))} refused by name, "
         f"and {len(unknown) or 'none'} unknown."
     )
-    rows = [("OpenAI's", "served", codes(sorted(theirs & served)))]
+    rows = []
     if theirs & request.ignored:
         rows.append(("OpenAI's", "accepted, no effect", codes(sorted(theirs & request.ignored))))
     if refused:
@@ -183,7 +184,6 @@ def compared(request: type[RequestModel]) -> str:
         rows.append(("OpenAI's", "refused by name", listed))
     if unknown:
         rows.append(("OpenAI's", "unknown: 400", codes(sorted(unknown))))
-    rows.append(("vLLM's extras", "served", codes(sorted(extras & served)) or "none"))
     rows.append(("vLLM's extras", "refused", codes(sorted(extras - served - request.ignored))))
     return f"{summary}\n\n{table(('fields', '', ''), rows)}"
 
@@ -200,10 +200,19 @@ def refused_fields() -> str:
     return table(("field", "of", "let pass"), rows)
 
 
-def answer_fields(answer: type[WireModel]) -> str:
-    schema = answer.model_json_schema(mode="serialization")
-    rows = table(("field", "holds", ""), _flat(answer, schema, schema, ""))
-    return f"<details markdown>\n<summary>{answer.__name__}</summary>\n\n{rows}\n</details>\n"
+def answers(kinds: Iterable[type[WireModel]]) -> str:
+    """A foldable table for each; rows that the first one has are not repeated in the others."""
+    made: list[str] = []
+    first: list[tuple[str, str, str]] = []
+    for kind in kinds:
+        schema = kind.model_json_schema(mode="serialization")
+        rows = list(_flat(kind, schema, schema, ""))
+        own = [row for row in rows if row not in first]
+        note = "Where it differs from the first:\n\n" if len(own) < len(rows) else ""
+        body = note + table(("field", "holds", ""), own)
+        made.append(f"<details markdown>\n<summary>{kind.__name__}</summary>\n\n{body}\n</details>\n")
+        first = first or rows
+    return "\n".join(made)
 
 
 def _flat(answer: type, schema: Schema, whole: Schema, prefix: str) -> Iterator[tuple[str, str, str]]:
@@ -234,6 +243,8 @@ def _wire_models() -> Iterator[type]:
 
 
 def _origin(request: type[RequestModel], name: str) -> str:
+    if request is GenerationRequest:
+        request = ChatCompletionRequest
     if request not in OPENAI:
         return "Ostro"
     return "OpenAI" if name in openai_fields(request) else "vLLM" if name in VLLM[request] else "Ostro"

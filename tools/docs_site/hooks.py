@@ -13,7 +13,13 @@ from mkdocs.structure.pages import Page
 
 _PLACE = "repository"
 # Pages that other sites may link to, and what took their place.
-MOVED = {"quantized-checkpoints.html": "models.html#quantised-checkpoints"}
+MOVED = {
+    "api.html": "api/index.html",
+    "embeddings.html": "api/embeddings.html",
+    "native-api.html": "api/native.html",
+    "quantized-checkpoints.html": "models.html#quantised-checkpoints",
+    "responses-and-messages.html": "api/responses.html",
+}
 _REDIRECT = (
     '<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" content="0; url={0}"><a href="{0}">Moved</a>\n'
 )
