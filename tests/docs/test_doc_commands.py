@@ -94,7 +94,7 @@ FOREIGN_KEYS = {"apiVersion", "services"}
 FOREIGN_YAML = {
     "docs/evaluation.md": "lm_eval; `make test-eval` writes tasks of the same form",
     "docs/ray.md": "Serve, in `make test-ray`",
-    "docs/openai-clients.md": "Continue",
+    "docs/client.md": "Continue",
 }
 
 

@@ -17,6 +17,7 @@ MOVED = {
     "api.html": "api/index.html",
     "embeddings.html": "api/embeddings.html",
     "native-api.html": "api/native.html",
+    "openai-clients.html": "client.html",
     "quantized-checkpoints.html": "models.html#quantised-checkpoints",
     "responses-and-messages.html": "api/responses.html",
 }
