@@ -16,6 +16,7 @@ _PLACE = "repository"
 MOVED = {
     "api.html": "api/index.html",
     "embeddings.html": "api/embeddings.html",
+    "handing-over.html": "kv-tiers.html",
     "native-api.html": "api/native.html",
     "openai-clients.html": "client.html",
     "quantized-checkpoints.html": "models.html#quantised-checkpoints",
