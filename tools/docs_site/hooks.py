@@ -15,6 +15,10 @@ _PLACE = "repository"
 # Pages that other sites may link to, and what took their place.
 MOVED = {
     "api.html": "api/index.html",
+    "coming-from/llama-cpp.html": "coming-from/index.html#llamacpp",
+    "coming-from/ollama.html": "coming-from/index.html#ollama",
+    "coming-from/tgi.html": "coming-from/index.html#text-generation-inference",
+    "coming-from/vllm.html": "coming-from/index.html#vllm",
     "embeddings.html": "api/embeddings.html",
     "handing-over.html": "kv-tiers.html",
     "native-api.html": "api/native.html",
