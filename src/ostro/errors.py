@@ -269,6 +269,11 @@ class BadAnswer(ServerError):
     openai_code = "bad_answer"
 
 
+def internal_error() -> OstroError:
+    """What clients are told of a bug of ours: the details are for the log."""
+    return OstroError("Internal server error. The server's log says more, under this response's x-request-id.")
+
+
 def from_process(
     name: str, message: str, *, param: str | None = None, otherwise: type[OstroError] = ModelError
 ) -> OstroError:

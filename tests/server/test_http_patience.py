@@ -5,7 +5,6 @@ import json
 import socket
 import threading
 import time
-from typing import Any
 
 import pytest
 import uvicorn
@@ -16,7 +15,7 @@ from ostro.schemas import CompletionResponse
 from ostro.server.admission.limits import GateLimits
 from ostro.server.api import HttpOptions
 from ostro.server.app import build_app
-from ostro.server.dialects.openai import completion_response
+from ostro.server.dialects.completions.writer import CompletionWriter
 from ostro.server.http.body import BodyLimits
 from ostro.server.http.protocol import BoundedHttp
 
@@ -153,11 +152,13 @@ def test_answer_with_many_logprobs_is_written_off_the_event_loop(
     set_faults(monkeypatch)
     threads: list[bool] = []
 
-    def watched(*args: Any, **kwargs: Any) -> CompletionResponse:
-        threads.append(threading.current_thread() is not threading.main_thread())
-        return completion_response(*args, **kwargs)
+    whole = CompletionWriter.whole
 
-    monkeypatch.setattr("ostro.server.dialects.completions.routes.completion_response", watched)
+    def watched(writer: CompletionWriter) -> CompletionResponse:
+        threads.append(threading.current_thread() is not threading.main_thread())
+        return whole(writer)
+
+    monkeypatch.setattr(CompletionWriter, "whole", watched)
 
     async def run() -> bytes:
         async with live_app(HttpOptions()) as (host, port, _):

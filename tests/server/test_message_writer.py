@@ -11,7 +11,7 @@ from hypothesis import given
 from ostro.answers.events import CallArguments, CallBegin, Event, Reasoning, Text
 from ostro.schemas.messages import AssistantMessage
 from ostro.server.dialects.messages.writer import MessageWriter
-from ostro.server.dialects.outcome import Counts, Outcome
+from ostro.server.dialects.writing import Counts, Outcome
 
 Json = dict[str, Any]
 

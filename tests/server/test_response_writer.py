@@ -17,9 +17,9 @@ from ostro.answers.events import CallArguments, CallBegin, Event, Reasoning, Tex
 from ostro.errors import ContextLengthExceeded, OstroError, QueueFull, RequestTimeout, SequenceFailed, Unavailable
 from ostro.schemas import parse
 from ostro.schemas.responses import CreateResponse, ResponseObject
-from ostro.server.dialects.outcome import Counts, Outcome
 from ostro.server.dialects.responses.request import offered_tools, unsealed
 from ostro.server.dialects.responses.writer import ResponseWriter
+from ostro.server.dialects.writing import Counts, Outcome
 
 Json = dict[str, Any]
 

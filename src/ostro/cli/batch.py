@@ -34,16 +34,19 @@ from ostro.schemas import (
     ChatCompletionRequest,
     CompletionRequest,
     EmbeddingRequest,
+    EmbeddingResponse,
     ErrorBody,
     GenerationRequest,
     WireModel,
     parse,
 )
 from ostro.server.dialects.chat.request import chat_request
+from ostro.server.dialects.chat.writer import chat_writer
 from ostro.server.dialects.chat_preparation import ChatPreparation
 from ostro.server.dialects.chat_request import ChatRequest, PreparedChat
-from ostro.server.dialects.chat_turn import AnswerStream
-from ostro.server.dialects.openai import chat_response, completion_response, embedding_response, new_id
+from ostro.server.dialects.chat_turn import CompletionReader
+from ostro.server.dialects.completions.writer import CompletionWriter
+from ostro.server.dialects.writing import new_id
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -180,7 +183,7 @@ def _completions(llm: LLM, body: object) -> _Work:
     params, source = request.sampling_params(), request.format_source
     with nullcontext() if source is None else source.named_in_errors():
         requests = _prepared(llm, request, request.prompt, params)
-    return requests, lambda done: completion_response(request, done, llm.tokenizer, model=llm.name)
+    return requests, lambda done: CompletionWriter(request, done, llm.tokenizer, model=llm.name).whole()
 
 
 def _chat(llm: LLM, body: object) -> _Work:
@@ -190,8 +193,8 @@ def _chat(llm: LLM, body: object) -> _Work:
         prepared = asyncio.run(_prepared_chat(llm, request, chat))
 
     def respond(done: list[Completion]) -> WireModel:
-        answers = AnswerStream(done[0], prepared, shows_reasoning=chat.reasoning.include)
-        return chat_response(request, done[0], answers, llm.tokenizer, model=llm.name)
+        reader = CompletionReader(done[0], prepared, shows_reasoning=chat.reasoning.include)
+        return chat_writer(request, reader, llm.tokenizer, model=llm.name).whole()
 
     return [prepared.request], respond
 
@@ -219,13 +222,15 @@ def _embeddings(llm: LLM, body: object) -> _Work:
     name, kept = request.prompt_name, request.truncate_prompt_tokens
     requests = [llm.prepare_embedding(text, prompt_name=name, truncate_prompt_tokens=kept) for text in request.input]
     num_tokens = sum(len(each.prompt_ids) for each in requests)
-    return requests, lambda done: embedding_response(
-        request,
-        [embedding(each) for each in done],
-        pooling=llm.frontend.pooling,
-        num_tokens=num_tokens,
-        model=llm.name,
-    )
+    pooling = llm.frontend.pooling
+
+    def respond(done: list[Completion]) -> WireModel:
+        vectors = [embedding(each) for each in done]
+        if pooling is not None:
+            vectors = [pooling.shortened(vector, request.dimensions) for vector in vectors]
+        return EmbeddingResponse.of(request, vectors, num_tokens=num_tokens, model=llm.name)
+
+    return requests, respond
 
 
 _ENDPOINTS: dict[str, Callable[[LLM, object], _Work]] = {

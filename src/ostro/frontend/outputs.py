@@ -25,6 +25,10 @@ class Choice:
     error: str | None = None
     """Why the engine gave up on this choice."""
 
+    def as_delta(self) -> "Delta":
+        """All of it as one delta, once it has ended."""
+        return Delta(self.index, self.text, self.finish_reason, self.token_ids, self.logprobs, self.error)
+
 
 @dataclass(slots=True)
 class Completion:

@@ -1,6 +1,9 @@
 """POST /v1/embeddings: request and response."""
 
-from typing import Annotated, ClassVar, Literal
+import base64
+import struct
+from collections.abc import Sequence
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field
 
@@ -41,3 +44,18 @@ class EmbeddingResponse(WireModel):
     data: list[Embedding]
     model: str
     usage: EmbeddingUsage
+
+    @classmethod
+    def of(cls, request: EmbeddingRequest, vectors: Sequence[list[float]], *, num_tokens: int, model: str) -> Self:
+        """`vectors` has one per input, in order."""
+        return cls(
+            data=[Embedding(index=index, embedding=_encoded(request, vector)) for index, vector in enumerate(vectors)],
+            model=model,
+            usage=EmbeddingUsage(prompt_tokens=num_tokens, total_tokens=num_tokens),
+        )
+
+
+def _encoded(request: EmbeddingRequest, vector: list[float]) -> list[float] | str:
+    if request.encoding_format == "float":
+        return vector
+    return base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode("ascii")

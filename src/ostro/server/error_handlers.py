@@ -10,18 +10,13 @@ from starlette.responses import Response
 from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ostro.errors import OstroError, TryLater
+from ostro.errors import OstroError, TryLater, internal_error
 from ostro.schemas import ErrorBody, ErrorDetail, WireModel
 from ostro.server.dialects.messages import framing as message_errors
 from ostro.server.http.disconnect import ClientGone
 
 # nginx's status for a client that disconnected. It is only logged.
 _CLIENT_GONE = 499
-
-
-def internal_error() -> OstroError:
-    """For a bug of ours: the details are for the log, not for the client."""
-    return OstroError("Internal server error. The server's log says more, under this response's x-request-id.")
 
 
 async def refuse(error: OstroError, scope: Scope, receive: Receive, send: Send) -> None:

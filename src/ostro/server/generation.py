@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import Self, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -24,7 +24,8 @@ from ostro.frontend.outputs import Completion, Delta
 from ostro.schemas import WireModel
 from ostro.server.admission.limits import Ticket
 from ostro.server.api import Api, json_response, record_of
-from ostro.server.dialects.chat.writer import Chunks
+from ostro.server.dialects.chat_request import ChatRequest
+from ostro.server.dialects.writing import AnswerWriter, StreamWriter
 from ostro.server.http.disconnect import ClientGone, UntilDisconnect
 from ostro.server.http.sse import EventStream
 from ostro.server.models.served import Model
@@ -48,10 +49,26 @@ class Job:
     """The client's name for the model."""
     prepare: Callable[[Model], Awaitable[list[EngineRequest]]]
     respond: Callable[[Model, list[Completion]], WireModel]
-    chunks: Callable[[Model, list[Completion]], Chunks] | None = None
+    writer: Callable[[Model, list[Completion]], StreamWriter] | None = None
     """For a stream: creates the writer of its events, given the completions that are being generated."""
     finish: Callable[[Sequence[Generation]], Awaitable[None]] | None = None
     """What is left to do once all completions have ended, before `respond`."""
+
+    @classmethod
+    def written(
+        cls,
+        model: str,
+        prepare: Callable[[Model], Awaitable[list[EngineRequest]]],
+        writer: Callable[[Model, list[Completion]], AnswerWriter],
+        *,
+        streams: bool,
+    ) -> Self:
+        """A job whose response one kind of writer writes, streamed or whole."""
+
+        def respond(model: Model, completions: list[Completion]) -> WireModel:
+            return writer(model, completions).whole()
+
+        return cls(model, prepare, respond, writer if streams else None)
 
 
 class Answer(Response):
@@ -75,8 +92,8 @@ class Answer(Response):
                 model, requests = await self._turn(ticket)
                 generations = await _spread(model.service.stream, requests)
                 try:
-                    if job.chunks is not None:
-                        await self._stream(ticket, generations, partial(job.chunks, model), send)
+                    if job.writer is not None:
+                        await self._stream(ticket, generations, partial(job.writer, model), send)
                         return
                     completions = await _all(ticket, generations)
                     if job.finish is not None:
@@ -128,26 +145,39 @@ class Answer(Response):
         self,
         ticket: Ticket,
         generations: Sequence[Generation],
-        make_chunks: Callable[[list[Completion]], Chunks],
+        make_writer: Callable[[list[Completion]], StreamWriter],
         send: Send,
     ) -> None:
-        chunks = make_chunks([generation.completion for generation in generations])
-        self._record.response_id = chunks.id
+        writer = make_writer([generation.completion for generation in generations])
+        self._record.response_id = writer.id
         streams = [ticket.watch(generation) for generation in generations]
         async with aclosing(_merged(streams) if len(streams) > 1 else _alone(streams[0])) as progress:
             # Nothing is sent before the first engine event: until then, an error can still set the status.
-            first = chunks.start() + chunks.of(*await anext(progress))
+            first = writer.start() + writer.of(*await anext(progress))
             try:
-                async with EventStream(send, chunks.framing, ping_seconds=self._api.options.ping_seconds) as events:
+                async with EventStream(send, writer.framing, ping_seconds=self._api.options.ping_seconds) as events:
                     if first:
                         await events.write(first)
                     async for number, deltas in progress:
-                        if data := chunks.of(number, deltas):
+                        if data := writer.of(number, deltas):
                             await events.write(data)
-                    await events.write(chunks.end())
+                    await events.write(writer.end())
             except OstroError as error:
                 # The stream has already reported it.
                 self._record.error = error.openai_code or error.openai_type
+
+
+async def num_prompt_tokens(api: Api, http: Request, name: str, chat: ChatRequest) -> int:
+    """The number of tokens in the prompt that the model would get. Passes the admission gate."""
+    async with api.gate.admit(record_of(http)) as ticket:
+        model = await ticket.take(api.models.use(name), name)
+        service = model.service
+
+        async def count() -> int:
+            rendered = await service.render_chat(chat)
+            return await service.run_off_loop(lambda: len(service.tokenizer.encode_rendered(rendered)))
+
+        return await ticket.prepare(count)
 
 
 async def _all(ticket: Ticket, generations: Sequence[Generation]) -> list[Completion]:

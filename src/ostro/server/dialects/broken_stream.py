@@ -4,8 +4,7 @@ from starlette.types import Scope
 
 from ostro.errors import OstroError
 from ostro.server.dialects.messages.framing import error_event, speaks_messages
-from ostro.server.dialects.outcome import sse
-from ostro.server.http.sse import OPENAI
+from ostro.server.http.sse import OPENAI, typed_event
 
 RESPONSES = "/v1/responses"
 
@@ -20,4 +19,4 @@ def last_event(scope: Scope, error: OstroError) -> bytes:
 
 def response_error(error: OstroError) -> bytes:
     """For an error outside the response's own, numbered events."""
-    return sse("error", {"code": error.openai_code, "message": error.public, "param": error.param})
+    return typed_event("error", {"code": error.openai_code, "message": error.public, "param": error.param})

@@ -1,46 +1,27 @@
 """Takes a chat request through a job: prepares it for the engine, and reads its output as events. Knows no wire format.
 
     turn = ChatTurn(chat_request)
-    Job(name, turn.prepare, respond, chunks)
+    Job.written(name, turn.prepare, writer, streams=…)
 
-    respond(model, completions)     for answer in turn.answers(completions[0]): …      the whole answer
-    chunks(model, completions)      stream = turn.stream(completions[0])               the answer, streamed
-                                    for delta in deltas: for event in stream.events(delta): …
+    writer(model, completions)      reader = turn.reader(completions[0])
+                                    for delta in deltas: for event in reader.events(delta): …
 
 All dialects write the same events, so one request gets the same text, calls and counts in each of them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from contextlib import nullcontext
-from dataclasses import dataclass
 
-from ostro.answers.events import Call, Event, Reasoning, Text
+from ostro.answers.events import Event, Reasoning, Text
 from ostro.answers.reader import AnswerReader
 from ostro.engine.request import Request
-from ostro.engine.runner import TokenLogprob
 from ostro.errors import SequenceFailed
 from ostro.frontend.outputs import Choice, Completion, Delta
 from ostro.server.dialects.chat_request import ChatRequest, PreparedChat
+from ostro.server.dialects.writing import Counts, Outcome
 from ostro.server.models.served import Model
 from ostro.text.offsets import text_offsets
 from ostro.text.tokenizer import Tokenizer
-
-
-@dataclass(frozen=True, slots=True)
-class ChatAnswer:
-    """One choice of a finished answer."""
-
-    index: int
-    text: str
-    reasoning: str
-    """Empty if there is none, or if the request excludes it."""
-    calls: Sequence[Call]
-    finish_reason: str
-    """stop, length, tool_calls or repetition."""
-    stopped_by: str | None
-    """The stop string that ended it, if one did."""
-    logprobs: Sequence[TokenLogprob] | None
-    """Log-probabilities of all tokens, whatever part of the answer they belong to."""
 
 
 class ChatTurn:
@@ -57,19 +38,9 @@ class ChatTurn:
             self._prepared = await model.service.prepare_chat(self.request, adapter=model.adapter)
         return [self._prepared.request]
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether the whole output is text, so that deltas can be written unparsed: a fast path for writers."""
-        return self._ready.reading.is_plain
-
-    def answers(self, completion: Completion) -> list[ChatAnswer]:
-        """The choices of a finished completion. Raises SequenceFailed if one of them failed."""
-        stream = self.stream(completion)
-        return [stream.answer(choice) for choice in completion.choices]
-
-    def stream(self, completion: Completion) -> "AnswerStream":
-        """A reader of a completion that is being generated. Create it before the completion's first delta."""
-        return AnswerStream(completion, self._ready, shows_reasoning=self.request.reasoning.include)
+    def reader(self, completion: Completion) -> "CompletionReader":
+        """Create it before the completion's first delta."""
+        return CompletionReader(completion, self._ready, shows_reasoning=self.request.reasoning.include)
 
     @property
     def _ready(self) -> PreparedChat:
@@ -77,19 +48,24 @@ class ChatTurn:
         return self._prepared
 
 
-class AnswerStream:
-    """Reads the choices of one completion."""
+class CompletionReader:
+    """Reads the choices of one completion as events."""
 
     def __init__(
         self, completion: Completion, prepared: PreparedChat | None = None, *, shows_reasoning: bool = True
     ) -> None:
         """Without `prepared`, the whole output is text."""
-        self._completion = completion
+        self.completion = completion
         self._prepared = None if prepared is None or prepared.reading.is_plain else prepared
         self._shows_reasoning = shows_reasoning
         reading = None if self._prepared is None else self._prepared.reading
         self._readers = [None if reading is None else reading.reader() for _ in completion.choices]
         self._lengths = [0] * len(completion.choices)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the whole output is text, so that deltas can be written unparsed: a fast path for writers."""
+        return self._prepared is None
 
     def events(self, delta: Delta) -> list[Event]:
         """The events of a delta. A choice's last delta also releases text that was held back."""
@@ -100,14 +76,14 @@ class AnswerStream:
             return [Text(delta.text, begin)] if delta.text else []
         found = reader.push(delta.text)
         if delta.finish_reason is not None:
-            found += reader.end(cut=_was_cut(self._completion.choices[delta.index]))
+            found += reader.end(cut=_was_cut(self.completion.choices[delta.index]))
         return found if self._shows_reasoning else [event for event in found if not isinstance(event, Reasoning)]
 
     def finish_reason(self, index: int) -> str:
         """The finish reason of a choice whose last delta was read: stop, length, tool_calls or repetition. Raises
         SequenceFailed if the choice failed.
         """
-        choice, reader = self._completion.choices[index], self._readers[index]
+        choice, reader = self.completion.choices[index], self._readers[index]
         if choice.finish_reason in (None, "error"):
             raise SequenceFailed.of_choice(choice.error)
         if reader is None or self._prepared is None:
@@ -119,28 +95,63 @@ class AnswerStream:
         reader = self._readers[index]
         return reader is not None and reader.has_open_call
 
-    def answer(self, choice: Choice) -> ChatAnswer:
-        """The whole answer of a choice that has ended. Only for a choice of which no delta was read."""
-        reader = self._readers[choice.index]
-        if reader is not None:
-            reader.push(choice.text)
-            reader.end(cut=_was_cut(choice))
-        return ChatAnswer(
-            index=choice.index,
-            text=choice.text if reader is None else reader.text,
-            reasoning=reader.reasoning if reader is not None and self._shows_reasoning else "",
-            calls=() if reader is None else reader.calls,
-            finish_reason=self.finish_reason(choice.index),
-            stopped_by=choice.stopped_by,
-            logprobs=choice.logprobs,
-        )
-
     def num_reasoning(self, tokenizer: Tokenizer) -> int | None:
         """Number of reasoning tokens in all choices so far, shown or not. None if the answer is plain text."""
         if self._prepared is None:
             return None
-        pairs = zip(self._completion.choices, self._readers, strict=True)
+        pairs = zip(self.completion.choices, self._readers, strict=True)
         return sum(_num_reasoning(choice, reader, tokenizer) for choice, reader in pairs if reader is not None)
+
+
+class SingleChoiceReader:
+    """Reads the one choice of a completion as events and an outcome, for dialects whose answers have one choice."""
+
+    def __init__(self, reader: CompletionReader, model: Model) -> None:
+        self._reader = reader
+        self._completion = reader.completion
+        self._tokenizer = model.service.tokenizer
+        self._max_len = None if model.service.info is None else model.service.info.max_len
+
+    def of(self, deltas: Iterable[Delta]) -> list[Event]:
+        """The deltas' events. Raises SequenceFailed if the choice failed."""
+        events: list[Event] = []
+        for delta in deltas:
+            events += self._reader.events(delta)
+            if delta.finish_reason is not None:
+                self._reader.finish_reason(delta.index)
+        return events
+
+    @property
+    def choice(self) -> Choice:
+        """The choice that it reads."""
+        [choice] = self._completion.choices
+        return choice
+
+    @property
+    def counts(self) -> Counts:
+        """Counts so far, without reasoning tokens."""
+        read = self._completion
+        return Counts(prompt=len(read.prompt_ids), cached=read.num_cached, generated=read.num_generated)
+
+    def outcome(self) -> Outcome:
+        """The outcome of a choice that has ended."""
+        choice = self.choice
+        length = len(self._completion.prompt_ids) + len(choice.token_ids)
+        return Outcome(
+            counts=Counts(
+                prompt=len(self._completion.prompt_ids),
+                cached=self._completion.num_cached,
+                generated=len(choice.token_ids),
+                reasoning=self._reader.num_reasoning(self._tokenizer) or 0,
+            ),
+            reason="length" if self._is_cut(choice) else "stop",
+            stopped_by=choice.stopped_by,
+            context_full=self._max_len is not None and length >= self._max_len,
+        )
+
+    def _is_cut(self, choice: Choice) -> bool:
+        reason = self._reader.finish_reason(choice.index)
+        return reason in ("length", "repetition") or self._reader.has_open_call(choice.index)
 
 
 def _was_cut(choice: Choice) -> bool:

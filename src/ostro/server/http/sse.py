@@ -2,16 +2,19 @@
 
 import asyncio
 import time
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Final, Protocol, Self
 
+import msgspec
 from starlette.types import Send
 
-from ostro.errors import OstroError
+from ostro.errors import OstroError, internal_error
 from ostro.schemas import ErrorBody
-from ostro.server.error_handlers import internal_error
 
 PING: Final = b": ping\n\n"
+
+_encode = msgspec.json.Encoder().encode
 
 _HEADERS: Final = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -23,6 +26,11 @@ _HEADERS: Final = [
 
 def event(json: bytes) -> bytes:
     return b"data: " + json + b"\n\n"
+
+
+def typed_event(kind: str, fields: Mapping[str, object]) -> bytes:
+    """An event with its type in the event line and in the data."""
+    return b"event: " + kind.encode() + b"\ndata: " + _encode({"type": kind, **fields}) + b"\n\n"
 
 
 class Framing(Protocol):

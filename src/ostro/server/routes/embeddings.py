@@ -9,7 +9,7 @@ from ostro.frontend.outputs import Completion
 from ostro.schemas import EmbeddingRequest, EmbeddingResponse, WireModel
 from ostro.server.api import Api
 from ostro.server.api_docs.document import described
-from ostro.server.dialects.openai import embedding_response, finish_reason
+from ostro.server.dialects.openai import finish_reason
 from ostro.server.generation import Answer, Job
 from ostro.server.models.served import Model
 
@@ -38,10 +38,12 @@ def _job(request: EmbeddingRequest) -> Job:
     def respond(model: Model, completions: list[Completion]) -> WireModel:
         for completion in completions:
             finish_reason(completion.choices[0])
-        return embedding_response(
+        vectors = [completion.embedding or [] for completion in completions]
+        if (pooling := model.service.pooling) is not None:
+            vectors = [pooling.shortened(vector, request.dimensions) for vector in vectors]
+        return EmbeddingResponse.of(
             request,
-            [completion.embedding or [] for completion in completions],
-            pooling=model.service.pooling,
+            vectors,
             num_tokens=sum(len(completion.prompt_ids) for completion in completions),
             model=model.name,
         )

@@ -75,8 +75,8 @@ async def _generate(api: Api, http: Request, *, stream: bool) -> Response:
                 request.prompts, params, cache_salt=request.cache_salt, adapter=model.adapter
             )
 
-    events = partial(_TextEvents, strict=api.options.openai_strict)
-    return Answer(api, http, Job(request.model, prepare, _texts, events if stream else None))
+    writer = partial(_TextEventWriter, strict=api.options.openai_strict)
+    return Answer(api, http, Job(request.model, prepare, _texts, writer if stream else None))
 
 
 def _texts(model: Model, completions: list[Completion]) -> WireModel:
@@ -94,7 +94,7 @@ def _counts(completions: Sequence[Completion]) -> TokenCounts:
     )
 
 
-class _TextEvents:
+class _TextEventWriter:
     id = None
     framing: Final = OPENAI
 

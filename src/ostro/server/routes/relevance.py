@@ -23,7 +23,7 @@ from ostro.schemas import (
 )
 from ostro.server.api import Api
 from ostro.server.api_docs.document import described
-from ostro.server.dialects.openai import new_id
+from ostro.server.dialects.writing import new_id
 from ostro.server.generation import Answer, Job
 from ostro.server.models.served import Model
 

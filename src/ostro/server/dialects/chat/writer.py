@@ -1,186 +1,188 @@
-"""Turns deltas into stream events, in OpenAI's order: role, text, finish reason, usage. Knows no sockets.
+"""Writes a chat answer: as stream events, in OpenAI's order (role, text, finish reason, usage), or as a whole, put
+together from the same chunks. Knows no sockets.
 
 This runs for every token of every stream, so an event is assembled from bytes prepared once per stream; only the choice
 in its middle is encoded each time.
 """
 
-import codecs
-import time
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Final, Protocol
-
-import msgspec
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final, Literal, Required, TypedDict
 
 from ostro.answers.events import CallArguments, CallBegin, Event, Reasoning, Text
-from ostro.engine.runner import TokenLogprob
-from ostro.frontend.outputs import Choice, Completion, Delta
-from ostro.schemas import ChatCompletionRequest, CompletionRequest, StreamOptions
-from ostro.server.dialects.chat_turn import AnswerStream
-from ostro.server.dialects.openai import (
-    chat_logprobs,
-    echoed_prompt,
-    finish_reason,
-    new_id,
-    token_arrays,
-    usage,
-    wire_reason,
+from ostro.frontend.outputs import Choice, Delta
+from ostro.schemas import (
+    CalledCustomTool,
+    CalledFunction,
+    ChatChoice,
+    ChatCompletionRequest,
+    ChatCompletionResponse,
+    ChatLogprobs,
+    ChatMessage,
+    ChatToolCall,
+    FinishReason,
 )
-from ostro.server.http.sse import OPENAI, Framing, event
-from ostro.text.offsets import text_offsets
+from ostro.server.dialects.chat_turn import CompletionReader
+from ostro.server.dialects.openai import Envelope, chat_logprobs, finish_reason, prompt_logprobs, usage, wire_reason
+from ostro.server.dialects.writing import new_id
+from ostro.server.http.sse import OPENAI
 from ostro.text.tokenizer import Tokenizer
 
-_encode = msgspec.json.Encoder().encode
-_Utf8Decoder = codecs.getincrementaldecoder("utf-8")
+
+class _FunctionPart(TypedDict, total=False):
+    name: str
+    arguments: Required[str]
 
 
-class Chunks(Protocol):
-    """Writes one answer's events."""
-
-    @property
-    def id(self) -> str | None:
-        """The answer's id, if it has one."""
-
-    @property
-    def framing(self) -> Framing: ...
-
-    def start(self) -> bytes:
-        """The events before the first text."""
-
-    def of(self, number: int, deltas: Iterable[Delta]) -> bytes:
-        """The events for new deltas of prompt `number`. Raises SequenceFailed if a choice failed."""
-
-    def end(self) -> bytes:
-        """The events after the last text."""
+class _CustomPart(TypedDict, total=False):
+    name: str
+    input: Required[str]
 
 
-class _Envelope:
-    """The fields that all events of one stream share."""
-
-    def __init__(
-        self, id: str, kind: str, completions: Sequence[Completion], options: StreamOptions | None, *, model: str
-    ) -> None:
-        self._shared = {"id": id, "object": kind, "created": int(time.time()), "model": model}
-        self._completions = completions
-        self._with_usage = options is not None and options.include_usage
-        self._always = options is not None and options.include_usage and options.continuous_usage_stats
-        # {"id":…,"model":…  and then  ,"choices":[ … ]}
-        self._head = b"data: " + _encode(self._shared).removesuffix(b"}") + b',"choices":['
-        self._tail = b'],"usage":null}\n\n' if self._with_usage else b"]}\n\n"
-
-    def choice(self, fields: dict[str, object]) -> bytes:
-        return self._head + _encode(fields) + (self._usage_so_far() if self._always else self._tail)
-
-    def usage(self, *, num_reasoning: int | None = None) -> bytes:
-        """The usage event; empty unless it was requested."""
-        if not self._with_usage:
-            return b""
-        counted = usage(self._completions, num_reasoning=num_reasoning).model_dump()
-        return event(_encode({**self._shared, "choices": [], "usage": counted}))
-
-    def _usage_so_far(self) -> bytes:
-        return b'],"usage":' + _encode(usage(self._completions).model_dump()) + b"}\n\n"
+class _CallPart(TypedDict, total=False):
+    index: Required[int]
+    id: str
+    type: Literal["function", "custom"]
+    function: _FunctionPart
+    custom: _CustomPart
 
 
-class ChatChunks:
-    """A chat answer that is plain text: its deltas are written unparsed."""
+class _Part(TypedDict, total=False):
+    """A chunk's delta."""
+
+    role: Literal["assistant"]
+    content: str | None
+    reasoning_content: str
+    reasoning: str
+    tool_calls: list[_CallPart]
+
+
+class _Chunk(TypedDict):
+    """The choice in the middle of an event."""
+
+    index: int
+    delta: _Part
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason | None
+
+
+class ChatWriter:
+    """Writes an answer that is plain text: its deltas are written unparsed."""
 
     framing: Final = OPENAI
 
     def __init__(
         self,
         request: ChatCompletionRequest,
-        completion: Completion,
+        reader: CompletionReader,
         tokenizer: Tokenizer,
         *,
         model: str,
         strict: bool = False,
     ) -> None:
-        self._completion = completion
+        self._request = request
+        self._completion = reader.completion
+        self._reader = reader
         self._strict = strict
         self._tokenizer = tokenizer
         self.id = new_id("chatcmpl-")
-        self._envelope = _Envelope(self.id, "chat.completion.chunk", [completion], request.stream_options, model=model)
+        self._envelope = Envelope(
+            self.id, "chat.completion.chunk", [self._completion], request.stream_options, model=model
+        )
 
     def start(self) -> bytes:
-        opening = {"role": "assistant", "content": ""}
-        return b"".join(self._chunk(choice.index, opening) for choice in self._completion.choices)
+        chunks = (self._opening(choice.index) for choice in self._completion.choices)
+        return b"".join(self._envelope.choice(chunk) for chunk in chunks if chunk is not None)
 
     def of(self, number: int, deltas: Iterable[Delta]) -> bytes:
-        return b"".join(map(self._of, deltas))
+        encode = self._envelope.choice
+        return b"".join([encode(chunk) for delta in deltas for chunk in self._chunks(delta)])
 
     def end(self) -> bytes:
-        return self._envelope.usage()
+        return self._envelope.usage(num_reasoning=self._num_reasoning())
 
-    def _of(self, delta: Delta) -> bytes:
-        data = b""
-        if delta.text or delta.logprobs:
-            logprobs = chat_logprobs(delta.logprobs, self._tokenizer)
-            data = self._chunk(
-                delta.index, {"content": delta.text}, None if logprobs is None else logprobs.model_dump()
-            )
-        if delta.finish_reason is not None:
-            reason = finish_reason(self._completion.choices[delta.index], strict=self._strict)
-            data += self._chunk(delta.index, {}, None, reason)
-        return data
+    def whole(self) -> ChatCompletionResponse:
+        return ChatCompletionResponse(
+            id=self.id,
+            created=self._envelope.created,
+            model=self._envelope.model,
+            choices=[self._whole_choice(choice) for choice in self._completion.choices],
+            usage=usage([self._completion], num_reasoning=self._num_reasoning()),
+            prompt_logprobs=prompt_logprobs(self._request.prompt_logprobs, self._completion, self._tokenizer),
+        )
 
-    def _chunk(
-        self,
-        index: int,
-        delta: Mapping[str, object],
-        logprobs: dict[str, object] | None = None,
-        reason: str | None = None,
-    ) -> bytes:
-        return self._envelope.choice({"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason})
+    def _whole_choice(self, choice: Choice) -> ChatChoice:
+        opening = self._opening(choice.index)
+        chunks = self._chunks(choice.as_delta())
+        return _gathered(chunks if opening is None else [opening, *chunks], with_logprobs=choice.logprobs is not None)
+
+    def _num_reasoning(self) -> int | None:
+        return None
+
+    def _opening(self, index: int) -> _Chunk | None:
+        """A choice's chunk before its first text, if that can be told in advance."""
+        return _chunk(index, {"role": "assistant", "content": ""})
+
+    def _chunks(self, delta: Delta) -> list[_Chunk]:
+        if not (delta.text or delta.logprobs):
+            return self._last(delta)
+        logprobs = None if delta.logprobs is None else chat_logprobs(delta.logprobs, self._tokenizer)
+        part: _Part = {"content": delta.text}
+        chunk: _Chunk = {"index": delta.index, "delta": part, "logprobs": logprobs, "finish_reason": None}
+        return [chunk] if delta.finish_reason is None else [chunk, *self._last(delta)]
+
+    def _last(self, delta: Delta) -> list[_Chunk]:
+        """The chunk with the finish reason, if the delta is the last."""
+        if delta.finish_reason is None:
+            return []
+        reason = finish_reason(self._completion.choices[delta.index], strict=self._strict)
+        return [_chunk(delta.index, {}, None, reason)]
 
 
-class AnswerChunks(ChatChunks):
-    """A chat answer that is parsed while it streams: reasoning, text and tool calls, each under its own name."""
+class ParsedChatWriter(ChatWriter):
+    """Writes an answer that is parsed as it comes: reasoning, text and tool calls, each under its own name."""
 
     def __init__(
         self,
         request: ChatCompletionRequest,
-        completion: Completion,
-        answers: AnswerStream,
+        reader: CompletionReader,
         tokenizer: Tokenizer,
         *,
         model: str,
         strict: bool = False,
     ) -> None:
-        super().__init__(request, completion, tokenizer, model=model, strict=strict)
-        self._answers = answers
-        self._unopened = {choice.index for choice in completion.choices}
+        super().__init__(request, reader, tokenizer, model=model, strict=strict)
+        self._unopened = {choice.index for choice in self._completion.choices}
         self._custom_calls: set[tuple[int, int]] = set()
         """Calls of custom tools, by choice and call index: OpenAI has a different name for their input."""
 
-    def start(self) -> bytes:
+    def _num_reasoning(self) -> int | None:
+        return self._reader.num_reasoning(self._tokenizer)
+
+    def _opening(self, index: int) -> _Chunk | None:
         # The first chunk of a choice says whether there is content, so it waits for the first event.
-        return b""
+        return None
 
-    def end(self) -> bytes:
-        return self._envelope.usage(num_reasoning=self._answers.num_reasoning(self._tokenizer))
-
-    def _of(self, delta: Delta) -> bytes:
-        index, events = delta.index, self._answers.events(delta)
-        logprobs = chat_logprobs(delta.logprobs, self._tokenizer)
+    def _chunks(self, delta: Delta) -> list[_Chunk]:
+        index, events = delta.index, self._reader.events(delta)
         # A delta's log-probabilities are sent with the first of its events.
-        told = None if not delta.logprobs or logprobs is None else logprobs.model_dump()
+        logprobs = chat_logprobs(delta.logprobs, self._tokenizer) if delta.logprobs else None
         parts = [self._part(index, event) for event in events]
-        if not parts and told is not None:
+        if not parts and logprobs is not None:
             parts = [{}]
-        data = b""
+        chunks = []
         if index in self._unopened and (parts or delta.finish_reason is not None):
             self._unopened.remove(index)
             is_text = not events or isinstance(events[0], Text)
-            data = self._chunk(index, {"role": "assistant", "content": "" if is_text else None})
+            chunks.append(_chunk(index, {"role": "assistant", "content": "" if is_text else None}))
         for part in parts:
-            data += self._chunk(index, part, told)
-            told = None
+            chunks.append(_chunk(index, part, logprobs))
+            logprobs = None
         if delta.finish_reason is not None:
-            reason = wire_reason(self._answers.finish_reason(index), strict=self._strict)
-            data += self._chunk(index, {}, None, reason)
-        return data
+            reason = wire_reason(self._reader.finish_reason(index), strict=self._strict)
+            chunks.append(_chunk(index, {}, None, reason))
+        return chunks
 
-    def _part(self, choice: int, event: Event) -> dict[str, object]:
+    def _part(self, choice: int, event: Event) -> _Part:
         match event:
             case Text(text):
                 return {"content": text}
@@ -189,108 +191,62 @@ class AnswerChunks(ChatChunks):
             case CallBegin(index, id, name, is_custom):
                 if is_custom:
                     self._custom_calls.add((choice, index))
-                    begun: dict[str, object] = {"type": "custom", "custom": {"name": name, "input": ""}}
-                else:
-                    begun = {"type": "function", "function": {"name": name, "arguments": ""}}
-                return {"tool_calls": [{"index": index, "id": id, **begun}]}
+                    custom: _CustomPart = {"name": name, "input": ""}
+                    return {"tool_calls": [{"index": index, "id": id, "type": "custom", "custom": custom}]}
+                function: _FunctionPart = {"name": name, "arguments": ""}
+                return {"tool_calls": [{"index": index, "id": id, "type": "function", "function": function}]}
             case CallArguments(index, text):
                 if (choice, index) in self._custom_calls:
                     return {"tool_calls": [{"index": index, "custom": {"input": text}}]}
                 return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
 
 
-class CompletionChunks:
-    """Completions of one or several prompts, each with its choices."""
-
-    framing: Final = OPENAI
-
-    def __init__(
-        self,
-        request: CompletionRequest,
-        completions: Sequence[Completion],
-        tokenizer: Tokenizer,
-        *,
-        model: str,
-        strict: bool = False,
-    ) -> None:
-        self.id = new_id("cmpl-")
-        self._envelope = _Envelope(self.id, "text_completion", completions, request.stream_options, model=model)
-        self._choices = [
-            [
-                _CompletionChoice(request, number, completion, choice, tokenizer, strict=strict)
-                for choice in completion.choices
-            ]
-            for number, completion in enumerate(completions)
-        ]
-
-    def start(self) -> bytes:
-        return b""
-
-    def of(self, number: int, deltas: Iterable[Delta]) -> bytes:
-        choices = self._choices[number]
-        return b"".join(
-            self._envelope.choice(fields) for delta in deltas if (fields := choices[delta.index].of(delta)) is not None
-        )
-
-    def end(self) -> bytes:
-        return self._envelope.usage()
+def chat_writer(
+    request: ChatCompletionRequest, reader: CompletionReader, tokenizer: Tokenizer, *, model: str, strict: bool = False
+) -> ChatWriter:
+    kind = ChatWriter if reader.is_plain else ParsedChatWriter
+    return kind(request, reader, tokenizer, model=model, strict=strict)
 
 
-class _CompletionChoice:
-    """One choice of a completion: whether its prompt has been echoed, and the text offset of its next token."""
+def _chunk(index: int, part: _Part, logprobs: ChatLogprobs | None = None, reason: FinishReason | None = None) -> _Chunk:
+    return {"index": index, "delta": part, "logprobs": logprobs, "finish_reason": reason}
 
-    def __init__(
-        self,
-        request: CompletionRequest,
-        number: int,
-        completion: Completion,
-        choice: Choice,
-        tokenizer: Tokenizer,
-        *,
-        strict: bool,
-    ) -> None:
-        self._strict = strict
-        self._top = request.logprobs
-        self._completion = completion
-        self._choice = choice
-        self._tokenizer = tokenizer
-        self._index = number * request.n + choice.index
-        self._echo = echoed_prompt(request, number, completion, tokenizer) if request.echo else None
-        self._base = self._at = len(self._echo or "")
-        self._skip_special = request.skip_special_tokens
-        self._decoder = _Utf8Decoder(errors="replace")
 
-    def of(self, delta: Delta) -> dict[str, object] | None:
-        """The choice's part of an event; None if there is nothing to report."""
-        if not (delta.text or delta.logprobs or delta.finish_reason):
-            return None
-        reason = None if delta.finish_reason is None else finish_reason(self._choice, strict=self._strict)
-        text = delta.text
-        ids: Sequence[int] = delta.token_ids
-        entries: Sequence[TokenLogprob | None] = delta.logprobs or ()
-        offsets = [] if self._top is None else self._offsets(delta)
-        if self._echo is not None:
-            # All of the prompt's log-probabilities are known before the first text.
-            prompt = self._completion
-            ids = [*prompt.prompt_ids, *ids]
-            entries = [*(prompt.prompt_logprobs or ()), *entries]
-            offsets = [*text_offsets(prompt.prompt_ids, self._echo, self._tokenizer), *offsets]
-            text = self._echo + text
-            self._echo = None
-        logprobs = None
-        if self._top is not None:
-            logprobs = token_arrays(self._top, ids, entries, offsets, self._tokenizer).model_dump()
-        return {"index": self._index, "text": text, "logprobs": logprobs, "finish_reason": reason}
+# --- the whole, from its chunks -------------------------------------------------------------------------------------
 
-    def _offsets(self, delta: Delta) -> list[int]:
-        """Text offsets of the tokens. Those that a stop string has cut off get the offset of the end."""
-        offsets = [self._advance(token) for token in delta.token_ids]
-        if delta.finish_reason is None:
-            return offsets
-        end = self._base + len(self._choice.text)
-        return [min(at, end) for at in offsets]
 
-    def _advance(self, token: int) -> int:
-        at = self._at
-        self._at += len(self._decoder.decode(self._tokenizer.bytes_of((token,), skip_special=self._skip_special)))
-        return at
+def _gathered(chunks: Sequence[_Chunk], *, with_logprobs: bool) -> ChatChoice:
+    """A choice, put together from all of its chunks as a client would."""
+    parts = [chunk["delta"] for chunk in chunks]
+    contents = [content for part in parts if (content := part.get("content")) is not None]
+    reasoning = "".join(part.get("reasoning", "") for part in parts) or None
+    entries = [entry for chunk in chunks if chunk["logprobs"] is not None for entry in chunk["logprobs"].content]
+    reason = chunks[-1]["finish_reason"]
+    assert reason is not None, "the last chunk has the finish reason"
+    return ChatChoice(
+        index=chunks[-1]["index"],
+        message=ChatMessage(
+            content="".join(contents) if contents else None,
+            reasoning_content=reasoning,
+            reasoning=reasoning,
+            tool_calls=list(_calls(parts)) or None,
+        ),
+        logprobs=ChatLogprobs(content=entries) if with_logprobs else None,
+        finish_reason=reason,
+    )
+
+
+def _calls(parts: Iterable[_Part]) -> Iterator[ChatToolCall]:
+    pieces: dict[int, list[_CallPart]] = {}
+    for part in parts:
+        for call in part.get("tool_calls", ()):
+            pieces.setdefault(call["index"], []).append(call)
+    for first, *rest in pieces.values():
+        if "custom" in first:
+            given = "".join(each["custom"]["input"] for each in rest)
+            called = CalledCustomTool(name=first["custom"]["name"], input=given)
+            yield ChatToolCall(id=first["id"], type="custom", custom=called)
+        else:
+            arguments = "".join(each["function"]["arguments"] for each in rest)
+            function = CalledFunction(name=first["function"]["name"], arguments=arguments)
+            yield ChatToolCall(id=first["id"], function=function)

@@ -1,19 +1,17 @@
 """POST /v1/completions."""
 
-from contextlib import nullcontext
-
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
 from ostro.engine.request import Request as EngineRequest
-from ostro.errors import BadRequest
 from ostro.frontend.outputs import Completion
-from ostro.schemas import CompletionChunk, CompletionRequest, CompletionResponse, WireModel
+from ostro.schemas import CompletionChunk, CompletionRequest, CompletionResponse
 from ostro.server.api import Api, record_of
 from ostro.server.api_docs.document import described
-from ostro.server.dialects.chat.writer import CompletionChunks
-from ostro.server.dialects.openai import completion_response
+from ostro.server.dialects.completions.request import prepared
+from ostro.server.dialects.completions.writer import CompletionWriter
+from ostro.server.dialects.openai import check_streamable
 from ostro.server.generation import Answer, Job
 from ostro.server.models.served import Model
 
@@ -42,20 +40,12 @@ async def _answer(api: Api, http: Request, model: str | None = None) -> Response
 
 def _job(api: Api, request: CompletionRequest, name: str) -> Job:
     params, strict = api.options.params(request), api.options.openai_strict
-    source = request.format_source
-    if request.stream and request.prompt_logprobs is not None:
-        raise BadRequest("prompt_logprobs has no place in a stream: leave one of them out.", param="prompt_logprobs")
+    check_streamable(request)
 
     async def prepare(model: Model) -> list[EngineRequest]:
-        with nullcontext() if source is None else source.named_in_errors():
-            return await model.service.prepare_all(
-                request.prompt, params, cache_salt=request.cache_salt, priority=request.priority, adapter=model.adapter
-            )
+        return await prepared(request, params, model)
 
-    def respond(model: Model, completions: list[Completion]) -> WireModel:
-        return completion_response(request, completions, model.service.tokenizer, model=model.name, strict=strict)
+    def writer(model: Model, completions: list[Completion]) -> CompletionWriter:
+        return CompletionWriter(request, completions, model.service.tokenizer, model=model.name, strict=strict)
 
-    def chunks(model: Model, completions: list[Completion]) -> CompletionChunks:
-        return CompletionChunks(request, completions, model.service.tokenizer, model=model.name, strict=strict)
-
-    return Job(name, prepare, respond, chunks if request.stream else None)
+    return Job.written(name, prepare, writer, streams=request.stream)

@@ -8,7 +8,7 @@ from starlette.types import Scope
 
 from ostro.errors import ContextLengthExceeded, OstroError
 from ostro.schemas.messages import MessagesError, MessagesErrorDetail
-from ostro.server.dialects.outcome import sse
+from ostro.server.http.sse import typed_event
 
 MESSAGES = "/v1/messages"
 MODELS = "/v1/models"
@@ -54,4 +54,4 @@ def words_of(error: OstroError) -> str:
 
 
 def error_event(error: OstroError, request_id: str | None) -> bytes:
-    return sse("error", error_body(error.http_status, words_of(error), request_id).model_dump())
+    return typed_event("error", error_body(error.http_status, words_of(error), request_id).model_dump())

@@ -16,13 +16,11 @@ from ostro.schemas.messages import (
 )
 from ostro.server.api import Api, json_response, record_of
 from ostro.server.api_docs.document import described
-from ostro.server.dialects.chat_turn import ChatTurn
+from ostro.server.dialects.chat_turn import ChatTurn, SingleChoiceReader
 from ostro.server.dialects.messages.request import chat_request
-from ostro.server.dialects.messages.stream import MessageChunks
-from ostro.server.dialects.single_choice import Reading
-from ostro.server.generation import Answer, Job
+from ostro.server.dialects.messages.writer import MessageAnswerWriter
+from ostro.server.generation import Answer, Job, num_prompt_tokens
 from ostro.server.models.served import Model
-from ostro.server.routes.counting import num_prompt_tokens
 
 _EVENTS = "`event:` and `data:` lines, each data a {name}; the last is message_stop, or error."
 
@@ -57,16 +55,12 @@ def router(api: Api) -> APIRouter:
 def _job(api: Api, request: CreateMessage, request_id: str) -> Job:
     turn = ChatTurn(chat_request(request, _params(api, request)))
 
-    def chunks(model: Model, completions: list[Completion]) -> MessageChunks:
+    def writer(model: Model, completions: list[Completion]) -> MessageAnswerWriter:
         [completion] = completions
-        return MessageChunks(
-            Reading(turn.stream(completion), completion, model), model=model.name, request_id=request_id
-        )
+        reader = SingleChoiceReader(turn.reader(completion), model)
+        return MessageAnswerWriter(reader, model=model.name, request_id=request_id)
 
-    def respond(model: Model, completions: list[Completion]) -> AssistantMessage:
-        return chunks(model, completions).whole()
-
-    return Job(request.model, turn.prepare, respond, chunks if request.stream else None)
+    return Job.written(request.model, turn.prepare, writer, streams=request.stream)
 
 
 def _params(api: Api, request: CreateMessage) -> SamplingParams:

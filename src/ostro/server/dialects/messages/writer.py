@@ -4,12 +4,18 @@ One writer serves one message. One block is open at a time: the next event eithe
 """
 
 from collections.abc import Iterable
+from typing import Final
 
 from pydantic_core import from_json
 
 from ostro.answers.events import CallArguments, CallBegin, Event, Reasoning, Text
-from ostro.server.dialects.outcome import Counts, Outcome, sse
-from ostro.server.dialects.responses.items import new_id
+from ostro.errors import OstroError
+from ostro.frontend.outputs import Delta
+from ostro.schemas.messages import AssistantMessage
+from ostro.server.dialects.chat_turn import SingleChoiceReader
+from ostro.server.dialects.messages.framing import error_event
+from ostro.server.dialects.writing import Counts, Outcome, new_id
+from ostro.server.http.sse import typed_event
 
 Json = dict[str, object]
 
@@ -19,7 +25,7 @@ _SIGNATURE = "ostro"
 
 class MessageWriter:
     def __init__(self, *, model: str) -> None:
-        self.id = new_id("msg")
+        self.id = new_id("msg_")
         self._blocks: list[Json] = []
         self._texts: list[str] = []
         """The open block's text so far; it is the last block."""
@@ -36,7 +42,7 @@ class MessageWriter:
 
     def begin(self, counts: Counts) -> bytes:
         self.message["usage"] = _usage(counts)
-        return sse("message_start", {"message": self.message})
+        return typed_event("message_start", {"message": self.message})
 
     def push(self, events: Iterable[Event]) -> bytes:
         return b"".join(map(self._of, events))
@@ -47,7 +53,8 @@ class MessageWriter:
         by = outcome.stopped_by if reason == "stop_sequence" else None
         ended: Json = {"stop_reason": reason, "stop_sequence": by}
         self.message |= ended | {"usage": _usage(outcome.counts)}
-        return data + sse("message_delta", {"delta": ended, "usage": self.message["usage"]}) + sse("message_stop", {})
+        told = typed_event("message_delta", {"delta": ended, "usage": self.message["usage"]})
+        return data + told + typed_event("message_stop", {})
 
     def _stop_reason(self, outcome: Outcome) -> str:
         if outcome.reason == "length" and outcome.stopped_by is None:
@@ -79,7 +86,7 @@ class MessageWriter:
         closed = self._close()
         self._blocks.append(block)
         self._is_open = True
-        return closed + sse("content_block_start", {"index": len(self._blocks) - 1, "content_block": block})
+        return closed + typed_event("content_block_start", {"index": len(self._blocks) - 1, "content_block": block})
 
     def _add(self, delta: Json, text: str) -> bytes:
         assert self._is_open, "a call begins before its arguments come"
@@ -87,7 +94,7 @@ class MessageWriter:
         return self._delta(delta)
 
     def _delta(self, delta: Json) -> bytes:
-        return sse("content_block_delta", {"index": len(self._blocks) - 1, "delta": delta})
+        return typed_event("content_block_delta", {"index": len(self._blocks) - 1, "delta": delta})
 
     def _close(self) -> bytes:
         """Closes the open block, if there is one."""
@@ -105,7 +112,43 @@ class MessageWriter:
                 data = self._delta({"type": "signature_delta", "signature": _SIGNATURE})
             case _:
                 block["text"] = text
-        return data + sse("content_block_stop", {"index": len(self._blocks) - 1})
+        return data + typed_event("content_block_stop", {"index": len(self._blocks) - 1})
+
+
+class MessageAnswerWriter:
+    """Writes the engine's output as a message, in events or as a whole."""
+
+    ping: Final = typed_event("ping", {})
+    done: Final = b""
+
+    def __init__(self, reader: SingleChoiceReader, *, model: str, request_id: str) -> None:
+        self._writer = MessageWriter(model=model)
+        self._reader = reader
+        self._request_id = request_id
+        self._has_begun = False
+        self.id = self._writer.id
+        self.framing = self
+
+    def start(self) -> bytes:
+        # The number of cached prompt tokens is only known with the first output.
+        return b""
+
+    def of(self, number: int, deltas: Iterable[Delta]) -> bytes:
+        events = self._reader.of(deltas)
+        begun = b"" if self._has_begun else self._writer.begin(self._reader.counts)
+        self._has_begun = True
+        return begun + self._writer.push(events)
+
+    def end(self) -> bytes:
+        return self._writer.finish(self._reader.outcome())
+
+    def failed(self, error: OstroError) -> bytes:
+        return error_event(error, self._request_id)
+
+    def whole(self) -> AssistantMessage:
+        self.of(0, [self._reader.choice.as_delta()])
+        self.end()
+        return AssistantMessage.model_validate(self._writer.message)
 
 
 def _input(arguments: str) -> Json:

@@ -14,14 +14,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from ostro.errors import OstroError, TryLater
+from ostro.errors import OstroError, TryLater, internal_error
 from ostro.server.api import Api, end_record, record_of
 from ostro.server.dialects.broken_stream import response_error
 from ostro.server.dialects.responses.event_log import BackgroundRun, EventLog
 from ostro.server.dialects.responses.input import Translated
 from ostro.server.dialects.responses.store import StoredResponse
 from ostro.server.dialects.responses.writer import ResponseWriter
-from ostro.server.error_handlers import internal_error, note_error
+from ostro.server.error_handlers import note_error
 from ostro.server.generation import Answer, Job
 from ostro.server.http.disconnect import ClientGone, UntilDisconnect
 from ostro.server.http.sse import PING, EventStream

@@ -1,28 +1,34 @@
-"""Resolves what a request to /v1/responses refers to: the response it continues, and items of stored responses.
+"""Resolves what a request to /v1/responses refers to: the response it continues, and items of stored responses;
+and shortens a conversation that is too long, if asked to.
 
-Knows the store and items; knows no HTTP and no engine.
+Knows the store and items; knows no HTTP.
 """
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pydantic import TypeAdapter
 
-from ostro.errors import BadRequest
+from ostro.engine.request import Request
+from ostro.errors import BadRequest, ContextLengthExceeded
 from ostro.sampling_params import SamplingParams
 from ostro.schemas.responses import InputItem, ItemReference, ResponseInput
 from ostro.server.dialects.chat_request import ChatRequest
-from ostro.server.dialects.responses.items import Json, new_id
+from ostro.server.dialects.chat_turn import ChatTurn
+from ostro.server.dialects.responses.items import Json
 from ostro.server.dialects.responses.request import OfferedTools, chat_request, conversation, offered_tools
 from ostro.server.dialects.responses.store import Exchange, ResponseStore
+from ostro.server.dialects.writing import new_id
+from ostro.server.models.served import Model
+from ostro.text.chat import Message
 
 # Translating less than this takes less time than waking a thread.
 _MANY_ITEMS = 64
 _MANY_BYTES = 64 << 10
 
 _ITEM: TypeAdapter[InputItem] = TypeAdapter(InputItem)
-_ID_KINDS = {"message": "msg", "function_call": "fc", "custom_tool_call": "ctc", "reasoning": "rs"}
+_ID_PREFIXES = {"message": "msg_", "function_call": "fc_", "custom_tool_call": "ctc_", "reasoning": "rs_"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,4 +81,55 @@ def _resolved(items: Sequence[InputItem], store: ResponseStore, owner: str) -> l
 
 def _with_id(item: InputItem) -> Json:
     given: Json = item.model_dump(exclude_none=True)
-    return given if "id" in given else given | {"id": new_id(_ID_KINDS.get(item.type, "item"))}
+    return given if "id" in given else given | {"id": new_id(_ID_PREFIXES.get(item.type, "item_"))}
+
+
+class ResponseTurn(ChatTurn):
+    """Drops the beginning of a conversation that is too long, if asked to."""
+
+    def __init__(self, request: ChatRequest, tools: OfferedTools, *, truncates: bool) -> None:
+        """`truncates`: whether the conversation's first turns are dropped if it is too long."""
+        super().__init__(request)
+        self._tools = tools
+        self._truncates = truncates
+
+    async def prepare(self, model: Model) -> list[Request]:
+        try:
+            return await self._fitting(model) if self._truncates else await super().prepare(model)
+        except BadRequest as error:
+            # Its name in this dialect.
+            error.param = "input" if error.param == "messages" else self._tools.named(error.param)
+            raise
+
+    async def _fitting(self, model: Model) -> list[Request]:
+        """Drops as few turns as possible. Raises ContextLengthExceeded if the last turn alone is too long."""
+        whole = self.request.messages
+        shorter = _shorter(whole)
+        low, high = 0, len(shorter) - 1
+        # Binary search: if a conversation fits, so do all shorter ones.
+        while low < high:
+            middle = (low + high) // 2
+            if await self._fits(model, shorter[middle]):
+                high = middle
+            else:
+                low = middle + 1
+        self.request = replace(self.request, messages=shorter[low])
+        return await super().prepare(model)
+
+    async def _fits(self, model: Model, messages: list[Message]) -> bool:
+        self.request = replace(self.request, messages=messages)
+        try:
+            await super().prepare(model)
+        except ContextLengthExceeded:
+            return False
+        return True
+
+
+def _shorter(messages: Sequence[Message]) -> list[list[Message]]:
+    """The whole conversation, then ever shorter ones, each beginning at a later user message. System messages at the
+    beginning are always kept.
+    """
+    begin = next((at for at, message in enumerate(messages) if message["role"] != "system"), len(messages))
+    system, rest = list(messages[:begin]), list(messages[begin:])
+    starts = [0, *(at for at, message in enumerate(rest) if at and message["role"] == "user")]
+    return [system + rest[at:] for at in starts]

@@ -1,19 +1,14 @@
 """Output items of a Responses object while they are being written, and their events. Knows no response."""
 
-import secrets
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from ostro.answers.events import CallBegin
+from ostro.server.dialects.writing import new_id
 
 Json = dict[str, object]
 # An event's type and its fields.
 ItemEvent = tuple[str, Json]
-
-
-def new_id(kind: str) -> str:
-    """Random, 128 bits."""
-    return f"{kind}_{secrets.token_hex(16)}"
 
 
 class OpenItem(Protocol):
@@ -33,7 +28,7 @@ class OpenItem(Protocol):
 class OpenMessage:
     def __init__(self, index: int, *, with_logprobs: bool) -> None:
         self._content: list[Json] = []
-        self.item: Json = {"type": "message", "id": new_id("msg"), "role": "assistant", "content": self._content}
+        self.item: Json = {"type": "message", "id": new_id("msg_"), "role": "assistant", "content": self._content}
         self._at: Json = {"item_id": self.item["id"], "output_index": index, "content_index": 0}
         self._texts: list[str] = []
         self._logprobs: list[Json] | None = [] if with_logprobs else None
@@ -63,7 +58,7 @@ class OpenReasoning:
 
     def __init__(self, index: int) -> None:
         self._content: list[Json] = []
-        self.item: Json = {"type": "reasoning", "id": new_id("rs"), "summary": [], "content": self._content}
+        self.item: Json = {"type": "reasoning", "id": new_id("rs_"), "summary": [], "content": self._content}
         self._at: Json = {"item_id": self.item["id"], "output_index": index, "content_index": 0}
         self._texts: list[str] = []
 
@@ -90,7 +85,7 @@ class OpenSummary:
 
     def __init__(self, index: int) -> None:
         self._summary: list[Json] = []
-        self.item: Json = {"type": "reasoning", "id": new_id("rs"), "summary": self._summary}
+        self.item: Json = {"type": "reasoning", "id": new_id("rs_"), "summary": self._summary}
         self._at: Json = {"item_id": self.item["id"], "output_index": index, "summary_index": 0}
         self._texts: list[str] = []
 
@@ -115,9 +110,9 @@ class OpenSummary:
 class OpenCall:
     def __init__(self, index: int, call: CallBegin, namespace: str | None, name: str) -> None:
         if call.is_custom:
-            kind, id_kind, self._field, self._event = "custom_tool_call", "ctc", "input", "custom_tool_call_input"
+            kind, id_kind, self._field, self._event = "custom_tool_call", "ctc_", "input", "custom_tool_call_input"
         else:
-            kind, id_kind, self._field, self._event = "function_call", "fc", "arguments", "function_call_arguments"
+            kind, id_kind, self._field, self._event = "function_call", "fc_", "arguments", "function_call_arguments"
         self.item: Json = {"type": kind, "id": new_id(id_kind), "call_id": call.id, "name": name, self._field: ""}
         if namespace is not None:
             self.item["namespace"] = namespace

@@ -23,17 +23,15 @@ from ostro.schemas.responses import (
 )
 from ostro.server.api import Api, json_response, record_of
 from ostro.server.api_docs.document import described
+from ostro.server.dialects.chat_turn import SingleChoiceReader
 from ostro.server.dialects.responses import background
-from ostro.server.dialects.responses.input import Translated, translated
+from ostro.server.dialects.responses.answer import ResponseAnswerWriter
+from ostro.server.dialects.responses.input import ResponseTurn, Translated, translated
 from ostro.server.dialects.responses.items import Json
 from ostro.server.dialects.responses.store import StoredResponse
-from ostro.server.dialects.responses.stream import ResponseChunks
-from ostro.server.dialects.responses.turn import ResponseTurn
 from ostro.server.dialects.responses.writer import ResponseWriter
-from ostro.server.dialects.single_choice import Reading
-from ostro.server.generation import Answer, Job
+from ostro.server.generation import Answer, Job, num_prompt_tokens
 from ostro.server.models.served import Model
-from ostro.server.routes.counting import num_prompt_tokens
 
 _EVENTS = "`event:` and `data:` lines, each data a {name}; the last is response.completed, .incomplete or .failed."
 _CANCEL_SECONDS = 30.0
@@ -131,15 +129,12 @@ def _job(
 ) -> Job:
     turn = ResponseTurn(asked.chat, asked.tools, truncates=request.truncation == "auto")
 
-    def chunks(model: Model, completions: list[Completion]) -> ResponseChunks:
+    def writer_of(model: Model, completions: list[Completion]) -> ResponseAnswerWriter:
         [completion] = completions
-        reading = Reading(turn.stream(completion), completion, model)
-        return ResponseChunks(writer, reading, model.service.tokenizer, model=model.name, keep=keep)
+        reader = SingleChoiceReader(turn.reader(completion), model)
+        return ResponseAnswerWriter(writer, reader, model.service.tokenizer, model=model.name, keep=keep)
 
-    def respond(model: Model, completions: list[Completion]) -> ResponseObject:
-        return chunks(model, completions).whole()
-
-    return Job(request.model, turn.prepare, respond, chunks if streams else None)
+    return Job.written(request.model, turn.prepare, writer_of, streams=streams)
 
 
 def _tell_left_out(asked: Translated, told: set[str]) -> None:

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from ostro.answers.events import CallArguments, CallBegin, Event, Reasoning, Text
 from ostro.errors import OstroError
 from ostro.schemas.responses import ChoiceWord, CreateResponse, HostedTool
-from ostro.server.dialects.outcome import Counts, Outcome, sse
 from ostro.server.dialects.responses.items import (
     Json,
     OpenCall,
@@ -19,9 +18,10 @@ from ostro.server.dialects.responses.items import (
     OpenMessage,
     OpenReasoning,
     OpenSummary,
-    new_id,
 )
 from ostro.server.dialects.responses.request import sealed
+from ostro.server.dialects.writing import Counts, Outcome, new_id
+from ostro.server.http.sse import typed_event
 
 _CODES = {429: "rate_limit_exceeded", 503: "server_is_overloaded"}
 
@@ -36,7 +36,7 @@ class ResponseWriter:
         namespaces: Mapping[str, tuple[str, str]] | None = None,
     ) -> None:
         """`namespaces` maps the name that the model sees to a tool's namespace and name."""
-        self.id = new_id("resp")
+        self.id = new_id("resp_")
         self._namespaces = namespaces or {}
         self._with_logprobs = request.wants_logprobs
         self._seals = "reasoning.encrypted_content" in request.include
@@ -140,7 +140,7 @@ class ResponseWriter:
     def _event(self, kind: str, fields: Json) -> bytes:
         number = self._num_events
         self._num_events += 1
-        return sse(kind, {"sequence_number": number} | fields)
+        return typed_event(kind, {"sequence_number": number} | fields)
 
 
 def _frame(request: CreateResponse, id: str, model: str, *, is_stored: bool) -> Json:

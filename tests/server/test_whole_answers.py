@@ -14,8 +14,10 @@ from ostro.schemas import (
     CompletionResponse,
     parse,
 )
-from ostro.server.dialects.chat_turn import AnswerStream
-from ostro.server.dialects.openai import chat_response, completion_response, finish_reason, usage
+from ostro.server.dialects.chat.writer import chat_writer
+from ostro.server.dialects.chat_turn import CompletionReader
+from ostro.server.dialects.completions.writer import CompletionWriter
+from ostro.server.dialects.openai import finish_reason, usage
 from ostro.text.tokenizer import Tokenizer
 
 # é is two bytes. Id 2 has both, and so has id 4, added later: they share their text. Id 5 is special.
@@ -37,7 +39,7 @@ def completion(ids: list[int], text: str, logprobs: list[TokenLogprob]) -> Compl
 
 def answer(done: Completion, **fields: object) -> CompletionResponse:
     request = parse(CompletionRequest, {"prompt": "a", "logprobs": 1} | fields)
-    return completion_response(request, [done], tokenizer(), model="m")
+    return CompletionWriter(request, [done], tokenizer(), model="m").whole()
 
 
 def logprobs_of(done: Completion, **fields: object) -> CompletionLogprobs:
@@ -84,7 +86,7 @@ def test_chat_tokens_carry_their_exact_bytes() -> None:
     messages = [{"role": "user", "content": "a"}]
     request = parse(ChatCompletionRequest, {"messages": messages, "logprobs": True, "top_logprobs": 2})
     finished = completion([FIRST_HALF], "�", [entry])
-    response = chat_response(request, finished, AnswerStream(finished), tokenizer(), model="m")
+    response = chat_writer(request, CompletionReader(finished), tokenizer(), model="m").whole()
     logprobs = response.choices[0].logprobs
     assert logprobs is not None
     assert logprobs.content[0].bytes == [0xC3]
@@ -112,4 +114,4 @@ def test_a_structure_that_failed_is_the_requests_fault_whole_and_in_a_stream() -
     with pytest.raises(StructureFailed, match="too many items"):
         finish_reason(choice)
     with pytest.raises(StructureFailed, match="too many items"):
-        AnswerStream(Completion((1,), [choice])).finish_reason(0)
+        CompletionReader(Completion((1,), [choice])).finish_reason(0)
