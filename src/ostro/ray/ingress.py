@@ -18,7 +18,7 @@ from ostro.ray.call import Call, read_key
 from ostro.ray.everyone import NONE_CAME, AllEngines, answer_of_all, concerns_all
 from ostro.server.admission.auth import OPEN_PATHS, Keyring, check_caller
 from ostro.server.admission.hosts import HostRule
-from ostro.server.dialects.broken_stream import last_event
+from ostro.server.dialects.registry import dialect_of
 from ostro.server.error_handlers import error_response
 from ostro.server.http.body import BodyLimits
 from ostro.server.http.disconnect import ClientGone, UntilDisconnect
@@ -137,7 +137,7 @@ class _Relay:
             raise error from fault
         if not self._is_stream:
             raise fault
-        last = last_event(self._scope, error)
+        last = dialect_of(self._scope).failed(error)
         await self._send({"type": "http.response.body", "body": last, "more_body": False})
         self.is_over = True
 

@@ -1,7 +1,7 @@
 """Assembles the HTTP application from endpoints, error handlers and middleware. Does nothing else."""
 
 from collections.abc import Sequence
-from importlib import metadata
+from importlib import import_module, metadata
 
 from fastapi import FastAPI
 from starlette.middleware import Middleware
@@ -12,10 +12,7 @@ from ostro.server.admission.limits import Gate, GateLimits
 from ostro.server.api import Api, HttpOptions
 from ostro.server.api_docs import pages
 from ostro.server.api_docs.document import document
-from ostro.server.dialects.chat import routes as chat
-from ostro.server.dialects.completions import routes as completions
-from ostro.server.dialects.messages import routes as messages
-from ostro.server.dialects.responses import routes as responses
+from ostro.server.dialects.registry import FOLDERS
 from ostro.server.dialects.responses.store import ResponseStore
 from ostro.server.http.body import BodyBudget, BodyLeases
 from ostro.server.log.setup import RequestLog
@@ -74,10 +71,7 @@ def build_app(
     )
     error_handlers.install(app)
     for router in (
-        chat.router(api),
-        responses.router(api),
-        messages.router(api),
-        completions.router(api),
+        *(import_module(f"ostro.server.dialects.{name}.routes").router(api) for name in FOLDERS),
         embeddings.router(api),
         relevance.router(api),
         native.router(api),

@@ -1,6 +1,7 @@
 """The one place where an exception becomes a status and an error body, in the request's dialect. Knows no endpoint."""
 
 import re
+from collections.abc import Mapping
 from http import HTTPStatus
 
 from starlette.applications import Starlette
@@ -11,8 +12,8 @@ from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ostro.errors import OstroError, TryLater, internal_error
-from ostro.schemas import ErrorBody, ErrorDetail, WireModel
-from ostro.server.dialects.messages import framing as message_errors
+from ostro.server.dialects.dialect import OPENAI
+from ostro.server.dialects.registry import dialect_of
 from ostro.server.http.disconnect import ClientGone
 
 # nginx's status for a client that disconnected. It is only logged.
@@ -25,9 +26,11 @@ async def refuse(error: OstroError, scope: Scope, receive: Receive, send: Send) 
     await error_response(error, scope)(scope, receive, send)
 
 
-def error_response(error: OstroError, scope: Scope | None = None) -> Response:
+def error_response(
+    error: OstroError, scope: Scope | None = None, *, headers: Mapping[str, str] | None = None
+) -> Response:
     """The error in the dialect of the request, or OpenAI's if `scope` is None."""
-    headers: dict[str, str] = {}
+    headers = dict(headers or {})
     retry_after = getattr(error, "retry_after", None)
     if retry_after is not None:
         headers["retry-after"] = str(retry_after)
@@ -39,9 +42,11 @@ def error_response(error: OstroError, scope: Scope | None = None) -> Response:
     if error.http_status in (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.REQUEST_ENTITY_TOO_LARGE):
         # The rest of the body is still arriving, and will not be read.
         headers["connection"] = "close"
-    if scope is not None and message_errors.speaks_messages(scope):
-        return _messages_error(error.http_status, message_errors.words_of(error), scope, headers)
-    return _json(ErrorBody.of(error), error.http_status, headers)
+    dialect = OPENAI if scope is None else dialect_of(scope)
+    record = None if scope is None else scope.get("state", {}).get("record")
+    body = dialect.error_body(error, None if record is None else record.id)
+    status = dialect.status(error.http_status)
+    return Response(body.model_dump_json(), status, headers, media_type="application/json")
 
 
 def install(app: Starlette) -> None:
@@ -108,11 +113,20 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
             message, code = f"{path} does not support {request.method[:20]}. Use {allowed}.", "method_not_allowed"
         case _:
             message, code = f"{HTTPStatus(error.status_code).phrase}.", "bad_request"
-    _note(request.scope, code)
-    if message_errors.speaks_messages(request.scope):
-        return _messages_error(error.status_code, message, request.scope, dict(error.headers or {}))
-    detail = ErrorDetail(message=message, type="invalid_request_error", param=None, code=code)
-    return _json(ErrorBody(error=detail), error.status_code, dict(error.headers or {}))
+    told = _RoutingError(message, error.status_code, code)
+    note_error(request.scope, told)
+    return error_response(told, request.scope, headers=error.headers)
+
+
+class _RoutingError(OstroError):
+    """The router's own error, as one of ours."""
+
+    openai_type = "invalid_request_error"
+
+    def __init__(self, message: str, status: int, code: str) -> None:
+        super().__init__(message)
+        self.http_status = status
+        self.openai_code = code
 
 
 def _similar_path(request: Request) -> str | None:
@@ -141,13 +155,3 @@ async def _on_memory_error(request: Request, error: Exception) -> Response:
 async def _on_client_gone(request: Request, error: Exception) -> Response:
     _note(request.scope, "client_gone")
     return Response(status_code=_CLIENT_GONE)
-
-
-def _messages_error(status: int, message: str, scope: Scope, headers: dict[str, str]) -> Response:
-    record = scope.get("state", {}).get("record")
-    body = message_errors.error_body(status, message, None if record is None else record.id)
-    return _json(body, message_errors.status_of(status), headers)
-
-
-def _json(body: WireModel, status: int, headers: dict[str, str]) -> Response:
-    return Response(body.model_dump_json(), status, headers, media_type="application/json")

@@ -12,8 +12,9 @@ from pydantic import BaseModel
 from pydantic.json_schema import JsonSchemaMode
 
 from ostro import schemas
-from ostro.schemas import ErrorBody, MessagesError, RequestModel, WireModel
-from ostro.server.dialects.messages.framing import status_of
+from ostro.schemas import RequestModel, WireModel
+from ostro.server.dialects.dialect import OPENAI, Dialect
+from ostro.server.dialects.registry import DIALECTS
 
 # OpenAPI's objects, as FastAPI types them.
 Json = dict[str, Any]
@@ -52,7 +53,7 @@ def described(
     unready: bool = False,
     not_found: bool = False,
     refusable: bool = False,
-    error: type[WireModel] = ErrorBody,
+    dialect: Dialect = OPENAI,
 ) -> RouteArguments:
     """Describes an endpoint that responds with `answer`, streams `events`, and, if `unready`, sends `answer` with 503
     too.
@@ -65,11 +66,10 @@ def described(
         errors |= {404: "It does not exist."}
     if refusable:
         errors |= {400: _BODY_ERRORS[400]}
-    if error is MessagesError:
-        errors = {status_of(code): words for code, words in errors.items()}
+    errors = {dialect.status(code): words for code, words in errors.items()}
     responses: dict[int | str, Json] = {200: {"description": "The answer.", "content": content}}
     for code, words in sorted(errors.items()):
-        body = answer if unready and code == 503 else error
+        body = answer if unready and code == 503 else dialect.error_schema
         responses[code] = {"description": words, "content": {"application/json": {"schema": _reference(body)}}}
     if request is None:
         return RouteArguments(responses=responses, openapi_extra=None)
@@ -99,13 +99,13 @@ def document(app: FastAPI) -> Json:
 
 def _schemas() -> Json:
     found: Json = {}
-    for name in schemas.__all__:
-        model = getattr(schemas, name)
+    public = [getattr(schemas, name) for name in schemas.__all__]
+    for model in (*public, *(own for dialect in DIALECTS for own in dialect.schemas)):
         if isinstance(model, type) and issubclass(model, WireModel):
             mode: JsonSchemaMode = "validation" if issubclass(model, RequestModel) else "serialization"
             schema = model.model_json_schema(ref_template=_REFERENCE, mode=mode)
             found |= schema.pop("$defs", {})
-            found[name] = schema
+            found[model.__name__] = schema
     return dict(sorted(found.items()))
 
 

@@ -10,7 +10,6 @@ import msgspec
 from starlette.types import Send
 
 from ostro.errors import OstroError, internal_error
-from ostro.schemas import ErrorBody
 
 PING: Final = b": ping\n\n"
 
@@ -46,17 +45,6 @@ class Framing(Protocol):
 
     def failed(self, error: OstroError) -> bytes:
         """Sent in place of the remaining events and of `done`."""
-
-
-class OpenAiFraming:
-    ping: Final = PING
-    done: Final = b"data: [DONE]\n\n"
-
-    def failed(self, error: OstroError) -> bytes:
-        return event(ErrorBody.of(error).model_dump_json().encode()) + self.done
-
-
-OPENAI: Final = OpenAiFraming()
 
 
 class EventStream:

@@ -24,7 +24,7 @@ from structlog.typing import EventDict, Processor, WrappedLogger
 
 from ostro.errors import BadRequest
 from ostro.processes.log_relay import log_warnings
-from ostro.server.dialects.messages.framing import speaks_messages
+from ostro.server.dialects.registry import dialect_of
 from ostro.server.log.text import TextRenderer
 from ostro.server.telemetry.record import RequestRecord
 
@@ -77,9 +77,7 @@ class RequestLog:
         if self.access_log and record.path not in self.quiet:
             self._log.debug("request begins", request_id=record.id, method=record.method, path=record.path)
         id = record.id.encode("ascii")
-        added = [(b"x-request-id", id)]
-        if speaks_messages(scope):
-            added.append((b"request-id", id))
+        added = [(header, id) for header in dialect_of(scope).id_headers]
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":

@@ -25,9 +25,10 @@ from ostro.schemas import (
 )
 from ostro.server.api import Api, record_of
 from ostro.server.api_docs.document import described
+from ostro.server.dialects.dialect import OPENAI
 from ostro.server.dialects.openai import finish_reason, finite, usage
 from ostro.server.generation import Answer, Job
-from ostro.server.http.sse import OPENAI, event
+from ostro.server.http.sse import event
 from ostro.server.models.served import Model
 
 

@@ -8,6 +8,7 @@ from ostro.frontend.outputs import Completion
 from ostro.schemas import ChatCompletionChunk, ChatCompletionRequest, ChatCompletionResponse
 from ostro.server.api import Api, record_of, template_messages
 from ostro.server.api_docs.document import described
+from ostro.server.dialects.chat.framing import DIALECT
 from ostro.server.dialects.chat.request import chat_request
 from ostro.server.dialects.chat.writer import ChatWriter, chat_writer
 from ostro.server.dialects.chat_request import ChatRequest
@@ -21,7 +22,7 @@ def router(api: Api) -> APIRouter:
     routes = APIRouter(tags=["generate"])
 
     @routes.post(
-        "/v1/chat/completions",
+        DIALECT.path,
         **described(ChatCompletionResponse, request=ChatCompletionRequest, events=ChatCompletionChunk),
     )
     async def create_chat_completion(http: Request) -> Response:

@@ -21,10 +21,10 @@ from ostro.schemas import (
     ChatToolCall,
     FinishReason,
 )
+from ostro.server.dialects.chat.framing import DIALECT
 from ostro.server.dialects.chat_turn import CompletionReader
 from ostro.server.dialects.openai import Envelope, chat_logprobs, finish_reason, prompt_logprobs, usage, wire_reason
 from ostro.server.dialects.writing import new_id
-from ostro.server.http.sse import OPENAI
 from ostro.text.tokenizer import Tokenizer
 
 
@@ -68,7 +68,7 @@ class _Chunk(TypedDict):
 class ChatWriter:
     """Writes an answer that is plain text: its deltas are written unparsed."""
 
-    framing: Final = OPENAI
+    framing: Final = DIALECT
 
     def __init__(
         self,

@@ -9,6 +9,7 @@ from ostro.frontend.outputs import Completion
 from ostro.schemas import CompletionChunk, CompletionRequest, CompletionResponse
 from ostro.server.api import Api, record_of
 from ostro.server.api_docs.document import described
+from ostro.server.dialects.completions.framing import DIALECT
 from ostro.server.dialects.completions.request import prepared
 from ostro.server.dialects.completions.writer import CompletionWriter
 from ostro.server.dialects.openai import check_streamable
@@ -19,7 +20,7 @@ from ostro.server.models.served import Model
 def router(api: Api) -> APIRouter:
     routes = APIRouter(tags=["generate"])
 
-    @routes.post("/v1/completions", **described(CompletionResponse, request=CompletionRequest, events=CompletionChunk))
+    @routes.post(DIALECT.path, **described(CompletionResponse, request=CompletionRequest, events=CompletionChunk))
     async def create_completion(http: Request) -> Response:
         """Continuations of one or several prompts."""
         return await _answer(api, http)

@@ -7,9 +7,9 @@ from typing import Final, TypedDict
 from ostro.engine.runner import TokenLogprob
 from ostro.frontend.outputs import Choice, Completion, Delta
 from ostro.schemas import CompletionChoice, CompletionLogprobs, CompletionRequest, CompletionResponse, FinishReason
+from ostro.server.dialects.completions.framing import DIALECT
 from ostro.server.dialects.openai import LOWEST_LOGPROB, Envelope, finish_reason, finite, prompt_logprobs, usage
 from ostro.server.dialects.writing import new_id
-from ostro.server.http.sse import OPENAI
 from ostro.text.offsets import text_offsets
 from ostro.text.tokenizer import Tokenizer
 
@@ -26,7 +26,7 @@ class _Chunk(TypedDict):
 
 
 class CompletionWriter:
-    framing: Final = OPENAI
+    framing: Final = DIALECT
 
     def __init__(
         self,

@@ -1,17 +1,19 @@
-"""Errors in Anthropic's format. Knows paths and headers; knows no routes."""
+"""The Messages API among the dialects: Anthropic's errors, request ids and lists of models."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from http import HTTPStatus
+from typing import Final
 
 from starlette.datastructures import Headers
 from starlette.types import Scope
 
 from ostro.errors import ContextLengthExceeded, OstroError
-from ostro.schemas.messages import MessagesError, MessagesErrorDetail
+from ostro.schemas import MessagesError, MessagesModel, MessagesModelList, ModelCard
+from ostro.schemas.messages import MessagesErrorDetail
+from ostro.server.dialects.dialect import MODELS_PATH, Dialect, is_at_or_below
 from ostro.server.http.sse import typed_event
 
-MESSAGES = "/v1/messages"
-MODELS = "/v1/models"
 _OVERLOADED = 529
 _TYPES: Mapping[int, str] = {
     HTTPStatus.UNAUTHORIZED: "authentication_error",
@@ -24,34 +26,49 @@ _TYPES: Mapping[int, str] = {
 }
 
 
-def speaks_messages(scope: Scope) -> bool:
-    """Whether a request uses Anthropic's API: by its path or, for paths that both APIs have, by its header."""
-    path = scope["path"]
-    if _is_below(path, MESSAGES):
-        return True
-    return _is_below(path, MODELS) and "anthropic-version" in Headers(scope=scope)
+class MessagesDialect(Dialect):
+    ping = typed_event("ping", {})
+    done = b""
+    error_schema = MessagesError
+    id_headers = (b"x-request-id", b"request-id")
+
+    def claims(self, scope: Scope) -> bool:
+        """Models are listed for all dialects under one path; clients of this one have a header of their own."""
+        if is_at_or_below(scope["path"], MODELS_PATH):
+            return "anthropic-version" in Headers(scope=scope)
+        return super().claims(scope)
+
+    def status(self, status: int) -> int:
+        return _OVERLOADED if status == HTTPStatus.SERVICE_UNAVAILABLE else status
+
+    def error_body(self, error: OstroError, request_id: str | None) -> MessagesError:
+        status = self.status(error.http_status)
+        fallback = "invalid_request_error" if status < HTTPStatus.INTERNAL_SERVER_ERROR else "api_error"
+        detail = MessagesErrorDetail(type=_TYPES.get(status, fallback), message=_message(error))
+        return MessagesError(error=detail, request_id=request_id)
+
+    def failed(self, error: OstroError, request_id: str | None = None) -> bytes:
+        return typed_event("error", self.error_body(error, request_id).model_dump())
+
+    def model(self, card: ModelCard) -> MessagesModel:
+        created = datetime.fromtimestamp(card.created, UTC).isoformat().replace("+00:00", "Z")
+        return MessagesModel(id=card.id, display_name=card.id, created_at=created, max_input_tokens=card.max_model_len)
+
+    def model_list(self, cards: Sequence[ModelCard]) -> MessagesModelList:
+        """All models on one page."""
+        return MessagesModelList(
+            data=[self.model(card) for card in cards],
+            first_id=cards[0].id if cards else None,
+            last_id=cards[-1].id if cards else None,
+            has_more=False,
+        )
 
 
-def _is_below(path: str, folder: str) -> bool:
-    return path == folder or path.startswith(folder + "/")
-
-
-def status_of(status: int) -> int:
-    return _OVERLOADED if status == HTTPStatus.SERVICE_UNAVAILABLE else status
-
-
-def error_body(status: int, message: str, request_id: str | None) -> MessagesError:
-    fallback = "invalid_request_error" if status < HTTPStatus.INTERNAL_SERVER_ERROR else "api_error"
-    detail = MessagesErrorDetail(type=_TYPES.get(status_of(status), fallback), message=message)
-    return MessagesError(error=detail, request_id=request_id)
-
-
-def words_of(error: OstroError) -> str:
+def _message(error: OstroError) -> str:
     if isinstance(error, ContextLengthExceeded) and error.prompt >= error.limit:
         # Agents look for this phrase, and then shorten the conversation.
         return f"prompt is too long: {error.prompt} tokens > {error.limit} maximum"
     return error.public
 
 
-def error_event(error: OstroError, request_id: str | None) -> bytes:
-    return typed_event("error", error_body(error.http_status, words_of(error), request_id).model_dump())
+DIALECT: Final = MessagesDialect("/v1/messages")

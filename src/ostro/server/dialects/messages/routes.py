@@ -11,12 +11,12 @@ from ostro.schemas.messages import (
     CountMessageTokens,
     CreateMessage,
     MessageEvent,
-    MessagesError,
     MessageTokens,
 )
 from ostro.server.api import Api, json_response, record_of
 from ostro.server.api_docs.document import described
 from ostro.server.dialects.chat_turn import ChatTurn, SingleChoiceReader
+from ostro.server.dialects.messages.framing import DIALECT
 from ostro.server.dialects.messages.request import chat_request
 from ostro.server.dialects.messages.writer import MessageAnswerWriter
 from ostro.server.generation import Answer, Job, num_prompt_tokens
@@ -26,13 +26,11 @@ _EVENTS = "`event:` and `data:` lines, each data a {name}; the last is message_s
 
 
 def router(api: Api) -> APIRouter:
-    routes = APIRouter(tags=["messages"])
+    routes = APIRouter(prefix=DIALECT.path, tags=["messages"])
 
     @routes.post(
-        "/v1/messages",
-        **described(
-            AssistantMessage, request=CreateMessage, events=MessageEvent, event_words=_EVENTS, error=MessagesError
-        ),
+        "",
+        **described(AssistantMessage, request=CreateMessage, events=MessageEvent, event_words=_EVENTS, dialect=DIALECT),
     )
     async def create_message(http: Request) -> Response:
         """The next message of a conversation, in Anthropic's dialect."""
@@ -40,9 +38,7 @@ def router(api: Api) -> APIRouter:
         record_of(http).stream = request.stream
         return Answer(api, http, _job(api, request, record_of(http).id))
 
-    @routes.post(
-        "/v1/messages/count_tokens", **described(MessageTokens, request=CountMessageTokens, error=MessagesError)
-    )
+    @routes.post("/count_tokens", **described(MessageTokens, request=CountMessageTokens, dialect=DIALECT))
     async def count_message_tokens(http: Request) -> Response:
         """The number of tokens in a conversation."""
         request = await api.read(CountMessageTokens, http)

@@ -13,7 +13,7 @@ from ostro.errors import OstroError
 from ostro.frontend.outputs import Delta
 from ostro.schemas.messages import AssistantMessage
 from ostro.server.dialects.chat_turn import SingleChoiceReader
-from ostro.server.dialects.messages.framing import error_event
+from ostro.server.dialects.messages.framing import DIALECT
 from ostro.server.dialects.writing import Counts, Outcome, new_id
 from ostro.server.http.sse import typed_event
 
@@ -118,8 +118,8 @@ class MessageWriter:
 class MessageAnswerWriter:
     """Writes the engine's output as a message, in events or as a whole."""
 
-    ping: Final = typed_event("ping", {})
-    done: Final = b""
+    ping: Final = DIALECT.ping
+    done: Final = DIALECT.done
 
     def __init__(self, reader: SingleChoiceReader, *, model: str, request_id: str) -> None:
         self._writer = MessageWriter(model=model)
@@ -143,7 +143,7 @@ class MessageAnswerWriter:
         return self._writer.finish(self._reader.outcome())
 
     def failed(self, error: OstroError) -> bytes:
-        return error_event(error, self._request_id)
+        return DIALECT.failed(error, self._request_id)
 
     def whole(self) -> AssistantMessage:
         self.of(0, [self._reader.choice.as_delta()])

@@ -11,9 +11,9 @@ from ostro.frontend.outputs import Choice, Delta
 from ostro.schemas.responses import ResponseObject
 from ostro.server.dialects.chat_turn import SingleChoiceReader
 from ostro.server.dialects.openai import chat_logprobs
+from ostro.server.dialects.responses.framing import DIALECT
 from ostro.server.dialects.responses.items import Json
 from ostro.server.dialects.responses.writer import ResponseWriter
-from ostro.server.http.sse import PING
 from ostro.text.offsets import TokenSpans
 from ostro.text.tokenizer import Tokenizer
 
@@ -21,8 +21,8 @@ from ostro.text.tokenizer import Tokenizer
 class ResponseAnswerWriter:
     """Writes the engine's output as a response. `keep` is called once the response has ended without an error."""
 
-    ping: Final = PING
-    done: Final = b""
+    ping: Final = DIALECT.ping
+    done: Final = DIALECT.done
 
     def __init__(
         self,

@@ -7,7 +7,6 @@ import asyncio
 from contextlib import aclosing
 from functools import partial
 from http import HTTPStatus
-from typing import Final
 
 import structlog
 from starlette.requests import Request
@@ -16,15 +15,15 @@ from starlette.types import Receive, Scope, Send
 
 from ostro.errors import OstroError, TryLater, internal_error
 from ostro.server.api import Api, end_record, record_of
-from ostro.server.dialects.broken_stream import response_error
 from ostro.server.dialects.responses.event_log import BackgroundRun, EventLog
+from ostro.server.dialects.responses.framing import DIALECT
 from ostro.server.dialects.responses.input import Translated
 from ostro.server.dialects.responses.store import StoredResponse
 from ostro.server.dialects.responses.writer import ResponseWriter
 from ostro.server.error_handlers import note_error
 from ostro.server.generation import Answer, Job
 from ostro.server.http.disconnect import ClientGone, UntilDisconnect
-from ostro.server.http.sse import PING, EventStream
+from ostro.server.http.sse import EventStream
 from ostro.server.telemetry.record import RequestRecord
 
 _UNENDED = ("queued", "in_progress")
@@ -85,9 +84,6 @@ def _own_record(record: RequestRecord) -> RequestRecord:
 class Replay(Response):
     """A background response's events, past and future."""
 
-    ping: Final = PING
-    done: Final = b""
-
     def __init__(self, log: EventLog, *, after: int, ping_seconds: float) -> None:
         super().__init__()
         self._log = log
@@ -96,7 +92,7 @@ class Replay(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            async with UntilDisconnect(receive), EventStream(send, self, ping_seconds=self._ping_seconds) as out:
+            async with UntilDisconnect(receive), EventStream(send, DIALECT, ping_seconds=self._ping_seconds) as out:
                 async with aclosing(self._log.after(self._after)) as events:
                     async for data in events:
                         await out.write(data)
@@ -107,6 +103,3 @@ class Replay(Response):
         except OstroError as error:
             # The stream has already reported it.
             note_error(scope, error)
-
-    def failed(self, error: OstroError) -> bytes:
-        return response_error(error)

@@ -26,6 +26,7 @@ from ostro.server.api_docs.document import described
 from ostro.server.dialects.chat_turn import SingleChoiceReader
 from ostro.server.dialects.responses import background
 from ostro.server.dialects.responses.answer import ResponseAnswerWriter
+from ostro.server.dialects.responses.framing import DIALECT
 from ostro.server.dialects.responses.input import ResponseTurn, Translated, translated
 from ostro.server.dialects.responses.items import Json
 from ostro.server.dialects.responses.store import StoredResponse
@@ -43,12 +44,12 @@ _log = structlog.stdlib.get_logger("ostro.server")
 
 
 def router(api: Api) -> APIRouter:
-    routes = APIRouter(tags=["responses"])
+    routes = APIRouter(prefix=DIALECT.path, tags=["responses"])
     store = api.responses
     told: set[str] = set()
 
     @routes.post(
-        "/v1/responses",
+        "",
         **described(ResponseObject, request=CreateResponse, events=ResponseEvent, event_words=_EVENTS),
     )
     async def create_response(http: Request) -> Response:
@@ -62,18 +63,18 @@ def router(api: Api) -> APIRouter:
         _tell_left_out(asked, told)
         return _answer(api, http, request, asked)
 
-    @routes.post("/v1/responses/input_tokens", **described(InputTokens, request=CountResponseTokens))
+    @routes.post("/input_tokens", **described(InputTokens, request=CountResponseTokens))
     async def count_input_tokens(http: Request) -> Response:
         """The number of tokens in a response's input."""
         request = await api.read(CountResponseTokens, http)
         asked = await translated(request, SamplingParams(), store, record_of(http).key)
         return json_response(InputTokens(input_tokens=await num_prompt_tokens(api, http, request.model, asked.chat)))
 
-    @routes.post("/v1/responses/compact", include_in_schema=False)
+    @routes.post("/compact", include_in_schema=False)
     async def compact() -> Response:
         raise Unsupported("Conversations are not compacted here. Send fewer items, or set truncation to auto.")
 
-    @routes.get("/v1/responses/{id}", **described(ResponseObject, not_found=True, refusable=True))
+    @routes.get("/{id}", **described(ResponseObject, not_found=True, refusable=True))
     async def retrieve_response(http: Request, id: str) -> Response:
         """A stored response. `stream=true` replays the events of one that was created with `background` and `stream`:
         all of them, or those after number `starting_after`.
@@ -83,13 +84,13 @@ def router(api: Api) -> APIRouter:
             return _replay(api, http, stored)
         return _body(stored)
 
-    @routes.delete("/v1/responses/{id}", **described(DeletedResponse, not_found=True))
+    @routes.delete("/{id}", **described(DeletedResponse, not_found=True))
     async def delete_response(http: Request, id: str) -> Response:
         """Deletes a stored response, and cancels it if it is still running. Responses that continue it are kept."""
         store.delete(record_of(http).key, id)
         return json_response(DeletedResponse(id=id))
 
-    @routes.post("/v1/responses/{id}/cancel", **described(ResponseObject, not_found=True, refusable=True))
+    @routes.post("/{id}/cancel", **described(ResponseObject, not_found=True, refusable=True))
     async def cancel_response(http: Request, id: str) -> Response:
         """Cancels a background response."""
         stored = store.get(record_of(http).key, id)
@@ -100,7 +101,7 @@ def router(api: Api) -> APIRouter:
         await stored.run.ended(_CANCEL_SECONDS)
         return _body(stored)
 
-    @routes.get("/v1/responses/{id}/input_items", **described(InputItemList, not_found=True, refusable=True))
+    @routes.get("/{id}/input_items", **described(InputItemList, not_found=True, refusable=True))
     async def list_input_items(http: Request, id: str) -> Response:
         """The input items of a stored response, newest first unless `order` is asc. `after` (an item's id) and `limit`
         select a page.

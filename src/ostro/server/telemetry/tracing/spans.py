@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from ostro.server.dialects.registry import DIALECTS
 from ostro.server.telemetry.record import RequestRecord
 
 Value = str | bool | int | float | list[str]
@@ -14,10 +15,7 @@ _Maybe = dict[str, Value | None]
 
 # By the end of the route template, which may contain the model's name before it.
 _OPERATIONS = {
-    "/chat/completions": "chat",
-    "/v1/responses": "chat",
-    "/v1/messages": "chat",
-    "/completions": "text_completion",
+    **{dialect.path.removeprefix("/v1"): dialect.operation for dialect in DIALECTS},
     "/generate": "text_completion",
     "/generate_stream": "text_completion",
     "/embeddings": "embeddings",

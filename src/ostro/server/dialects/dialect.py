@@ -1,0 +1,62 @@
+"""What a dialect says about itself: where it is spoken, and how its errors and the ends of its streams look.
+
+The base class has OpenAI's conventions. Knows errors and wire objects; knows no routes and no engine.
+"""
+
+from collections.abc import Sequence
+from typing import ClassVar, Final
+
+from starlette.types import Scope
+
+from ostro.errors import OstroError
+from ostro.schemas import ErrorBody, ModelCard, ModelList, WireModel
+from ostro.server.http.sse import PING, event
+
+MODELS_PATH = "/v1/models"
+"""Where every dialect lists models."""
+
+
+class Dialect:
+    """OpenAI's conventions; other dialects override what differs. Also the framing of its streams (`http.sse`)."""
+
+    ping: ClassVar[bytes] = PING
+    done: ClassVar[bytes] = b"data: [DONE]\n\n"
+    error_schema: ClassVar[type[WireModel]] = ErrorBody
+    id_headers: ClassVar[tuple[bytes, ...]] = (b"x-request-id",)
+    """Response headers that carry the request's id."""
+    schemas: ClassVar[tuple[type[WireModel], ...]] = ()
+    """Wire objects for the OpenAPI document that are not in `ostro.schemas`."""
+
+    def __init__(self, path: str, *, operation: str = "chat") -> None:
+        """`path` is where it generates; below it are its other endpoints. `operation` names this in traces."""
+        self.path = path
+        self.operation = operation
+
+    def claims(self, scope: Scope) -> bool:
+        """Whether a request is in this dialect."""
+        return is_at_or_below(scope["path"], self.path)
+
+    def status(self, status: int) -> int:
+        """The dialect's own HTTP status for an error."""
+        return status
+
+    def error_body(self, error: OstroError, request_id: str | None) -> WireModel:
+        return ErrorBody.of(error)
+
+    def failed(self, error: OstroError) -> bytes:
+        """The end of a stream that failed."""
+        return event(ErrorBody.of(error).model_dump_json().encode()) + self.done
+
+    def model(self, card: ModelCard) -> WireModel:
+        return card
+
+    def model_list(self, cards: Sequence[ModelCard]) -> WireModel:
+        return ModelList(data=list(cards))
+
+
+def is_at_or_below(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(folder + "/")
+
+
+OPENAI: Final = Dialect("")
+"""For paths that no dialect claims."""
