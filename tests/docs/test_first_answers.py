@@ -1,4 +1,4 @@
-"""README and quick start: the first command they show, run with the model they serve, answers as they say it does."""
+"""README and front page: the first command they show, run with the model they serve, answers as they say it does."""
 
 import json
 import subprocess
@@ -10,7 +10,7 @@ import pytest
 from doc_pages import Block, all_blocks
 from live_server import LiveServer, live_server
 
-PAGES = ("README.md", "docs/quick-start.md")
+PAGES = ("README.md", "docs/index.md")
 ADDRESS = "http://127.0.0.1:8000"
 
 

@@ -24,6 +24,7 @@ MOVED = {
     "native-api.html": "api/native.html",
     "openai-clients.html": "client.html",
     "quantized-checkpoints.html": "models.html#quantised-checkpoints",
+    "quick-start.html": "index.html",
     "responses-and-messages.html": "api/responses.html",
 }
 _REDIRECT = (
