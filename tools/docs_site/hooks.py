@@ -19,13 +19,16 @@ MOVED = {
     "coming-from/ollama.html": "coming-from/index.html#ollama",
     "coming-from/tgi.html": "coming-from/index.html#text-generation-inference",
     "coming-from/vllm.html": "coming-from/index.html#vllm",
+    "compare.html": "evaluation.html#comparing-servers",
     "embeddings.html": "api/embeddings.html",
+    "glossary.html": "architecture.html#words",
     "handing-over.html": "kv-tiers.html",
     "native-api.html": "api/native.html",
     "openai-clients.html": "client.html",
     "quantized-checkpoints.html": "models.html#quantised-checkpoints",
     "quick-start.html": "index.html",
     "responses-and-messages.html": "api/responses.html",
+    "triton.html": "deployment.html#triton-inference-server",
 }
 _REDIRECT = (
     '<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" content="0; url={0}"><a href="{0}">Moved</a>\n'

@@ -1,4 +1,4 @@
-"""Ostro as a model of a Triton Inference Server, by its Python backend. See docs/triton.md.
+"""Ostro as a model of a Triton Inference Server, by its Python backend. See docs/deployment.md.
 
 Triton imports this file in a process of its own and calls `initialize`, `execute` and `finalize`. Each request is
 answered by a thread, and all of them share one engine, which batches what they ask for.
