@@ -18,8 +18,10 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from ostro.backends.torch.load import first_rank, load_runner
-from ostro.backends.torch.tp.ranks import Ranks
+from ostro.backends.cuda.load import first_rank
+from ostro.backends.loading import load_runner
+from ostro.backends.opened import open_model
+from ostro.backends.ranks.ranks import Ranks
 from ostro.config import EngineConfig
 from ostro.engine.core import EngineCore
 from ostro.engine.request import Request
@@ -99,7 +101,9 @@ def main() -> None:
         rebatched, _ = run(load_runner(checkpoint, replace(settings, max_batch_seqs=8, max_batch_tokens=128)), asked)
         ranks = Ranks(options.ranks, backend=options.backend, devices=devices)
         try:
-            together, seconds_together = run(first_rank(checkpoint, settings, ranks), asked)
+            together, seconds_together = run(
+                first_rank(open_model(checkpoint, settings).divided(options.ranks), ranks), asked
+            )
         finally:
             ranks.close()
     same, same_by_rounding = (sum(other[key] == alone[key] for key in alone) for other in (together, rebatched))

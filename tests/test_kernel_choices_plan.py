@@ -13,6 +13,7 @@ from ostro.devices import DEVICE_KINDS
 from ostro.errors import BadRequest
 from ostro.kernels.gpu.tilings import DotTiling, Multiprocessors
 from ostro.models.architecture import Architecture
+from ostro.models.description import Causal
 from ostro.models.registry import describe
 from ostro.system import machine
 
@@ -46,7 +47,9 @@ def planned(config: Mapping[str, object], **settings: object) -> Mapping[str, st
 def planned_beside(kept: Container[str], config: Mapping[str, object], **settings: object) -> Mapping[str, str] | None:
     """With tensors that are kept quantised."""
     resolved = DEVICE_KINDS["cuda"].resolve(EngineConfig(device="cuda", **settings))  # type: ignore[arg-type]
-    return own_kernels(resolved, describe(dict(config), max_seq_len=None), kept)
+    described = describe(dict(config), max_seq_len=None)
+    assert isinstance(described, Causal)
+    return own_kernels(resolved, described, kept)
 
 
 def test_shipped_choices_are_shown() -> None:

@@ -26,7 +26,7 @@ from ostro.backends.loading import load_runner
 from ostro.backends.native.encoder import NativeEncoderRunner
 from ostro.backends.planning import plan
 from ostro.backends.torch.runner import TorchRunner
-from ostro.config import BackendName, EngineConfig, KVDType, Quantization
+from ostro.config import BackendName, Device, EngineConfig, KVDType, Quantization
 from ostro.engine.request import Request
 from ostro.engine_process.handle import EngineHandle
 from ostro.errors import BadCheckpoint, BadRequest, ModelNotFound, Unsupported, UnsupportedModel
@@ -600,7 +600,9 @@ def test_short_memory_takes_no_second_layout(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("device", "memory"), [("cpu", 16 * GIB), ("cuda", 80 * GIB)])
-def test_keys_and_values_may_be_limited_and_take_less_if_less_is_of_use(tiny: Path, device: str, memory: int) -> None:
+def test_keys_and_values_may_be_limited_and_take_less_if_less_is_of_use(
+    tiny: Path, device: Device, memory: int
+) -> None:
     free, limited, ample = (
         plan(tiny, EngineConfig(kv_memory_limit=limit), memory=memory, device=device) for limit in (None, MIB, 40 * GIB)
     )

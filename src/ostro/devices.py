@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import ClassVar, NamedTuple
 
-from ostro.config import DType, EngineConfig, ResolvedConfig, TensorParallel
+from ostro.config import Device, DType, EngineConfig, ResolvedConfig, TensorParallel
 from ostro.errors import BadRequest, Unsupported
 from ostro.system.extras import needs
 from ostro.system.machine import (
@@ -30,7 +30,7 @@ class Memory(NamedTuple):
 class DeviceKind(ABC):
     """One kind of device."""
 
-    name: ClassVar[str]
+    name: ClassVar[Device]
     """Its name in settings, plans and loaded models."""
     label: ClassVar[str]
     """Its name for people."""

@@ -50,9 +50,9 @@ class LLM:
         adapters: Mapping[str, str | Path] | None = None,
     ) -> None:
         # torch, if the model needs it, takes seconds to import: not before the rest is known to be right.
+        from ostro.backends.choosing import check_without_torch
         from ostro.backends.loading import load_runner
         from ostro.backends.tiers.opening import open_tiers
-        from ostro.backends.torch_needed import check_without_torch
 
         self.config = config or EngineConfig()
         if model is not None:

@@ -6,9 +6,8 @@ import pytest
 import torch
 from model_directory import write_model
 
-from ostro.backends import planning
-from ostro.backends.division import choose_ranks
-from ostro.backends.torch import load as torch_load
+from ostro.backends.loading import load_runner
+from ostro.backends.opened import open_model
 from ostro.backends.torch.devices import pick_device, pick_dtype
 from ostro.config import Device, EngineConfig
 from ostro.devices import DEVICE_KINDS
@@ -69,9 +68,7 @@ def test_what_is_left_open_suits_the_device_and_the_readers() -> None:
     assert {backend.resolve(serving).max_batch_seqs for backend in DEVICE_KINDS.values()} == {7}
 
 
-def test_models_are_planned_and_loaded_for_every_kind_of_device() -> None:
-    # On TPUs, JAX does both.
-    assert set(planning._PLANNERS) == set(torch_load._RUNNERS) == set(DEVICE_KINDS) - {"tpu"}
+def test_every_device_that_settings_can_name_has_a_kind() -> None:
     assert {"auto", *DEVICE_KINDS} == set(get_args(Device))
 
 
@@ -87,13 +84,13 @@ def test_auto_is_one_device_on_a_cpu_and_the_log_says_so(tmp_path: Path, caplog:
     checkpoint = open_checkpoint(write_model(tmp_path / "model", heads=4))
     config = EngineConfig(backend="torch", device="cpu", tensor_parallel="auto", max_running_tokens=64)
     with caplog.at_level("INFO"):
-        assert torch_load.load_runner(checkpoint, config).spec.devices == 1
+        assert load_runner(checkpoint, config).spec.devices == 1
     assert "tensor_parallel is auto: the model runs on 1 of 1 cpu devices" in caplog.text
 
 
 def test_auto_on_gpus_is_as_many_as_the_model_divides_over(tmp_path: Path) -> None:
     checkpoint = open_checkpoint(write_model(tmp_path / "model", heads=4))
     auto = EngineConfig(device="cuda", tensor_parallel="auto")
-    assert [choose_ranks(checkpoint, auto, devices) for devices in (1, 2, 3, 8)] == [1, 2, 2, 4]
-    assert choose_ranks(checkpoint, replace(auto, tensor_parallel=3), 8) == 3
-    assert choose_ranks(checkpoint, replace(auto, deterministic=True), 8) == 1
+    assert [open_model(checkpoint, auto).ranks(devices) for devices in (1, 2, 3, 8)] == [1, 2, 2, 4]
+    assert open_model(checkpoint, replace(auto, tensor_parallel=3)).ranks(8) == 3
+    assert open_model(checkpoint, replace(auto, deterministic=True)).ranks(8) == 1

@@ -22,9 +22,7 @@ def ranks_of(server: LiveServer) -> list[int]:
     found = []
     for directory in Path("/proc").iterdir():
         try:
-            if b"ostro.backends.torch.tp.worker" in (directory / "cmdline").read_bytes() and is_below(
-                directory, server
-            ):
+            if b"ostro.backends.rank_process" in (directory / "cmdline").read_bytes() and is_below(directory, server):
                 found.append(int(directory.name))
         except (OSError, ValueError):
             continue

@@ -15,7 +15,7 @@ from triton_device import DEVICE
 from ostro.backends.cuda.host_store import HostStore
 from ostro.backends.cuda.pinned import pinned, unpin
 from ostro.backends.cuda.runner import GpuRunner
-from ostro.backends.tiers.opening import _host_store
+from ostro.backends.cuda.tiers import pinned_store
 from ostro.config import EngineConfig
 from ostro.engine.core import EngineCore
 from ostro.engine.page_store import Fetch, Move, Store
@@ -166,9 +166,8 @@ def test_memory_to_pin_is_private_since_shared_memory_has_no_huge_pages(monkeypa
     ],
 )
 def test_the_setting_that_asked_for_too_much_memory_is_named(settings: dict[str, Any], advice: str) -> None:
-    class Runner:
-        def host_store(self, num_slots: int) -> HostStore:
-            raise MemoryError("4.0 GiB of host memory cannot be pinned")
+    def host_store(num_slots: int) -> HostStore:
+        raise MemoryError("4.0 GiB of host memory cannot be pinned")
 
     with pytest.raises(ModelError, match=advice):
-        _host_store(EngineConfig(model="any", **settings), Runner(), 4)  # type: ignore[arg-type]
+        pinned_store(host_store, EngineConfig(model="any", **settings), 4)

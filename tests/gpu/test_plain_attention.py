@@ -13,11 +13,11 @@ from test_gpu_runner import GREEDY, ON_GPU, on_cpu, requests, run, tokens
 from tiny_configs import BY_MODEL_TYPE
 from tiny_models import LLAMA, random_model
 
-from ostro.backends.cuda.fusible import check_plain_attention, plain_attention_bytes, why_plain_attention
 from ostro.backends.cuda.quantize import quantize_fp8
 from ostro.backends.loading import load_runner
 from ostro.backends.planning import plan
 from ostro.backends.torch.load import make_runner
+from ostro.backends.torch.plain_attention import check_plain_attention, plain_attention_bytes, why_plain_attention
 from ostro.backends.torch.runner import TorchRunner
 from ostro.config import EngineConfig
 from ostro.devices import DEVICE_KINDS

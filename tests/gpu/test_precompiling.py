@@ -23,10 +23,12 @@ from tiny_configs import BY_MODEL_TYPE
 from ostro.backends.cuda.choices import Gpu
 from ostro.backends.cuda.precompiling import Compiled, Precompiler, Request, precompiler
 from ostro.backends.loading import load_runner
+from ostro.backends.opened import OpenedModel
 from ostro.config import EngineConfig
 from ostro.devices import DEVICE_KINDS
 from ostro.kernels.gpu.tilings import Multiprocessors
-from ostro.weights import Checkpoint, open_checkpoint
+from ostro.models.description import Causal
+from ostro.weights import open_checkpoint
 
 CONFIGS = Path(__file__).parents[2] / "bench" / "configs"
 PROBE = Path(__file__).parents[1] / "support" / "precompile_probe.py"
@@ -226,11 +228,12 @@ def loads(compiles: pytest.MonkeyPatch) -> list[tuple[bool, bool]]:
     """
     passed: list[tuple[bool, bool]] = []
 
-    def note(_: Checkpoint, __: EngineConfig, precompiler: Precompiler | None, *, keeps_quantized: bool) -> None:
+    def note(_: OpenedModel, __: Causal, precompiler: Precompiler | None, *, keeps_quantized: bool) -> None:
         passed.append((precompiler is not None, keeps_quantized))
 
-    compiles.setattr("ostro.backends.torch.load.load_runner", note)
-    compiles.setattr("ostro.backends.loading.device_here", lambda name, _: "cuda" if name == "auto" else name)
+    compiles.setattr("ostro.backends.cuda.load.load_runner", note)
+    compiles.setattr("ostro.backends.torch.load.paged_runner", lambda *_: passed.append((False, False)))
+    compiles.setattr("ostro.devices.device_here", lambda name, *_: "cuda" if name == "auto" else name)
     return passed
 
 

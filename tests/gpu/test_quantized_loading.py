@@ -17,7 +17,7 @@ from triton_device import DEVICE
 
 from ostro.backends.cuda.projections import Fp8Linear, PackedLinear
 from ostro.backends.cuda.quantized_loading import load_quantized
-from ostro.backends.cuda.quantized_weights import keeps_quantized
+from ostro.backends.cuda.quantized_weights import kept_weights
 from ostro.backends.cuda.runner import GpuRunner
 from ostro.backends.planning import plan
 from ostro.backends.torch.devices import weight_formats
@@ -29,6 +29,7 @@ from ostro.engine.runner import ModelRunner
 from ostro.errors import BadCheckpoint
 from ostro.kernels.gpu.fp8 import widened as widened_fp8
 from ostro.kernels.gpu.packed_words import widened
+from ostro.models.architecture import Architecture
 from ostro.models.registry import describe
 from ostro.sampling_params import SamplingParams
 from ostro.torch_models.build import build_model
@@ -270,7 +271,9 @@ def test_settings_whose_kernels_need_other_weights_widen_them(
     write_quantized(tmp_path, CONFIG, weights, FORMATS["gptq"])
     config = EngineConfig(device="cuda", kv_memory=4 << 20, **settings)  # type: ignore[arg-type]
     checkpoint = open_checkpoint(tmp_path)
-    assert not keeps_quantized(checkpoint.stored(), describe(checkpoint.config), config)
+    described = describe(checkpoint.config)
+    assert isinstance(described, Architecture)
+    assert not kept_weights(checkpoint.stored(), described, config)
     found = plan(tmp_path, config, memory=1 << 30)
     assert found.stored_as == "GPTQ, 4 bits in groups of 32; widened"
     plain = plan(tmp_path, ON_A_GPU, memory=1 << 30)

@@ -22,7 +22,8 @@ from native_models import ModelCheckpoint, needs_library, savable_model
 from safetensors.torch import save_file
 
 from ostro import LLM, EngineConfig, SamplingParams
-from ostro.backends.native.identity import PackedKey, sample_of
+from ostro.backends.model_facts import sample_of
+from ostro.backends.native.identity import PackedKey
 from ostro.backends.native.packed_cache import with_packed_weights
 from ostro.backends.native.runner import NativeRunner
 from ostro.cli import main

@@ -19,6 +19,7 @@ from ostro.backends.jax.planning import step_bytes
 from ostro.backends.jax.programs import Programs
 from ostro.backends.jax.shapes import Sizes
 from ostro.backends.memory import rounded
+from ostro.backends.opened import open_model
 from ostro.backends.planning import plan
 from ostro.config import EngineConfig
 from ostro.devices import DEVICE_KINDS
@@ -69,7 +70,7 @@ def test_the_plan_of_a_cpu_is_what_is_loaded(model: Path, tmp_path: Path, monkey
     monkeypatch.setenv("OSTRO_CACHE", str(tmp_path))
     asked = config(tensor_parallel=2, kv_memory=MIB)
     planned = plan(model, asked, memory=8 * GIB, device="cpu")
-    runner = jax_runner(open_checkpoint(model), DEVICE_KINDS["cpu"].resolve(asked))
+    runner = jax_runner(open_model(open_checkpoint(model), asked))
     spec = runner.spec
     assert (planned.backend, planned.precision, planned.devices) == (spec.backend, spec.precision, spec.devices)
     assert (planned.num_pages, planned.page_size) == (spec.num_pages, spec.page_size)

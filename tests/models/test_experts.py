@@ -12,7 +12,6 @@ from tiny_configs import BY_MODEL_TYPE, MIXTURES
 from tiny_models import random_model
 
 from ostro.backends.loading import load_runner
-from ostro.backends.plan import idle_values
 from ostro.backends.planning import plan
 from ostro.config import EngineConfig
 from ostro.errors import BadCheckpoint, Unsupported, UnsupportedModel
@@ -149,8 +148,10 @@ def test_clipped_queries_are_refused_by_name() -> None:
 def test_experts_beside_an_mlp_are_idle_but_for_those_of_a_token() -> None:
     sizes = {"num_experts": 5, "top_k_experts": 2, "moe_intermediate_size": 8}
     config = {**BY_MODEL_TYPE["gemma4_text"], "enable_moe_block": True, **sizes}
-    assert idle_values(describe(config)) == 4 * (5 - 2) * 3 * 8 * 16
-    assert idle_values(describe({**config, "enable_moe_block": False})) == 0
+    mixture, dense = describe(config), describe({**config, "enable_moe_block": False})
+    assert isinstance(mixture, arch.Architecture)
+    assert isinstance(dense, arch.Architecture)
+    assert (mixture.idle_weights, dense.idle_weights) == (4 * (5 - 2) * 3 * 8 * 16, 0)
 
 
 @pytest.mark.parametrize("family", MIXTURES)

@@ -10,7 +10,7 @@ import torch
 import torch.distributed
 from torch import Tensor
 
-from ostro.backends.torch.tp.collective import NcclCollective
+from ostro.backends.ranks.collective import NcclCollective
 
 RANKS = 3
 dist: Any = torch.distributed

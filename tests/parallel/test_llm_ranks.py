@@ -24,7 +24,7 @@ def children() -> list[int]:
     for directory in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             parent = int((directory / "stat").read_text().rpartition(")")[2].split()[1])
-            if parent == os.getpid() and b"ostro.backends.torch.tp.worker" in (directory / "cmdline").read_bytes():
+            if parent == os.getpid() and b"ostro.backends.rank_process" in (directory / "cmdline").read_bytes():
                 found.append(int(directory.name))
     return found
 

@@ -9,19 +9,22 @@ from divided_models import FAMILIES, ThreadGroup, divided
 from native_models import ModelCheckpoint, savable_model
 
 from ostro import devices as backends
+from ostro.backends.opened import open_model
 from ostro.backends.planning import plan
 from ostro.backends.torch import part as torch_part
 from ostro.backends.torch.part import TorchPart
-from ostro.backends.torch.planning import on_cpu
+from ostro.backends.torch.planning import host_parts
 from ostro.backends.torch.step_plan import Forward
 from ostro.config import EngineConfig
-from ostro.devices import DEVICE_KINDS
+from ostro.devices import Memory
 from ostro.errors import BadRequest
 from ostro.kernels.paged_attention import Piece
+from ostro.models.architecture import Architecture
 from ostro.models.registry import describe
 from ostro.torch_models.build import build_model
 from ostro.torch_models.layers import Matrix
 from ostro.torch_models.loading import places_of
+from ostro.weights.stored import Stored
 
 GIB = 1 << 30
 LLAMA_70B: Mapping[str, object] = {
@@ -113,16 +116,26 @@ def test_every_rank_has_a_process_on_the_host() -> None:
     assert four.host_bytes == 4 * one.host_bytes
 
 
+class PackedCheckpoint(ModelCheckpoint):
+    """The same model, as if its weights were stored in 8 bits."""
+
+    def stored(self) -> Stored:
+        plain = super().stored()
+        return replace(plain, tensors=[replace(each, format="Q8_0") for each in plain.tensors])
+
+
 def test_every_rank_on_a_cpu_unpacks_whole_tensors() -> None:
     config = {**FAMILIES["llama"], "vocab_size": 1 << 16}
     described = describe(config)
-    plain = ModelCheckpoint(build_model(config, dtype=torch.float32, device=torch.device("meta")), config).stored()
-    packed = replace(plain, tensors=[replace(each, format="Q8_0") for each in plain.tensors])
-    largest = max(tensor.values for tensor in plain.tensors) * 4
+    assert isinstance(described, Architecture)
+    plain = ModelCheckpoint(build_model(config, dtype=torch.float32, device=torch.device("meta")), config)
+    packed = PackedCheckpoint(plain.model, config)
+    largest = max(tensor.values for tensor in plain.stored().tensors) * 4
     found = []
     for ranks in (1, 2, 4):
-        asked = DEVICE_KINDS["cpu"].resolve(EngineConfig(device="cpu", backend="torch", tensor_parallel=ranks))
-        found.append(on_cpu(packed, asked, described, GIB).peak - on_cpu(plain, asked, described, GIB).peak)
+        asked = EngineConfig(device="cpu", backend="torch", tensor_parallel=ranks)
+        peaks = [host_parts(open_model(each, asked), described, Memory(GIB, GIB)).peak for each in (packed, plain)]
+        found.append(peaks[0] - peaks[1])
     assert found[0] > largest
     assert found == [found[0], 2 * found[0], 4 * found[0]]
 

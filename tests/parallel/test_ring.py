@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ostro.backends.torch.tp.ring import RingClosed, RingReader, RingWriter
+from ostro.backends.ranks.ring import RingClosed, RingReader, RingWriter
 
 
 class Group:

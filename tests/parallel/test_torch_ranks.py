@@ -15,9 +15,10 @@ from model_files import write_checkpoint
 from native_models import savable_model
 from peft_directory import random_adapter
 
+from ostro.backends.opened import open_model
+from ostro.backends.ranks.messages import Begin, Load
+from ostro.backends.ranks.ranks import Ranks
 from ostro.backends.torch.load import first_rank, make_runner
-from ostro.backends.torch.tp.messages import Begin, Load
-from ostro.backends.torch.tp.ranks import Ranks
 from ostro.config import EngineConfig
 from ostro.engine.core import EngineCore
 from ostro.engine.request import Request
@@ -72,7 +73,8 @@ def checkpoint_of(family: str, saved: Path) -> Path:
 
 
 def divided(ranks: Ranks, path: Path, config: EngineConfig = ROOMY) -> ModelRunner:
-    return first_rank(open_checkpoint(path), config, ranks)
+    opened = open_model(open_checkpoint(path), config).divided(ranks.ranks)
+    return first_rank(opened, ranks)
 
 
 def engine(runner: ModelRunner, *, budget: int = 48, adapters: tuple[str, ...] = ()) -> EngineCore:

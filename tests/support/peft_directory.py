@@ -7,7 +7,6 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from ostro.models.adapter_places import expert_names
 from ostro.torch_models.base import Model
 from ostro.torch_models.decoder import Decoder
 from ostro.torch_models.loading import places_of
@@ -54,7 +53,7 @@ def random_adapter(
 ) -> Path:
     """For a model's projections of these names, but for experts'; strong enough that greedy choices change."""
     generator = torch.Generator().manual_seed(seed)
-    experts = expert_names(model.described) if isinstance(model, Decoder) else frozenset()
+    experts = model.described.expert_names if isinstance(model, Decoder) else frozenset()
     tensors = {}
     for name, place in places_of(model).items():
         target, _, kind = name.rpartition(".")

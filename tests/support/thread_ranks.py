@@ -8,8 +8,8 @@ from queue import SimpleQueue
 import torch
 from divided_models import ThreadGroup
 
+from ostro.backends.ranks.messages import ToRank, decode_to_rank, encode
 from ostro.backends.torch.load import Part
-from ostro.backends.torch.tp.messages import ToRank, decode_to_rank, encode
 
 
 class ThreadRanks:

@@ -223,7 +223,7 @@ def test_settings_that_mean_nothing_to_an_encoder_are_refused_when_loading_and_p
 
 def test_jax_refuses_encoders_by_name(bert: Path) -> None:
     checkpoint = open_checkpoint(bert)
-    with pytest.raises(UnsupportedModel, match="JAX backend cannot run encoders"):
+    with pytest.raises(UnsupportedModel, match="JAX backend cannot run this model: it is an encoder"):
         plan(checkpoint, EngineConfig(backend="jax", device="cpu"), memory=1 << 30)
 
 

@@ -1,11 +1,12 @@
-"""The plan, and the arithmetic common to all plans. Deals in bytes; knows neither files nor devices."""
+"""The plan of a model's memory, and the arithmetic common to all backends' plans. Knows no devices."""
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from ostro.config import ResolvedConfig
-from ostro.models.architecture import Architecture
-from ostro.models.description import Description
+from ostro.models.architecture import ModelShape
+from ostro.weights.stored import Stored
 
 _LENGTHS = (512, 2048, 8192, 32768, 131072)
 
@@ -28,6 +29,8 @@ class Plan:
     device: str
     devices: int
     """How many the model is divided over. Those of a CPU share its memory."""
+    runs_on: str
+    """The name of the backend."""
     backend: str
     """The backend, and the number formats of weights and KV cache, as a loaded model reports them."""
     precision: str
@@ -77,7 +80,8 @@ class Parts:
     parameters: int
     weights: int
     idle: int = 0
-    """Of the weights, those of experts that a token does not go through."""
+    """Size of the experts' weights that a token does not go through."""
+    idle_parameters: int = 0
     second: int = 0
     page: int
     pages: int
@@ -88,21 +92,35 @@ class Parts:
     """Only counts if it exceeds the total."""
     host: int | None = None
     """None on a CPU, where it is the total."""
-    not_native: str | None = None
     devices: int = 1
+    stored_as: str | None = None
+    own_kernels: Mapping[str, str] | None = None
 
 
-def idle_values(described: Description) -> int:
-    """Numbers in the matrices of experts that a token does not go through."""
-    if not isinstance(described, Architecture):
-        return 0
-    mixtures = [layer.experts for layer in described.layers if layer.experts is not None]
-    matrices = [(each.count - each.chosen, own) for each in mixtures for own in (each.up, each.down)]
-    return sum(idle * own.rows * own.columns for idle, own in matrices)
+def stored_as(stored: Stored, packings: Iterable[str]) -> str | None:
+    """A quantised Hub checkpoint's format and how its weights are kept in memory, in words; None for any other.
+
+    `packings` has one entry for each tensor that is quantised.
+    """
+    if stored.quantization is None:
+        return None
+    sizes = (tensor.values for tensor in stored.tensors if tensor.repacked is not None)
+    counts: Counter[str] = Counter()
+    for packing, values in zip(packings, sizes, strict=True):
+        counts[packing] += values
+    return "; ".join((stored.quantization, *(packing for packing, _ in counts.most_common())))
 
 
-def put_together(name: str, config: ResolvedConfig, described: Description, memory: int, parts: Parts) -> Plan:
-    shape = described.shape
+def put_together(
+    name: str,
+    config: ResolvedConfig,
+    shape: ModelShape,
+    memory: int,
+    parts: Parts,
+    *,
+    runs_on: str,
+    not_native: str | None,
+) -> Plan:
     kv = (parts.pages + parts.spare) * parts.page
     total = parts.weights + parts.second + kv + parts.other
     longest = min(shape.max_seq_len, min(parts.pages, config.pages_per_seq or parts.pages) * config.page_size)
@@ -110,12 +128,13 @@ def put_together(name: str, config: ResolvedConfig, described: Description, memo
         model=name,
         device=config.device,
         devices=parts.devices,
+        runs_on=runs_on,
         backend=parts.backend,
         precision=parts.precision,
-        not_native=parts.not_native,
+        not_native=not_native,
         memory=memory,
         parameters=parts.parameters,
-        active_parameters=parts.parameters - idle_values(described),
+        active_parameters=parts.parameters - parts.idle_parameters,
         weights_bytes=parts.weights + parts.second,
         active_bytes=parts.weights - parts.idle,
         second_layout_bytes=parts.second,
@@ -133,4 +152,6 @@ def put_together(name: str, config: ResolvedConfig, described: Description, memo
             Fit(length, min(config.max_batch_seqs, parts.pages // -(-length // config.page_size)))
             for length in sorted({*(each for each in _LENGTHS if each < longest), longest} - {0})
         ),
+        stored_as=parts.stored_as,
+        own_kernels=parts.own_kernels,
     )

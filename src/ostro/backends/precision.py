@@ -3,9 +3,7 @@
 from collections.abc import Iterable
 
 from ostro.errors import Unsupported
-from ostro.models.architecture import Architecture
-from ostro.models.description import Description
-from ostro.models.torch_only import torch_only
+from ostro.models.description import Causal, plain_decoder
 
 
 def in_words(weights: Iterable[str], cells: str | None) -> str:
@@ -14,15 +12,15 @@ def in_words(weights: Iterable[str], cells: str | None) -> str:
     return kept if cells is None else f"{kept}, {cells} keys and values"
 
 
-def check_torch_format(described: Description, quantize: str) -> None:
+def check_torch_format(described: Causal, quantize: str) -> None:
     """Raises Unsupported if torch's modules of such a model cannot be quantized."""
-    if quantize != "none" and isinstance(described, Architecture) and described.has_experts:
+    if quantize != "none" and described.has_experts:
         raise Unsupported(
             f"quantize {quantize} of a mixture of experts needs the native core, and this one runs on torch. Leave it "
             "out.",
             param="quantize",
         )
-    if quantize == "fp8" and isinstance(described, Architecture) and (reason := torch_only(described)) is not None:
+    if quantize == "fp8" and isinstance(reason := plain_decoder(described), str):
         raise without_fused_kernels(reason)
 
 

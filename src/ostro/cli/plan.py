@@ -100,13 +100,13 @@ def _where(plan: Plan) -> str:
 
 
 def _peak(plan: Plan) -> str:
-    if plan.backend.startswith("native"):
+    if plan.runs_on == "native":
         return "while the weights are packed, once"
     return "while it is loaded, mapped files included"
 
 
 def _shortage(plan: Plan) -> str:
-    backend, on_jax = DEVICE_KINDS[plan.device], plan.backend.startswith("jax")
+    backend, on_jax = DEVICE_KINDS[plan.device], plan.runs_on == "jax"
     cures = ["Give it more memory", "lower --kv-memory"]
     if backend.smaller and not on_jax:
         cures.append(f"try {backend.smaller}")

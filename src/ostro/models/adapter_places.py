@@ -30,7 +30,7 @@ def described_terms(
 
     Raises BadCheckpoint if an adapter belongs to another model, UnsupportedModel if it changes experts.
     """
-    experts = expert_names(described)
+    experts = described.expert_names
     found = [(part, each) for layer in described.layers for each in layer.projections for part in each.parts]
     shapes = {part.name: (part.rows, each.columns) for part, each in found}
     orders = {part.name: part.order for part, _ in found}
@@ -41,14 +41,6 @@ def described_terms(
         }
         for adapter, terms in adapters.items()
     }
-
-
-def expert_names(described: Architecture) -> frozenset[str]:
-    """The matrices of experts and routers, which adapters cannot change."""
-    mixtures = [layer.experts for layer in described.layers if layer.experts is not None]
-    changeable = {tensor.name for each in mixtures for own in each.projections for tensor in own.tensors()}
-    names = {tensor.name for each in mixtures for tensor in each.tensors()} - changeable
-    return frozenset(name.removesuffix(".weight") for name in names)
 
 
 def placed(

@@ -16,7 +16,7 @@ input is. Tensors have their full names in Hugging Face checkpoints.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 from ostro.models.rope_settings import RopeSettings
 from ostro.models.row_order import RowOrder
@@ -520,6 +520,31 @@ class Architecture:
     def has_experts(self) -> bool:
         return any(layer.experts is not None for layer in self.layers)
 
+    @property
+    def expert_names(self) -> frozenset[str]:
+        """The matrices of experts and routers, which adapters cannot change."""
+        mixtures = [layer.experts for layer in self.layers if layer.experts is not None]
+        changeable = {tensor.name for each in mixtures for own in each.projections for tensor in own.tensors()}
+        names = {tensor.name for each in mixtures for tensor in each.tensors()} - changeable
+        return frozenset(name.removesuffix(".weight") for name in names)
+
+    @property
+    def idle_weights(self) -> int:
+        """Numbers in the matrices of experts that a token does not go through."""
+        mixtures = [layer.experts for layer in self.layers if layer.experts is not None]
+        matrices = [(each.count - each.chosen, own) for each in mixtures for own in (each.up, each.down)]
+        return sum(idle * own.rows * own.columns for idle, own in matrices)
+
+    @property
+    def single_layout(self) -> frozenset[str]:
+        """Tensors that never get a second layout, with and without the backbone's prefix: stacks of experts, and rows
+        that are looked up.
+        """
+        names = [f"{name}.weight" for name in self.expert_names]
+        if self.layer_inputs is not None:
+            names.append(f"{self.layer_inputs.table.name}.weight")
+        return frozenset(names).union(name.removeprefix(f"{self.backbone}.") for name in names)
+
     def tensors(self) -> Iterator[StoredTensor]:
         """All tensors that a checkpoint must contain."""
         matrix = (self.shape.vocab_size, self.shape.hidden_size)
@@ -557,6 +582,13 @@ class HrmText:
     rope: RopeSettings
     head: Head | None
     backbone: str = "model"
+
+    layers: ClassVar[tuple[Layer, ...]] = ()
+    """None that could be described one by one."""
+    has_experts: ClassVar[bool] = False
+    expert_width: ClassVar[int] = 0
+    idle_weights: ClassVar[int] = 0
+    single_layout: ClassVar[frozenset[str]] = frozenset()
 
     @property
     def widest(self) -> int:

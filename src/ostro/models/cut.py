@@ -4,9 +4,7 @@ from dataclasses import dataclass, replace
 
 from ostro.errors import BadRequest, UnsupportedModel
 from ostro.models.architecture import MLP, Architecture, Layer, ModelShape, Projection
-from ostro.models.description import Description
-from ostro.models.encoder import Encoder
-from ostro.models.torch_only import torch_only
+from ostro.models.description import Description, plain_decoder
 
 BLOCK = 128
 """Tokens that race as one when a token is drawn (`backends.sampling.distribution`): no rank holds part of a block."""
@@ -47,21 +45,24 @@ class Share:
 
 def divisible(described: Description) -> Architecture:
     """The description of a model that can be divided. Raises UnsupportedModel for another kind."""
-    if not isinstance(described, Architecture):
-        kind = "An encoder" if isinstance(described, Encoder) else "HRM-Text"
-        raise UnsupportedModel(f"{kind} does not run on several devices. Leave out tensor_parallel.")
-    if described.has_experts:
-        raise UnsupportedModel("A mixture of experts does not run on several devices. Leave out tensor_parallel.")
-    if (reason := torch_only(described)) is not None:
-        raise UnsupportedModel(f"This model does not run on several devices: {reason}. Leave out tensor_parallel.")
-    return described
+    found = _whole_or_divisible(described)
+    if isinstance(found, str):
+        raise UnsupportedModel(f"This model does not run on several devices: {found}. Leave out tensor_parallel.")
+    return found
 
 
 def most_ranks(described: Description, devices: int) -> int:
     """The largest number of ranks, at most `devices`, that the model can be divided over."""
-    if not isinstance(described, Architecture) or described.has_experts or torch_only(described) is not None:
-        return 1
-    return max(ranks for ranks in possible_ranks(described) if ranks <= devices)
+    found = _whole_or_divisible(described)
+    return 1 if isinstance(found, str) else max(ranks for ranks in possible_ranks(found) if ranks <= devices)
+
+
+def _whole_or_divisible(described: Description) -> Architecture | str:
+    """The description of a model that can be divided, or the reason why it stays whole."""
+    found = plain_decoder(described)
+    if isinstance(found, str):
+        return found
+    return "it is a mixture of experts" if found.has_experts else found
 
 
 def possible_ranks(described: Architecture) -> list[int]:

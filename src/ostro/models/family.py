@@ -4,7 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ostro.models.config import ConfigReader
-from ostro.models.description import Description
+from ostro.models.description import Causal
+from ostro.models.encoder import Encoder
 from ostro.models.families.gguf_names import GgufNames
 from ostro.models.families.levanter_names import LevanterNames
 
@@ -18,7 +19,7 @@ class Family:
     architecture: str
     bare: str
     """The architecture's name in checkpoints saved without the head, like embedding models."""
-    describe: Callable[[ConfigReader, int | None], Description]
+    describe: Callable[[ConfigReader, int | None], Causal | Encoder]
     """Takes a config, in which `tie_word_embeddings` is always set, and the context length to serve."""
     backbone: str = "model"
     """The prefix of all tensor names but the head's. Checkpoints of the bare backbone may omit it."""

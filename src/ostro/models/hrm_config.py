@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ostro.errors import BadCheckpoint, BadRequest, UnsupportedModel
+from ostro.models.architecture import ModelShape
 from ostro.models.config import ConfigReader
 from ostro.models.limits import (
     EPS,
@@ -67,6 +68,18 @@ class HrmConfig:
     @property
     def head_dim(self) -> int:
         return self.hidden_size // self.num_heads
+
+    @property
+    def shape(self) -> ModelShape:
+        return ModelShape(
+            vocab_size=self.vocab_size,
+            hidden_size=self.hidden_size,
+            num_layers=self.h_layers + self.l_layers,
+            num_heads=self.num_heads,
+            num_kv_heads=self.num_heads,
+            head_dim=self.head_dim,
+            max_seq_len=self.seq_len,
+        )
 
     @property
     def puzzle_len(self) -> int:
@@ -136,11 +149,6 @@ class HrmConfig:
             puzzle_size=puzzle_size,
             num_puzzles=reader.integer("num_puzzle_identifiers") if puzzle_size else 0,
         )
-
-
-def is_hrm(config: Mapping[str, object]) -> bool:
-    """Whether a checkpoint's config is an HRM's."""
-    return config.get("model_type") == MODEL_TYPE
 
 
 def _check_told(config: Mapping[str, object]) -> None:

@@ -1,7 +1,7 @@
 """The table of model families that Ostro serves. Imports no torch, and runs no remote code.
 
-A family is one file in `models.families` and one line here. HRM-Text has its own kind of description, and encoders have
-one, which embed and classify texts; the HRM ACT-v1 models are not listed (see `torch_models.hrm`).
+A family is one file in `models.families` and one line here. HRM-Text and encoders have their own kinds of description,
+and so have HRM ACT-v1 models, whose configs are made from their files (`weights.hrm_checkpoint`).
 """
 
 import re
@@ -15,6 +15,8 @@ from ostro.models.config import ConfigReader
 from ostro.models.description import Description
 from ostro.models.encoder import Encoder
 from ostro.models.family import Family
+from ostro.models.hrm_config import MODEL_TYPE as HRM
+from ostro.models.hrm_config import HrmConfig
 
 _FILES = (
     "cohere2",
@@ -69,6 +71,8 @@ def describe(config: Mapping[str, object], *, max_seq_len: int | None = None) ->
     Raises UnsupportedModel for an unknown family or a feature it does not support, BadCheckpoint for an invalid
     value, BadRequest for a context longer than the model's.
     """
+    if config.get("model_type") == HRM:
+        return HrmConfig.read(config, max_seq_len=max_seq_len)
     reader = ConfigReader(config)
     names, family = reader.texts("architectures"), family_of(config)
     if family is None:
@@ -102,6 +106,15 @@ def family_of(config: Mapping[str, object]) -> Family | None:
 
 def is_encoder(config: Mapping[str, object]) -> bool:
     return family_of(config) in ENCODERS
+
+
+def describe_encoder(config: Mapping[str, object]) -> Encoder | None:
+    """The description of an encoder's config.json, with its own context length; None for any other model."""
+    if not is_encoder(config):
+        return None
+    described = describe(config)
+    assert isinstance(described, Encoder)
+    return described
 
 
 def _without_head(described: Architecture | HrmText) -> Architecture | HrmText:

@@ -442,7 +442,7 @@ def _facts(name: str, info: ModelInfo) -> dict[str, object]:
 
 async def rehearse(settings: ServeSettings) -> str:
     """Loads and warms up the first model, and describes what serving it would look like."""
-    from ostro.backends.torch_needed import check_without_torch
+    from ostro.backends.choosing import check_without_torch
 
     specs = fixed_specs(settings)
     if not specs:

@@ -1,4 +1,4 @@
-"""Builds a torch model without weights from a config, by way of its description."""
+"""Builds torch models without weights from their descriptions."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -6,8 +6,9 @@ from contextlib import contextmanager
 import torch
 
 from ostro.errors import ModelError
-from ostro.models.architecture import Architecture
+from ostro.models.architecture import HrmText
 from ostro.models.cut import divisible
+from ostro.models.description import Causal
 from ostro.models.encoder import Encoder
 from ostro.models.registry import describe
 from ostro.torch_models.base import Model
@@ -25,22 +26,26 @@ def build_model(
     device: torch.device | None = None,
     shard: Shard | None = None,
 ) -> Model:
-    """The model described by `config`, with parameters allocated on the device but not filled; see `describe`.
-
-    With a `shard`, one rank's part of it.
-    """
+    """The model with a KV cache that `config` describes; see `describe` and `build_described`."""
     described = describe(config, max_seq_len=max_seq_len)
+    assert isinstance(described, Causal), "encoders and HRMs have builders of their own"
+    return build_described(described, dtype=dtype, device=device, shard=shard)
+
+
+def build_described(
+    described: Causal, *, dtype: torch.dtype, device: torch.device | None = None, shard: Shard | None = None
+) -> Model:
+    """A model whose parameters are allocated on the device, but not filled. With a `shard`, one rank's part of it."""
     if shard is not None:
         described = divisible(described)
-    assert not isinstance(described, Encoder), "encoders are built by build_encoder"
     with _allocating(dtype, device):
-        model = Decoder(described, shard) if isinstance(described, Architecture) else HrmTextModel(described)
+        model = HrmTextModel(described) if isinstance(described, HrmText) else Decoder(described, shard)
     # On the meta device there are no weights, but the rope frequencies are real.
     return model.eval() if device is not None and device.type == "meta" else model.eval().to(device)
 
 
 def build_encoder(described: Encoder, *, dtype: torch.dtype, device: torch.device | None = None) -> EncoderModel:
-    """Like `build_model`, for an encoder."""
+    """Like `build_described`, for an encoder."""
     with _allocating(dtype, device):
         model = EncoderModel(described)
     return model.eval().to(device)

@@ -34,7 +34,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ostro.models.adapter_places import expert_names, placed
+from ostro.models.adapter_places import placed
 from ostro.models.row_order import RowOrder
 from ostro.torch_models.base import Model
 from ostro.torch_models.decoder import Decoder
@@ -237,7 +237,7 @@ def _by_module(
     """An adapter's terms, keyed by module. A term without a place or with the wrong shape is an error."""
     found: dict[str, list[_Part]] = {}
     shapes = {name: place.shape for name, place in places.items()}
-    experts = expert_names(model.described) if isinstance(model, Decoder) else frozenset()
+    experts = model.described.expert_names if isinstance(model, Decoder) else frozenset()
     for name, term in placed(adapter, terms, shapes, backbone=model.backbone_name, experts=experts).items():
         place = places[name]
         found.setdefault(place.path, []).append((place.rows, place.share(term)))

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ostro.errors import ModelNotFound, UnsupportedModel
-from ostro.models.description import Description
 from ostro.models.encoder import Encoder
 from ostro.sources.files import SINGLE
 from ostro.weights.pooling import Dense, Pooling, max_text_length, read_pooling
@@ -31,9 +30,9 @@ def encoder_config(directory: Path, config: dict[str, object]) -> dict[str, obje
     return config if longest is None else {**config, "max_seq_length": longest}
 
 
-def encoder_pooling(directory: Path, described: Description) -> Pooling | None:
+def encoder_pooling(directory: Path, described: Encoder) -> Pooling | None:
     """None for a classifier. Without any settings, sentence-transformers takes the mean."""
-    if not isinstance(described, Encoder) or described.head is not None:
+    if described.head is not None:
         return None
     pooling = read_pooling(directory) or Pooling("mean", normalize=False)
     width = described.shape.hidden_size

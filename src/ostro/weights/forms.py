@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
+_ROW_SCALE_BYTES, _PAIR_BYTES = 4, 4
+
 
 class Form(NamedTuple):
     kind: Literal["int", "float"]
@@ -10,6 +12,16 @@ class Form(NamedTuple):
     bits: int
     group: int
     """Inputs that share a scale."""
+
+    @property
+    def format_name(self) -> str:
+        return "fp8" if self.kind == "float" else f"int{self.bits}"
+
+    def nbytes(self, rows: int, columns: int) -> int:
+        """A matrix's size: of floats, with a scale per row; of integers, with a scale and a minimum per group."""
+        if self.kind == "float":
+            return rows * (columns + _ROW_SCALE_BYTES)
+        return rows * columns * self.bits // 8 + rows * (columns // self.group) * _PAIR_BYTES
 
 
 GGUF_FORMS: Mapping[str, Form] = {

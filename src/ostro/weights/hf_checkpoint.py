@@ -13,7 +13,7 @@ from ostro.errors import BadCheckpoint, ModelNotFound
 from ostro.formats.json_file import read_json_object
 from ostro.models.config import ConfigReader
 from ostro.models.encoder import Encoder
-from ostro.models.registry import describe, family_of, is_encoder
+from ostro.models.registry import describe, describe_encoder, family_of, is_encoder
 from ostro.sources.files import INDEX, PICKLE, PICKLE_INDEX, PICKLE_SUFFIXES, SINGLE
 from ostro.weights.encoder_files import decoder_pooling, encoder_config, encoder_pooling, encoder_renamer
 from ostro.weights.pooling import Pooling, read_matryoshka
@@ -43,6 +43,8 @@ class HfCheckpoint:
     tokenizer_path: Path
     names: dict[Path, frozenset[str]]
     """The tensors to load from each weight file, by their stored names."""
+    encoder: Encoder | None = None
+    """The description of an encoder, which its tensors' names depend on."""
 
     @property
     def files(self) -> list[Path]:
@@ -74,13 +76,16 @@ class HfCheckpoint:
 
     def _renamed(self, stored: Iterable[tuple[str, T]]) -> Iterator[tuple[str, T]]:
         """The language model's weights under their canonical names."""
-        rename = renamer(self.config)
+        rename = self._renamer()
         for stored_name, weight in stored:
             if (name := rename(stored_name)) is not None:
                 yield name, weight
 
+    def _renamer(self) -> Callable[[str], str | None]:
+        return renamer(self.config) if self.encoder is None else encoder_renamer(self.encoder)
+
     def _headers(self) -> Iterator[TensorHeader]:
-        rename = renamer(self.config)
+        rename = self._renamer()
         for path, names in self.names.items():
             if path.suffix in PICKLE_SUFFIXES:
                 # A pickle has no header: derive the number of values from its size and the config's dtype.
@@ -129,14 +134,12 @@ def _checkpoint(
 ) -> HfCheckpoint:
     generation_file = directory / "generation_config.json"
     generation_config = read_json_object(generation_file) if generation_file.is_file() else {}
-    if is_encoder(config):
-        config = encoder_config(directory, config)
-        pooling = encoder_pooling(directory, describe(config))
-    else:
-        pooling = decoder_pooling(directory)
+    config = encoder_config(directory, config) if is_encoder(config) else config
+    encoder = describe_encoder(config)
+    pooling = decoder_pooling(directory) if encoder is None else encoder_pooling(directory, encoder)
     if pooling is not None:
         pooling = replace(pooling, dimensions=read_matryoshka(ConfigReader(config)))
-    return HfCheckpoint(path, name, config, generation_config, pooling, directory, files)
+    return HfCheckpoint(path, name, config, generation_config, pooling, directory, files, encoder)
 
 
 def _no_weights(directory: Path) -> ModelNotFound:
@@ -189,8 +192,6 @@ _BUFFERS = re.compile(r".*\.(rotary_emb\.inv_freq|(attn|attention)\.(masked_)?bi
 def renamer(config: dict[str, object]) -> Callable[[str], str | None]:
     """Maps stored names to canonical names, or to None for tensors that are not weights of the language model."""
     family, tied = family_of(config), bool(config["tie_word_embeddings"])
-    if is_encoder(config) and isinstance(described := describe(config), Encoder):
-        return encoder_renamer(described)
     unread = family.unread(ConfigReader(config)) if family is not None and family.unread is not None else ()
     backbone, head = ("model.", "lm_head.") if family is None else (f"{family.backbone}.", f"{family.head}.")
 

@@ -62,7 +62,7 @@ class HrmSettings:
     """The operator's settings for an HRM: a file, and single values under the names used in such files."""
 
     file: Path | None
-    values: Mapping[str, int | None]
+    values: Mapping[str, int | str | None]
 
 
 def read_told(weights: Path) -> Told:

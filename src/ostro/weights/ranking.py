@@ -7,8 +7,7 @@ from pathlib import Path
 from ostro.errors import UnsupportedModel
 from ostro.formats.json_file import read_json_object
 from ostro.models.config import ConfigReader
-from ostro.models.encoder import Encoder
-from ostro.models.registry import describe, is_encoder
+from ostro.models.registry import describe_encoder
 
 _ACTIVATIONS = {"Sigmoid": True, "Identity": False}
 
@@ -22,8 +21,8 @@ class Ranking:
 
 def read_ranking(config: Mapping[str, object]) -> Ranking | None:
     """From a config.json; None if the model is no classifier."""
-    described = describe(config) if is_encoder(config) else None
-    if not isinstance(described, Encoder) or described.head is None:
+    described = describe_encoder(config)
+    if described is None or described.head is None:
         return None
     return Ranking(described.head.num_labels, uses_sigmoid(config))
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ostro.backends.cuda.projections import Fp8Linear, PackedLinear, QuantizedLinear
 from ostro.backends.cuda.quantize import has_fp8
-from ostro.backends.cuda.quantized_weights import format_name, joined_form
+from ostro.backends.cuda.quantized_weights import joined_form
 from ostro.errors import BadCheckpoint
 from ostro.kernels.gpu.fp8 import FP8, quantize_weight
 from ostro.kernels.gpu.packed_words import Packed, pack_codes, pack_pairs
@@ -156,7 +156,7 @@ class _Loader:
                     at = torch.from_numpy(np.asarray(index)).to(self._device)
                     own_words.copy_(own_words[at])
                     own_pairs.copy_(own_pairs[at])
-        self._outcome[f"in {format_name(form)} with groups of {form.group}"] += 1
+        self._outcome[f"in {form.format_name} with groups of {form.group}"] += 1
         return PackedLinear(projection, Packed(words, pairs, form.bits, form.group, has_minimum))
 
     def _floats(self, projection: Projection, parts: Sequence[Tiled]) -> Fp8Linear:

@@ -5,32 +5,25 @@ form in common. Everything else is widened to the number format that the model c
 kernels have no other, experts, and what is on no grid or on one that the kernels do not take.
 """
 
-import logging
 from collections.abc import Mapping, Sequence
 
-from ostro.config import EngineConfig, ResolvedConfig
-from ostro.kernels.gpu.packed_layout import PAIR_BYTES, fits
-from ostro.models.architecture import Architecture, Projection
-from ostro.models.description import Description
-from ostro.models.torch_only import torch_only
+from ostro.config import EngineConfig
+from ostro.kernels.gpu.packed_layout import fits
+from ostro.models.architecture import Projection
+from ostro.models.description import Causal, plain_decoder
 from ostro.weights.forms import Form
 from ostro.weights.stored import Stored
 
-_log = logging.getLogger(__name__)
-
-_ROW_SCALE_BYTES = 4
 # What cuBLAS asks of matrices of 8-bit floats.
 _FLOAT_MULTIPLE = 16
 
 
-def why_widened(config: EngineConfig | ResolvedConfig, described: Description) -> str | None:
+def why_widened(config: EngineConfig, described: Causal) -> str | None:
     """The reason why no projection keeps its bits, for a model on one or several GPUs; None if some may."""
-    if not isinstance(described, Architecture):
-        return "its layers run several times a token"
-    if described.has_experts:
+    if isinstance(found := plain_decoder(described), str):
+        return found
+    if found.has_experts:
         return "it is a mixture of experts"
-    if (reason := torch_only(described)) is not None:
-        return reason
     if config.deterministic:
         return "deterministic needs it"
     if config.tensor_parallel != 1:
@@ -40,16 +33,12 @@ def why_widened(config: EngineConfig | ResolvedConfig, described: Description) -
     return "dtype is float32" if config.dtype == "float32" else None
 
 
-def keeps_quantized(stored: Stored, described: Description, config: EngineConfig) -> bool:
-    """Whether a GPU keeps some of a checkpoint's matrices as small as they are stored. The log says why not."""
-    forms = {tensor.name: tensor.form for tensor in stored.tensors}
-    if not any(forms.values()):
-        return False
-    if (reason := why_widened(config, described)) is not None:
-        _log.info("quantised weights are widened: %s", reason)
-        return False
-    assert isinstance(described, Architecture)
-    return bool(quantized_forms(described, forms))
+def kept_weights(stored: Stored, described: Causal, config: EngineConfig) -> Mapping[str, Form]:
+    """The tensors that a GPU keeps as small as they are stored, by name, with and without the backbone's prefix."""
+    if why_widened(config, described) is not None:
+        return {}
+    found = quantized_forms(described, {tensor.name: tensor.form for tensor in stored.tensors})
+    return found | {name.removeprefix(f"{described.backbone}."): form for name, form in found.items()}
 
 
 def joined_form(projection: Projection, forms: Sequence[Form | None]) -> Form | None:
@@ -66,7 +55,7 @@ def joined_form(projection: Projection, forms: Sequence[Form | None]) -> Form | 
     return Form("int", bits, group)
 
 
-def quantized_forms(described: Architecture, forms: Mapping[str, Form | None]) -> dict[str, Form]:
+def quantized_forms(described: Causal, forms: Mapping[str, Form | None]) -> dict[str, Form]:
     """The form that each tensor of the projections has in memory, by its name with the backbone's prefix; those that
     are widened are left out. `forms` are those of the checkpoint's tensors, with or without the prefix.
     """
@@ -81,7 +70,7 @@ def quantized_forms(described: Architecture, forms: Mapping[str, Form | None]) -
     return found
 
 
-def largest_packed(described: Architecture, kept: Mapping[str, Form]) -> int:
+def largest_packed(described: Causal, kept: Mapping[str, Form]) -> int:
     """The number of weights in the largest projection that is packed, which is widened as a whole for prompts."""
     projections = (projection for layer in described.layers for projection in layer.projections)
     sizes = [
@@ -90,13 +79,3 @@ def largest_packed(described: Architecture, kept: Mapping[str, Form]) -> int:
         if (form := kept.get(f"{projection.parts[0].name}.weight")) is not None and form.kind == "int"
     ]
     return max(sizes, default=0)
-
-
-def kept_bytes(form: Form, rows: int, columns: int) -> int:
-    if form.kind == "float":
-        return rows * (columns + _ROW_SCALE_BYTES)
-    return rows * columns * form.bits // 8 + rows * (columns // form.group) * PAIR_BYTES
-
-
-def format_name(form: Form) -> str:
-    return "fp8" if form.kind == "float" else f"int{form.bits}"

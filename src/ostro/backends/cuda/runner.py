@@ -15,6 +15,7 @@ which follows as a graph of its own once the masks are known: while the device s
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from itertools import accumulate
 from math import prod
@@ -25,7 +26,6 @@ import torch
 from torch import Tensor
 
 from ostro.backends.cuda.decode_rows import DecodeRows, asked_logprobs, edits, masks_unknown
-from ostro.backends.cuda.fusible import plain_attention_bytes
 from ostro.backends.cuda.graphs import StepGraphs
 from ostro.backends.cuda.host_store import HostStore
 from ostro.backends.cuda.layer_plan import can_capture, why_unfused
@@ -46,17 +46,21 @@ from ostro.backends.cuda.step_plan import (
     StepKind,
     Tokens,
 )
+from ostro.backends.cuda.tiers import check_host_memory, page_store, trial_stores
 from ostro.backends.cuda.transfer import fetch, send
 from ostro.backends.memory import gpu_num_pages
 from ostro.backends.pooling import pooled_rows
 from ostro.backends.precision import in_words
+from ostro.backends.ranks.messages import Begin, Peers
 from ostro.backends.sampling.logprobs import logprob_table, read_logprobs
+from ostro.backends.tiers.page_disk import PageDisk
+from ostro.backends.tiers.trial import TrialStores
 from ostro.backends.torch.devices import format_name, weight_formats
 from ostro.backends.torch.profiler import TorchProfiler
-from ostro.backends.torch.tp.messages import Begin, Peers
-from ostro.config import ResolvedConfig
+from ostro.config import EngineConfig, ResolvedConfig
 from ostro.engine.batch import Batch, Chunk
 from ostro.engine.drafter import MOST_DRAFTS
+from ostro.engine.page_store import PageStore
 from ostro.engine.profile import Profiler
 from ostro.engine.request import Task
 from ostro.engine.runner import RunnerSpec, SampledToken, Step, StepOutput
@@ -217,6 +221,15 @@ class GpuRunner:
     def host_store(self, num_slots: int) -> HostStore:
         """Host memory for so many evicted pages."""
         return HostStore(self.part.attention.pages.memory, num_slots)
+
+    def check_tiers(self, config: EngineConfig) -> None:
+        check_host_memory(config, self.page_bytes)
+
+    def page_store(self, config: EngineConfig, disk: PageDisk | None) -> PageStore | None:
+        return page_store(self.host_store, config, disk, self.page_bytes)
+
+    def trial_stores(self) -> AbstractContextManager[TrialStores]:
+        return trial_stores(self.host_store, self.page_bytes)
 
     @property
     def computes_with(self) -> list[str]:
@@ -597,9 +610,6 @@ def fitting_pages(model: Model, config: ResolvedConfig) -> int:
     expert_width = model.described.expert_width if isinstance(model, Decoder) else 0
     packed = [prod(module.shape) for module in model.modules() if isinstance(module, PackedLinear)]
     itemsize = next(model.parameters()).itemsize
-    attention = (
-        plain_attention_bytes(model.described, itemsize, config.max_batch_tokens) if isinstance(model, Decoder) else 0
-    )
     return gpu_num_pages(
         model.shape,
         page_size=config.page_size,
@@ -612,7 +622,6 @@ def fitting_pages(model: Model, config: ResolvedConfig) -> int:
         max_tokens=config.max_running_tokens,
         expert_bytes=itemsize * expert_width,
         widened_bytes=itemsize * max(packed, default=0),
-        attention_bytes=attention,
     )
 
 

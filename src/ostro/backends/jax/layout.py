@@ -9,24 +9,16 @@ from typing import NamedTuple
 from ostro.errors import UnsupportedModel
 from ostro.models.architecture import Architecture, Attention, Norm, Projection
 from ostro.models.cut import Cut, layer_shares
-from ostro.models.description import Description
-from ostro.models.encoder import Encoder
-from ostro.models.torch_only import torch_only
+from ostro.models.description import Description, plain_decoder
 
 
 def jax_architecture(described: Description) -> Architecture:
     """The description of a model that JAX can run. Raises UnsupportedModel for another kind."""
-    if isinstance(described, Encoder):
-        raise UnsupportedModel("The JAX backend cannot run encoders. Use --backend torch.")
-    if not isinstance(described, Architecture):
-        raise UnsupportedModel(
-            "The JAX backend cannot run HRM-Text, whose layers run several times. Use --backend torch."
-        )
-    if described.has_experts:
-        raise UnsupportedModel("The JAX backend cannot run mixtures of experts. Use --backend torch.")
-    if (reason := torch_only(described)) is not None:
-        raise UnsupportedModel(f"The JAX backend cannot run this model: {reason}. Use --backend torch.")
-    return described
+    found = plain_decoder(described)
+    if not isinstance(found, str) and not found.has_experts:
+        return found
+    reason = found if isinstance(found, str) else "it is a mixture of experts"
+    raise UnsupportedModel(f"The JAX backend cannot run this model: {reason}. Use --backend torch.")
 
 
 class Vector(NamedTuple):

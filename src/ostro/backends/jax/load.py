@@ -23,11 +23,11 @@ from ostro.backends.jax.programs import Programs
 from ostro.backends.jax.runner import JaxRunner
 from ostro.backends.jax.shapes import Sizes
 from ostro.backends.memory import device_pages, num_pages, rank_shape
+from ostro.backends.opened import OpenedModel
 from ostro.config import ResolvedConfig
 from ostro.devices import DEVICE_KINDS
 from ostro.errors import BadRequest, ModelError
 from ostro.models.description import Description
-from ostro.models.registry import describe
 from ostro.system.mesh_hosts import mesh_hosts
 from ostro.weights import Checkpoint
 from ostro.weights.adapter import read_adapter
@@ -41,22 +41,15 @@ _NUM_SAMPLES, _SAMPLE_BYTES = 256, 4096
 _log = logging.getLogger(__name__)
 
 
-def jax_runner(
-    checkpoint: Checkpoint,
-    config: ResolvedConfig,
-    *,
-    counts_devices: bool = False,
-    following: Callable[[], None] = lambda: None,
-) -> JaxRunner:
-    """With `counts_devices`, the model is divided over as many as it can be, instead of `config.tensor_parallel`.
+def jax_runner(opened: OpenedModel, *, following: Callable[[], None] = lambda: None) -> JaxRunner:
+    """If `tensor_parallel` is "auto", the model is divided over as many devices as it can be.
 
     Of several processes that share a mesh, only the first gets a runner. The others call `following` once they follow
     it, and end when it does.
     """
-    config.check_causal()
+    checkpoint, described, config = opened.checkpoint, opened.description, opened.resolved
     _prepare(config)
-    described = describe(checkpoint.config, max_seq_len=config.max_seq_len)
-    if counts_devices:
+    if opened.config.tensor_parallel == "auto":
         config = replace(config, tensor_parallel=fitting_ranks(described, config.device))
         _log.info(
             "tensor_parallel is auto: the model runs on %d of %d %s devices",

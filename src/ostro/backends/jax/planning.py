@@ -15,15 +15,14 @@ from ostro.backends.jax.layout import (
 )
 from ostro.backends.jax.shapes import PAGES_PER_TURN, Sizes, StepShape
 from ostro.backends.memory import JAX_SPARE, device_pages, num_pages, page_bytes, rank_shape
-from ostro.backends.plan import Parts
+from ostro.backends.opened import OpenedModel
+from ostro.backends.plan import Parts, stored_as
 from ostro.backends.precision import in_words
 from ostro.config import ResolvedConfig
-from ostro.devices import DEVICE_KINDS, Memory
+from ostro.devices import Memory
 from ostro.errors import ModelError
 from ostro.models.architecture import Architecture, ModelShape
 from ostro.models.cut import Cut, cut
-from ostro.models.description import Description
-from ostro.weights.stored import Stored
 
 _MIB = 1 << 20
 # Measured, minus the model: Python with JAX, after compiling. Loading kept programs takes 70 MiB less.
@@ -36,11 +35,10 @@ _DRAW_COPIES = 6
 _ITEMSIZE = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
-def on_jax(stored: Stored, config: ResolvedConfig, described: Description, memory: Memory) -> Parts:
+def planned_parts(opened: OpenedModel, memory: Memory) -> Parts:
     """Sizes are those of one device, except on a CPU, where all ranks share the machine's memory."""
-    described = jax_architecture(described)
-    on_cpu = config.device == "cpu"
-    dtype = DEVICE_KINDS[config.device].compute_dtype(config.dtype)
+    stored, config, described = opened.checkpoint.stored(), opened.resolved, jax_architecture(opened.description)
+    on_cpu, dtype = opened.kind.name == "cpu", opened.compute_dtype
     own = cut(described, config.tensor_parallel)
     ranks_here = own.ranks if on_cpu else 1
     adapters = AdapterLayout.of(described, adapter_ranks(config, described.backbone))
@@ -66,6 +64,7 @@ def on_jax(stored: Stored, config: ResolvedConfig, described: Description, memor
         peak=_PROCESS + weights + stored.largest_file if on_cpu else 0,
         host=None if on_cpu else _DEVICE_PROCESS,
         devices=own.ranks,
+        stored_as=stored_as(stored, ("widened" for tensor in stored.tensors if tensor.repacked is not None)),
     )
 
 

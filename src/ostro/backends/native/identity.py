@@ -5,21 +5,15 @@ The key depends on contents, not on location: a file replaced by another of the 
 
 import hashlib
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
+from ostro.backends.model_facts import model_facts
 from ostro.config import EngineConfig
 from ostro.kernels.cpu.library import library
-from ostro.sources.store import ModelStore
 from ostro.weights import Checkpoint
 
 # Incremented when the packed format changes, so that older files are packed again.
 _FORMAT = 2
-# One block per stretch, up to a maximum per file: a few milliseconds of reading for a file of any size.
-_BLOCK = 4096
-_STRETCH = 1 << 20
-_MOST_BLOCKS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,35 +35,3 @@ def packed_key(checkpoint: Checkpoint, config: EngineConfig, panel: int) -> Pack
     if config.max_seq_len is not None:
         variant += f", context {config.max_seq_len}"
     return PackedKey(digest, str(checkpoint.path), variant)
-
-
-def model_facts(checkpoint: Checkpoint) -> list[list[object]]:
-    """What identifies a model's files."""
-    store = ModelStore()
-    return [_file_facts(path, store) for path in checkpoint.files]
-
-
-def sample_of(path: Path) -> str:
-    """A digest of blocks spread over the whole file; for a small file, of all its bytes."""
-    digest = hashlib.sha256()
-    with path.open("rb", buffering=0) as file:
-        for at, num_bytes in _blocks(path.stat().st_size):
-            file.seek(at)
-            digest.update(file.read(num_bytes))
-    return digest.hexdigest()
-
-
-def _blocks(size: int) -> Iterator[tuple[int, int]]:
-    if size <= _STRETCH:
-        yield 0, size
-        return
-    count = min(_MOST_BLOCKS, size // _STRETCH + 1)
-    yield from (((size - _BLOCK) * number // (count - 1), _BLOCK) for number in range(count))
-
-
-def _file_facts(path: Path, store: ModelStore) -> list[object]:
-    status = path.stat()
-    record = store.record(path)
-    # The checksum that a download was verified against identifies it better than its mtime.
-    version = status.st_mtime_ns if record is None else [record.generation, record.crc32c, record.sha256]
-    return [status.st_size, version, sample_of(path)]

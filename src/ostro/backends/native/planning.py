@@ -1,9 +1,11 @@
-"""Whether the native core can run a model, and the memory it takes: runs the lowering with a sink that only counts."""
+"""Whether the native core can run a model, and the memory it takes: the lowering runs with a sink that only counts."""
 
 import os
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
 from ostro.backends.adapter_sizes import adapter_values
 from ostro.backends.memory import num_pages, page_bytes
@@ -11,9 +13,11 @@ from ostro.backends.native.formats import kind_of
 from ostro.backends.native.lowering import lowered
 from ostro.backends.native.sinks import Sizes
 from ostro.backends.native.support import NotNative, native_architecture
-from ostro.backends.plan import Parts
+from ostro.backends.opened import OpenedModel
+from ostro.backends.plan import Parts, stored_as
 from ostro.backends.precision import in_words
-from ostro.config import ResolvedConfig
+from ostro.config import Quantization, ResolvedConfig
+from ostro.devices import Memory
 from ostro.errors import ModelError
 from ostro.kernels.cpu.library import (
     BITS,
@@ -23,13 +27,13 @@ from ostro.kernels.cpu.library import (
     Op,
     instruction_sets,
     panel_of,
-    why_missing,
 )
 from ostro.kernels.cpu.packed_layout import PackedLayout
 from ostro.kernels.cpu.program_spec import ProgramSpec
 from ostro.models.architecture import MLP, Architecture, Experts
 from ostro.models.description import Description
 from ostro.models.encoder import Encoder
+from ostro.weights import Checkpoint
 from ostro.weights.stored import Stored
 
 _MIB = 1 << 20
@@ -46,36 +50,47 @@ _OWN_ROWS, _OWN_PANELS = 8, 4
 _SCORED_ROWS = 16
 
 
-def on_native(stored: Stored, config: ResolvedConfig, described: Description, memory: int) -> Parts | str:
-    """The plan's parts, or the reason why the model does not run natively."""
-    if (missing := why_missing()) is not None:
-        return missing.rstrip(".")
-    if config.page_size != PAGE and not isinstance(described, Encoder):
-        return f"page_size is {config.page_size}, and native kernels take {PAGE}"
-    reason = ""
+class Program(NamedTuple):
+    """How the native core would run a model: its steps, and the weights that they take."""
+
+    isa: str
+    described: Architecture | Encoder
+    spec: ProgramSpec
+    layout: PackedLayout
+
+    @property
+    def panel(self) -> int:
+        return panel_of(self.isa)
+
+
+def native_program(checkpoint: Checkpoint, described: Description, quantize: Quantization) -> Program:
+    """The model's program for the best instruction set that can run it. Raises NotNative if none can."""
+    reason = NotNative("this machine has no instruction set with kernels")
     for isa in instruction_sets():
         try:
-            architecture = native_architecture(described, panel_of(isa))
-            if isinstance(architecture, Encoder):
-                return _encoder_parts(isa, architecture, stored, config)
-            return _parts(isa, architecture, stored, config, memory)
+            found = native_architecture(described, panel_of(isa))
+            formats = {tensor.name: tensor.format for tensor in checkpoint.stored().tensors}
+            sizes = Sizes(panel_of(isa), partial(_kind, formats))
+            return Program(isa, found, lowered(found, sizes, bits=BITS[quantize]), sizes.layout)
         except NotNative as error:
-            reason = str(error)
-    return reason
+            reason = error
+    raise reason
 
 
-def _parts(
-    isa: str,
-    architecture: Architecture,
-    stored: Stored,
-    config: ResolvedConfig,
-    memory: int,
-) -> Parts:
-    shape = architecture.shape
-    panel, cells = panel_of(isa), CELLS[config.kv_dtype]
-    sizes = Sizes(panel, partial(_kind, {tensor.name: tensor.format for tensor in stored.tensors}))
-    program = lowered(architecture, sizes, bits=BITS[config.quantize])
-    layout = sizes.layout
+def planned_parts(opened: OpenedModel, memory: Memory) -> Parts:
+    stored, config = opened.checkpoint.stored(), opened.resolved
+    program = native_program(opened.checkpoint, opened.description, config.quantize)
+    if isinstance(program.described, Encoder):
+        config = replace(config, max_batch_tokens=opened.kind.encoded_tokens(opened.config))
+        parts = _encoder_parts(program, program.described, stored, config)
+    else:
+        parts = _parts(program, program.described, stored, config, memory.free)
+    packings = (f"{tensor.repacked} ({tensor.format})" for tensor in stored.tensors if tensor.repacked is not None)
+    return replace(parts, stored_as=stored_as(stored, packings))
+
+
+def _parts(program: Program, architecture: Architecture, stored: Stored, config: ResolvedConfig, memory: int) -> Parts:
+    shape, layout, cells = architecture.shape, program.layout, CELLS[config.kv_dtype]
     largest = max(matrix.nbytes for matrix in layout.matrices)
     rotated = sum(rope.rotary_dim(shape.head_dim) for rope in architecture.ropes)
     kept = layout.nbytes + (len(layout.matrices) + shape.num_layers) * _ENTRY_BYTES
@@ -97,13 +112,16 @@ def _parts(
         pages = 0
     page = page_bytes(shape, PAGE, cells.bytes, cells.slot_bytes)
     # A cosine and a sine per rotated pair of dimensions, for each position that the pages can hold.
-    other = _PROCESS + _step_bytes(config, architecture, panel) + 4 * rotated * min(shape.max_seq_len, pages * PAGE)
+    other = (
+        _PROCESS + _step_bytes(config, architecture, program.panel) + 4 * rotated * min(shape.max_seq_len, pages * PAGE)
+    )
     return Parts(
-        backend=f"native ({isa})",
-        precision=in_words(program.precision.split(", "), cells.name.lower()),
+        backend=f"native ({program.isa})",
+        precision=in_words(program.spec.precision.split(", "), cells.name.lower()),
         parameters=sum(tensor.values for tensor in stored.tensors),
         weights=kept,
-        idle=_idle_bytes(program, layout),
+        idle=_idle_bytes(program.spec, layout),
+        idle_parameters=architecture.idle_weights,
         page=page,
         pages=pages,
         other=other,
@@ -112,15 +130,12 @@ def _parts(
     )
 
 
-def _encoder_parts(isa: str, encoder: Encoder, stored: Stored, config: ResolvedConfig) -> Parts:
+def _encoder_parts(program: Program, encoder: Encoder, stored: Stored, config: ResolvedConfig) -> Parts:
     """There is no KV cache: the texts of a batch have seats only."""
-    shape, panel = encoder.shape, panel_of(isa)
-    sizes = Sizes(panel, partial(_kind, {tensor.name: tensor.format for tensor in stored.tensors}))
-    program = lowered(encoder, sizes, bits=BITS[config.quantize])
-    layout = sizes.layout
+    shape, layout = encoder.shape, program.layout
     kept = layout.nbytes + (len(layout.matrices) + shape.num_layers) * _ENTRY_BYTES
     inner = max(layer.mlp.down.columns for layer in encoder.layers)
-    row = 4 * sum(buffer.cols * buffer.per_token for buffer in program.buffers if not buffer.asked)
+    row = 4 * sum(buffer.cols * buffer.per_token for buffer in program.spec.buffers if not buffer.asked)
     if config.quantize != "none":
         row += max(inner, shape.hidden_size) // GROUP * _GROUP_BYTES
     # The text that uses up a step's tokens is computed whole.
@@ -132,8 +147,8 @@ def _encoder_parts(isa: str, encoder: Encoder, stored: Stored, config: ResolvedC
     other = _PROCESS + rows * row + threads * own + 4 * rotated * shape.max_seq_len
     largest = max(matrix.nbytes for matrix in layout.matrices)
     return Parts(
-        backend=f"native ({isa})",
-        precision=in_words(program.precision.split(", "), None),
+        backend=f"native ({program.isa})",
+        precision=in_words(program.spec.precision.split(", "), None),
         parameters=sum(tensor.values for tensor in stored.tensors),
         weights=kept,
         page=0,

@@ -3,8 +3,9 @@
 Rows whose scores a request changes take a second call, which only draws. Imports no torch.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
+from contextlib import contextmanager
 from ctypes import Array
 from typing import Self
 
@@ -20,9 +21,13 @@ from ostro.backends.pooling import pooled_rows
 from ostro.backends.precision import in_words
 from ostro.backends.sampling.array_edits import Row, edit, is_edited
 from ostro.backends.sampling.array_logprobs import token_logprob
-from ostro.config import ResolvedConfig
+from ostro.backends.tiers.disk_store import DiskStore
+from ostro.backends.tiers.page_disk import PageDisk
+from ostro.backends.tiers.trial import TrialStores, trial_disk
+from ostro.config import EngineConfig, ResolvedConfig
 from ostro.engine.batch import Batch, Chunk
 from ostro.engine.drafter import MOST_DRAFTS
+from ostro.engine.page_store import PageStore
 from ostro.engine.profile import Profiler
 from ostro.engine.request import Task
 from ostro.engine.runner import RunnerSpec, SampledToken, Step, StepOutput, TokenLogprob
@@ -154,6 +159,21 @@ class NativeRunner:
     def computes_with(self) -> list[str]:
         """What its results depend on beside the model."""
         return [self.isa]
+
+    @property
+    def page_bytes(self) -> int:
+        return self.program.page_bytes
+
+    def check_tiers(self, config: EngineConfig) -> None:
+        """Any size that settings can have will do."""
+
+    def page_store(self, config: EngineConfig, disk: PageDisk | None) -> PageStore | None:
+        return None if disk is None else DiskStore(self.program, disk, outlives=config.kv_persist)
+
+    @contextmanager
+    def trial_stores(self) -> Iterator[TrialStores]:
+        with trial_disk(self.program, self.page_bytes) as (store, disk):
+            yield TrialStores(self.page_bytes, None, 0, store, disk.most_waiting if disk is not None else 0)
 
     def profiler(self) -> Profiler:
         return NativeProfiler(self.program)

@@ -4,9 +4,8 @@ from collections.abc import Mapping
 
 from ostro.kernels.cpu.library import HEAD_MULTIPLE, MOST_HEAD, After
 from ostro.models.architecture import MLP, Activation, Architecture, Experts
-from ostro.models.description import Description
+from ostro.models.description import Description, plain_decoder
 from ostro.models.encoder import Encoder
-from ostro.models.torch_only import torch_only
 
 _EITHER: Mapping[Activation, After] = {"silu": After.SILU, "gelu_tanh": After.GELU, "gelu": After.EXACT_GELU}
 GATED: Mapping[Activation, After] = {**_EITHER, "clamped_silu": After.CLAMPED_SILU}
@@ -26,10 +25,16 @@ class WrongPanel(NotNative):
 
 def native_architecture(described: Description, panel: int) -> Architecture | Encoder:
     """The description of a model that the native core can run. Raises NotNative for parts without kernels."""
-    if not isinstance(described, Architecture | Encoder):
-        raise NotNative("its family has no native kernels")
-    if isinstance(described, Architecture) and (reason := torch_only(described)) is not None:
-        raise NotNative(reason)
+    found = described if isinstance(described, Encoder) else plain_decoder(described)
+    if isinstance(found, str):
+        raise NotNative(found)
+    _check_layers(found, panel)
+    if isinstance(found, Encoder):
+        _check_encoder(found)
+    return found
+
+
+def _check_layers(described: Architecture | Encoder, panel: int) -> None:
     shape = described.shape
     if shape.head_dim % HEAD_MULTIPLE or shape.head_dim > MOST_HEAD:
         raise NotNative(f"its heads are {shape.head_dim} wide, not a multiple of {HEAD_MULTIPLE} up to {MOST_HEAD}")
@@ -39,15 +44,17 @@ def native_architecture(described: Description, panel: int) -> Architecture | En
         for mlp in _mlps(layer.mlp):
             if mlp.activation not in (ACTIVATIONS if isinstance(mlp, MLP) and not mlp.gated else GATED):
                 raise NotNative(f"its activation, {mlp.activation}, has no native kernel")
-    if isinstance(described, Encoder) and shape.max_seq_len > MOST_TEXT:
+
+
+def _check_encoder(described: Encoder) -> None:
+    longest = described.shape.max_seq_len
+    if longest > MOST_TEXT:
         raise NotNative(
-            f"its context of {shape.max_seq_len:,} tokens is longer than {MOST_TEXT:,} (max_seq_len sets a shorter one)"
+            f"its context of {longest:,} tokens is longer than {MOST_TEXT:,} (max_seq_len sets a shorter one)"
         )
-    if isinstance(described, Encoder) and described.head is not None:
-        activation = described.head.activation
-        if activation != "tanh" and activation not in ACTIVATIONS:
-            raise NotNative(f"its head's activation, {activation}, has no native kernel")
-    return described
+    activation = None if described.head is None else described.head.activation
+    if activation not in (None, "tanh") and activation not in ACTIVATIONS:
+        raise NotNative(f"its head's activation, {activation}, has no native kernel")
 
 
 def _mlps(mlp: MLP | Experts) -> tuple[MLP | Experts, ...]:

@@ -7,39 +7,28 @@ it, and an adapter's files. So a page is never found by another model, or by ano
 import hashlib
 import json
 import logging
-import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Protocol, runtime_checkable
 
-from ostro.backends.native.identity import model_facts
-from ostro.backends.native.runner import NativeRunner
-from ostro.backends.tiers.disk_store import DiskStore, HostPages
+from ostro.backends.model_facts import model_facts
 from ostro.backends.tiers.page_bundles import PageBundles
 from ostro.backends.tiers.page_disk import PageDisk
-from ostro.backends.tiers.page_file import Bytes, PageFile, PageFileUnusable, file_bytes, open_page_file
+from ostro.backends.tiers.page_file import PageFile, PageFileUnusable, open_page_file
+from ostro.backends.tiers.trial import TrialStores
 from ostro.config import EngineConfig
 from ostro.engine.page_store import PageStore
 from ostro.engine.radix import Salt
-from ostro.engine.runner import ModelRunner
+from ostro.engine.runner import ModelRunner, RunnerSpec
 from ostro.engine.tiers import Tiers
-from ostro.errors import BadRequest, ModelError, Unsupported
+from ostro.errors import Unsupported
 from ostro.sources.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from ostro.sources.page_files import page_file_name, pages_root
-from ostro.system.machine import free_memory
 from ostro.version import __version__
 from ostro.weights import Checkpoint
 
-if TYPE_CHECKING:
-    from ostro.backends.cuda.host_store import HostStore
-    from ostro.backends.cuda.runner import GpuRunner
-
 _DISK_SIZE = _SHARED_SIZE = 20 << 30
-_TRIAL_PAGES = 64
-# Below a GPU, host memory for pages on their way to disk, and as much for those on their way back.
-_PASSING_BYTES = 256 << 20
-_FEWEST_PASSING = 4
 
 _log = logging.getLogger(__name__)
 
@@ -50,141 +39,59 @@ def open_tiers(checkpoint: Checkpoint, config: EngineConfig, runner: ModelRunner
     """
     if not config.has_tiers:
         return None
-    if isinstance(runner, NativeRunner):
-        identity = _identity(checkpoint, config, runner, runner.program.page_bytes)
-        disk = _open_disk(checkpoint, config, identity, runner.program.page_bytes)
-        if disk is None:
-            return None
-        store = DiskStore(runner.program, disk, outlives=config.kv_persist)
-        return Tiers(store, root=_roots(identity, config))
-    if (gpu := _one_gpu(runner)) is not None:
-        return _below_gpu(checkpoint, config, gpu)
-    setting = config.tier_settings[0]
-    raise Unsupported(
-        f"{setting} does not work on {runner.spec.backend}: it is for the native CPU core and for one NVIDIA GPU. "
-        "Leave it out.",
-        param=setting,
-    )
+    if not isinstance(runner, TieredRunner) or runner.spec.devices != 1:
+        setting = config.tier_settings[0]
+        raise Unsupported(
+            f"{setting} does not work on {runner.spec.backend}: it is for the native CPU core and for one NVIDIA GPU. "
+            "Leave it out.",
+            param=setting,
+        )
+    runner.check_tiers(config)
+    identity = _identity(checkpoint, config, runner)
+    disk = _open_disk(checkpoint, config, identity, runner.page_bytes)
+    store = runner.page_store(config, disk)
+    if store is None:
+        return None
+    return Tiers(store) if disk is None else Tiers(store, root=_roots(identity, config))
 
 
-class TrialStores(NamedTuple):
-    """Each tier that a runner can have, small and by itself, to time its copies."""
+@runtime_checkable
+class TieredRunner(Protocol):
+    """A runner whose pages can have tiers below them."""
 
-    page_bytes: int
-    host: PageStore | None
-    staged: int
-    """Pages that can be on their way to host memory."""
-    disk: PageStore | None
-    waiting: int
-    """Pages that can wait to be written."""
+    @property
+    def spec(self) -> RunnerSpec: ...
+
+    @property
+    def page_bytes(self) -> int: ...
+
+    @property
+    def computes_with(self) -> list[str]:
+        """What its results depend on beside the model."""
+
+    def check_tiers(self, config: EngineConfig) -> None:
+        """Raises BadRequest for sizes that it cannot have."""
+
+    def page_store(self, config: EngineConfig, disk: PageDisk | None) -> PageStore | None:
+        """The tiers that the settings ask for, on this disk; None if there are none without one."""
+
+    def trial_stores(self) -> AbstractContextManager[TrialStores]:
+        """Each of its tiers, small and by itself."""
 
 
 @contextmanager
 def trial_stores(runner: ModelRunner) -> Iterator[TrialStores | None]:
     """None for a runner that has no tiers. The disk is that of temporary files; None if these cannot be written."""
-    if isinstance(runner, NativeRunner):
-        with _trial_disk(runner.program, runner.program.page_bytes) as (store, disk):
-            yield TrialStores(runner.program.page_bytes, None, 0, store, disk.most_waiting if disk is not None else 0)
-        return
-    gpu = _one_gpu(runner)
-    if gpu is None:
+    if not isinstance(runner, TieredRunner) or runner.spec.devices != 1:
         yield None
         return
-    host = gpu.host_store(_TRIAL_PAGES)
-    with closing(host), _trial_disk(_Slots(host), gpu.page_bytes) as (store, _):
-        yield TrialStores(gpu.page_bytes, host, host.most_staged, store, _passing(gpu.page_bytes))
+    with runner.trial_stores() as stores:
+        yield stores
 
 
-@contextmanager
-def _trial_disk(pages: HostPages, page_bytes: int) -> Iterator[tuple[DiskStore, PageDisk] | tuple[None, None]]:
-    directory, limit = Path(tempfile.gettempdir()), file_bytes(_TRIAL_PAGES, page_bytes)
-    try:
-        file = open_page_file(directory, None, identity=bytes(32), page_bytes=page_bytes, limit=limit)
-    except PageFileUnusable as error:
-        _log.warning("the disk is not measured: %s", error)
-        yield None, None
-        return
-    disk = PageDisk(file)
-    with closing(DiskStore(pages, disk, outlives=False)) as store:
-        yield store, disk
-
-
-class _Slots:
-    """Host memory below a GPU, as pages of a disk's."""
-
-    def __init__(self, host: "HostStore") -> None:
-        self._host = host
-
-    def page(self, number: int) -> Bytes:
-        return self._host.slot(number)
-
-
-def _one_gpu(runner: ModelRunner) -> "GpuRunner | None":
-    if runner.spec.device != "cuda" or runner.spec.devices != 1:
-        return None
-    # Needs triton, which machines without a GPU may lack.
-    from ostro.backends.cuda.runner import GpuRunner
-
-    return runner if isinstance(runner, GpuRunner) else None
-
-
-def _passing(page_bytes: int) -> int:
-    return max(_FEWEST_PASSING, _PASSING_BYTES // page_bytes)
-
-
-def _below_gpu(checkpoint: Checkpoint, config: EngineConfig, runner: "GpuRunner") -> Tiers | None:
-    """Pages on disk come and go through host memory, which takes some more for that."""
-    from ostro.backends.cuda.host_disk_store import HostDiskStore
-
-    page_bytes = runner.page_bytes
-    num_slots = _slots_bytes(config.kv_host_memory or 0) // page_bytes
-    if config.kv_host_memory is not None and not num_slots:
-        raise BadRequest(
-            f"kv_host_memory has no room for a page, which takes {page_bytes} bytes. Raise it.", param="kv_host_memory"
-        )
-    if config.kv_disk is None and not config.kv_persist and config.kv_shared is None:
-        return Tiers(_host_store(config, runner, num_slots))
-    identity = _identity(checkpoint, config, runner, page_bytes)
-    disk = _open_disk(checkpoint, config, identity, page_bytes)
-    if disk is None:
-        return Tiers(_host_store(config, runner, num_slots)) if num_slots else None
-    passing = _passing(page_bytes)
-    store = HostDiskStore(
-        _host_store(config, runner, num_slots + 2 * passing),
-        disk,
-        num_slots=num_slots,
-        num_incoming=passing,
-        outlives=config.kv_persist,
-    )
-    return Tiers(store, root=_roots(identity, config))
-
-
-def _host_store(config: EngineConfig, runner: "GpuRunner", num_slots: int) -> "HostStore":
-    """Raises ModelError if there is not so much memory to pin."""
-    try:
-        return runner.host_store(num_slots)
-    except MemoryError as error:
-        disk = config.tier_settings[0]
-        advice = f"Free some, or leave {disk} out" if config.kv_host_memory is None else "Lower kv_host_memory"
-        raise ModelError(f"{error}. {advice}.") from error
-
-
-def _slots_bytes(asked: int) -> int:
-    """Raises BadRequest if there is not so much memory: it is taken at once, and pinned."""
-    if asked > (free := free_memory()):
-        raise BadRequest(
-            f"kv_host_memory is {asked / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB of this machine's memory are free. "
-            "Lower it.",
-            param="kv_host_memory",
-        )
-    return asked
-
-
-def _identity(
-    checkpoint: Checkpoint, config: EngineConfig, runner: "NativeRunner | GpuRunner", page_bytes: int
-) -> bytes:
-    spec = runner.spec
-    how = [__version__, spec.backend, spec.precision, spec.page_size, page_bytes, config.quantize, config.max_seq_len]
+def _identity(checkpoint: Checkpoint, config: EngineConfig, runner: TieredRunner) -> bytes:
+    spec, size = runner.spec, runner.page_bytes
+    how = [__version__, spec.backend, spec.precision, spec.page_size, size, config.quantize, config.max_seq_len]
     facts = [how, runner.computes_with, dict(checkpoint.config), model_facts(checkpoint)]
     return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).digest()
 

@@ -1,24 +1,22 @@
-"""The memory that a model takes with torch, on a CPU or a GPU: mirrors `backends.torch.load`."""
+"""The memory that a model takes with torch, on a CPU or a GPU: mirrors `backends.torch.load`. Imports no torch."""
 
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from ostro.backends.adapter_sizes import adapter_values
-from ostro.backends.cuda.fusible import check_plain_attention, plain_attention_bytes, why_plain_attention
-from ostro.backends.cuda.quantized_planning import kept_on_gpu
-from ostro.backends.cuda.quantized_weights import format_name, kept_bytes, largest_packed
 from ostro.backends.memory import gpu_step_bytes, num_pages, page_bytes, pages_beside, pages_within, second_layout_fits
-from ostro.backends.plan import Parts, idle_values
-from ostro.backends.precision import check_torch_format, in_words
+from ostro.backends.opened import OpenedModel
+from ostro.backends.plan import Parts, stored_as
+from ostro.backends.precision import in_words
+from ostro.backends.torch.plain_attention import plain_attention_bytes
 from ostro.config import ResolvedConfig
-from ostro.devices import DEVICE_KINDS, Memory
-from ostro.errors import ModelError, Unsupported
-from ostro.models.adapter_places import expert_names
-from ostro.models.architecture import Architecture, ModelShape
+from ostro.devices import Memory
+from ostro.errors import ModelError
+from ostro.models.architecture import ModelShape
 from ostro.models.cut import Cut, cut, divisible, rank_shapes
-from ostro.models.description import Description
+from ostro.models.description import Causal
 from ostro.models.encoder import Encoder
 from ostro.weights.forms import Form
 from ostro.weights.stored import Stored, TensorHeader
@@ -46,29 +44,22 @@ _ITEMSIZE = {"float32": 4, "float16": 2, "bfloat16": 2}
 _FLOATS = ("F32", "F16", "BF16")
 
 
-def on_cpu(stored: Stored, config: ResolvedConfig, described: Description, memory: int) -> Parts:
-    if config.kv_dtype not in ("auto", "float32"):
-        raise Unsupported(
-            f"kv_dtype {config.kv_dtype} needs the native core, and this model runs on torch; leave it out.",
-            param="kv_dtype",
-        )
-    return _on_host(stored, config, described, memory, dtype="float32", packs=True)
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What a GPU keeps as small as it is stored in a quantised checkpoint."""
+
+    forms: Mapping[str, Form] = field(default_factory=dict)
+    """By tensor, with and without the backbone's prefix."""
+    largest_packed: int = 0
+    """Weights in the largest projection that is packed, which is widened as a whole for prompts."""
 
 
-def on_apple_gpu(stored: Stored, config: ResolvedConfig, described: Description, memory: int) -> Parts:
-    """Shares the host's memory."""
-    dtype = DEVICE_KINDS["mps"].compute_dtype(config.dtype)
-    return _on_host(stored, config, described, memory, dtype=dtype, packs=False)
-
-
-def _on_host(
-    stored: Stored, config: ResolvedConfig, described: Description, memory: int, *, dtype: str, packs: bool
-) -> Parts:
-    """`packs` says whether matrices get a second layout if there is memory for it. All ranks share the memory."""
-    check_torch_format(described, config.quantize)
+def host_parts(opened: OpenedModel, described: Causal, memory: Memory) -> Parts:
+    """On a CPU, or on a Mac's GPU, which shares the host's memory. All ranks share it, too."""
+    stored, config, dtype = opened.checkpoint.stored(), opened.resolved, opened.compute_dtype
     itemsize, ranks = _ITEMSIZE[dtype], config.tensor_parallel
     own, shape = _rank(stored, described, ranks)
-    weights = _count(own, config, itemsize, ranks, one_layout=_in_one_layout(described))
+    weights = _count(own, config, itemsize, ranks, one_layout=described.single_layout)
     # Each rank unpacks whole tensors, of which it then keeps its part.
     unpacked = ranks * _unpacked_bytes(stored)
     shared = (ranks - 1) * _SHARED
@@ -76,10 +67,11 @@ def _on_host(
     leftover = ranks * _UNPACKING if unpacked else 0
     logits = 2 * config.max_batch_seqs * shape.vocab_size
     step = ranks * (config.max_batch_tokens * _ROWS_ALIVE * described.widest + logits) * itemsize
-    free = max(0, memory - process - leftover - weights.kept)
+    free = max(0, memory.free - process - leftover - weights.kept)
     # Each rank's page has its own KV heads.
     shape = replace(shape, num_kv_heads=ranks * shape.num_kv_heads)
-    second = weights.kept_plain if packs and second_layout_fits(weights.kept_plain, free) else 0
+    # On a CPU, matrices get a second layout if there is memory for it.
+    second = weights.kept_plain if opened.kind.name == "cpu" and second_layout_fits(weights.kept_plain, free) else 0
     try:
         pages = num_pages(
             shape,
@@ -100,43 +92,41 @@ def _on_host(
         precision=in_words(_formats(stored.tensors, config.quantize, dtype), dtype),
         parameters=sum(tensor.values for tensor in stored.tensors),
         weights=weights.kept,
-        idle=idle_values(described) * itemsize,
+        idle=described.idle_weights * itemsize,
+        idle_parameters=described.idle_weights,
         second=second,
         page=page_bytes(shape, config.page_size, itemsize),
         pages=pages,
         other=process + leftover + (ranks * _ONEDNN if second else 0) + step,
         peak=ranks * _LOADED - shared + leftover + weights.kept + stored.largest_file + unpacked + weights.staged,
+        stored_as=_stored_as(stored),
     )
 
 
-def on_gpu(stored: Stored, config: ResolvedConfig, described: Description, total: int, free: int) -> Parts:
-    """Sizes are those of one GPU."""
-    check_torch_format(described, config.quantize)
-    if isinstance(described, Architecture) and (reason := why_plain_attention(described)) is not None:
-        check_plain_attention(config, reason)
+def gpu_parts(opened: OpenedModel, described: Causal, memory: Memory, kept: Kept | None = None) -> Parts:
+    """On NVIDIA GPUs; sizes are those of one. Tensors that are `kept` are not widened."""
+    stored, config, kept = opened.checkpoint.stored(), opened.resolved, kept or Kept()
     own, shape = _rank(stored, described, config.tensor_parallel)
-    dtype = DEVICE_KINDS["cuda"].compute_dtype(config.dtype)
+    dtype = opened.compute_dtype
     itemsize = _ITEMSIZE[dtype]
     cells = "fp8" if config.kv_dtype == "fp8" else dtype
     kv_itemsize = 1 if config.kv_dtype == "fp8" else itemsize
-    kept = kept_on_gpu(stored, config, described)
     weights = _count(own, config, itemsize, kept=kept)
-    causal = described if isinstance(described, Architecture) else None
     step = gpu_step_bytes(
         shape,
         itemsize=kv_itemsize,
         max_batch_tokens=config.max_batch_tokens,
         max_batch_seqs=config.max_batch_seqs,
-        expert_bytes=itemsize * causal.expert_width if causal else 0,
-        widened_bytes=itemsize * largest_packed(causal, kept) if causal else 0,
-        attention_bytes=plain_attention_bytes(causal, itemsize, config.max_batch_tokens) if causal else 0,
+        expert_bytes=itemsize * described.expert_width,
+        widened_bytes=itemsize * kept.largest_packed,
+        attention_bytes=plain_attention_bytes(described, itemsize, config.max_batch_tokens),
     )
     page = page_bytes(shape, config.page_size, kv_itemsize)
     try:
         pages = pages_beside(
             page,
-            free=sys.maxsize if config.kv_memory is not None else max(0, free - _GPU_CONTEXT - weights.kept),
-            total=total,
+            free=sys.maxsize if config.kv_memory is not None else max(0, memory.free - _GPU_CONTEXT - weights.kept),
+            total=memory.total,
             step=step,
             kv_memory=config.kv_memory,
             utilization=config.gpu_memory_utilization,
@@ -151,7 +141,8 @@ def on_gpu(stored: Stored, config: ResolvedConfig, described: Description, total
         precision=in_words(_formats(stored.tensors, config.quantize, dtype, kept), cells),
         parameters=sum(tensor.values for tensor in stored.tensors),
         weights=weights.kept,
-        idle=idle_values(described) * itemsize,
+        idle=described.idle_weights * itemsize,
+        idle_parameters=described.idle_weights,
         page=page,
         pages=pages,
         # One page takes the writes of padding rows.
@@ -159,22 +150,23 @@ def on_gpu(stored: Stored, config: ResolvedConfig, described: Description, total
         other=_GPU_CONTEXT + step,
         peak=0,
         host=config.tensor_parallel * _GPU_PROCESS + (config.kv_host_memory or 0),
+        stored_as=_stored_as(stored, kept),
     )
 
 
-def on_encoder(stored: Stored, config: ResolvedConfig, described: Encoder, memory: Memory) -> Parts:
-    """Mirrors `backends.torch.encoder`, on any device. Without a KV cache, a batch has seats for its sequences only."""
-    backend, dtype = DEVICE_KINDS[config.device], DEVICE_KINDS[config.device].compute_dtype(config.dtype)
+def encoder_parts(opened: OpenedModel, described: Encoder, memory: Memory) -> Parts:
+    """On any device. Without a KV cache, a batch has seats for its sequences only."""
+    stored, config, kind, dtype = opened.checkpoint.stored(), opened.resolved, opened.kind, opened.compute_dtype
     itemsize, shape = _ITEMSIZE[dtype], described.shape
     kept = sum(tensor.values for tensor in stored.tensors) * itemsize
-    step = config.max_batch_tokens * _ROWS_ALIVE * described.widest * itemsize
+    step = kind.encoded_tokens(opened.config) * _ROWS_ALIVE * described.widest * itemsize
     linear = sum(layer.num_weights for layer in described.layers) * itemsize
     free = max(0, memory.free - _PROCESS - kept)
-    second = linear if config.device == "cpu" and second_layout_fits(linear, free) else 0
-    on_host = not backend.has_own_memory
+    second = linear if kind.name == "cpu" and second_layout_fits(linear, free) else 0
+    on_host = not kind.has_own_memory
     process = _PROCESS + (_ONEDNN if second else 0) if on_host else _GPU_CONTEXT
     return Parts(
-        backend=_backend(config.device, 1),
+        backend=_backend(kind.name, 1),
         precision=in_words(_formats(stored.tensors, "none", dtype), None),
         parameters=sum(tensor.values for tensor in stored.tensors),
         weights=kept,
@@ -184,6 +176,7 @@ def on_encoder(stored: Stored, config: ResolvedConfig, described: Encoder, memor
         other=process + step,
         peak=_LOADED + kept + stored.largest_file if on_host else 0,
         host=None if on_host else _GPU_PROCESS,
+        stored_as=_stored_as(stored),
     )
 
 
@@ -191,7 +184,7 @@ def _backend(device: str, ranks: int) -> str:
     return f"torch ({device}" + (f", {ranks} devices)" if ranks > 1 else ")")
 
 
-def _rank(stored: Stored, described: Description, ranks: int) -> tuple[Stored, ModelShape]:
+def _rank(stored: Stored, described: Causal, ranks: int) -> tuple[Stored, ModelShape]:
     """What one of `ranks` ranks keeps of the tensors, and its shape."""
     if ranks == 1:
         return stored, described.shape
@@ -218,25 +211,13 @@ class _Weights:
     """Peak size of weights waiting to be quantized."""
 
 
-def _in_one_layout(described: Description) -> frozenset[str]:
-    """Names of matrices that get no second layout, with and without the backbone's prefix: experts, and rows that are
-    looked up.
-    """
-    if not isinstance(described, Architecture):
-        return frozenset()
-    names = [f"{name}.weight" for name in expert_names(described)]
-    if described.layer_inputs is not None:
-        names.append(f"{described.layer_inputs.table.name}.weight")
-    return frozenset(names).union(name.removeprefix(f"{described.backbone}.") for name in names)
-
-
 def _count(
     stored: Stored,
     config: ResolvedConfig,
     itemsize: int,
     copies: int = 1,
     one_layout: frozenset[str] = frozenset(),
-    kept: Mapping[str, Form] | None = None,
+    kept: Kept | None = None,
 ) -> _Weights:
     """For as many equal ranks as `copies`, in the same memory. Those of `one_layout` have no second one, and those that
     are `kept` are not widened.
@@ -261,10 +242,10 @@ def _unpacked_bytes(stored: Stored) -> int:
     return sum(blocks[:_UNPACKED_AHEAD])
 
 
-def _kept_bytes(tensor: TensorHeader, quantize: str, itemsize: int, kept: Mapping[str, Form] | None = None) -> int:
-    if kept is not None and (form := kept.get(tensor.name)) is not None:
+def _kept_bytes(tensor: TensorHeader, quantize: str, itemsize: int, kept: "Kept | None" = None) -> int:
+    if kept is not None and (form := kept.forms.get(tensor.name)) is not None:
         rows, columns = tensor.shape
-        return kept_bytes(form, rows, columns)
+        return form.nbytes(rows, columns)
     match _kept_in(tensor, quantize):
         case "int4":
             return tensor.values // 2 + tensor.values // _GROUP * _SCALE
@@ -283,14 +264,25 @@ def _kept_in(tensor: TensorHeader, quantize: str) -> str | None:
     return quantize
 
 
-def _formats(
-    tensors: Sequence[TensorHeader], quantize: str, dtype: str, kept: Mapping[str, Form] | None = None
-) -> list[str]:
+def _formats(tensors: Sequence[TensorHeader], quantize: str, dtype: str, kept: Kept | None = None) -> list[str]:
     """The formats of matrices in memory, the most common first."""
     counts: Counter[str] = Counter()
     for tensor in tensors:
         if len(tensor.shape) > 1:
-            form = None if kept is None else kept.get(tensor.name)
-            name = _kept_in(tensor, quantize) or dtype if form is None else format_name(form)
+            form = None if kept is None else kept.forms.get(tensor.name)
+            name = _kept_in(tensor, quantize) or dtype if form is None else form.format_name
             counts[name] += tensor.values
     return [name for name, _ in counts.most_common()]
+
+
+def _stored_as(stored: Stored, kept: Kept | None = None) -> str | None:
+    forms = {} if kept is None else kept.forms
+    quantized = (tensor for tensor in stored.tensors if tensor.repacked is not None)
+    return stored_as(stored, (_packing(forms.get(tensor.name)) for tensor in quantized))
+
+
+def _packing(form: Form | None) -> str:
+    if form is None:
+        return "widened"
+    groups = "" if form.kind == "float" else f" in groups of {form.group}"
+    return f"kept as {form.format_name}{groups}"

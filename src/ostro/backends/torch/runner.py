@@ -13,12 +13,12 @@ from torch import Tensor
 from ostro.backends.memory import page_bytes
 from ostro.backends.pooling import pooled_rows
 from ostro.backends.precision import in_words
+from ostro.backends.ranks.messages import Begin, Peers
 from ostro.backends.sampling.sampler import position_logprobs, sample
 from ostro.backends.torch.devices import format_name, weight_formats
 from ostro.backends.torch.part import TorchPart
 from ostro.backends.torch.profiler import TorchProfiler
 from ostro.backends.torch.step_plan import Forward, Logits
-from ostro.backends.torch.tp.messages import Begin, Peers
 from ostro.engine.batch import Batch, Chunk
 from ostro.engine.drafter import MOST_DRAFTS
 from ostro.engine.profile import Profiler

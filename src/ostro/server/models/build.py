@@ -131,7 +131,7 @@ def outlook(settings: ServeSettings) -> list[str]:
 
 
 def _outlook(spec: ModelSpec, defaults: SamplingDefaults, cap: int | None) -> str:
-    from ostro.backends.torch_needed import check_without_torch
+    from ostro.backends.choosing import check_without_torch
 
     config = spec.config
     try:

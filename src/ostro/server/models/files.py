@@ -41,7 +41,7 @@ class CachedModelFiles:
             ) from None
 
     async def fetch(self, spec: ModelSpec) -> Files:
-        from ostro.backends.torch_needed import check_without_torch
+        from ostro.backends.choosing import check_without_torch
 
         # A model that could not be loaded is not worth a download.
         await asyncio.to_thread(check_without_torch, spec.config.model, spec.config)

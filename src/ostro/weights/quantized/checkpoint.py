@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ostro.errors import ModelError, UnsupportedModel
 from ostro.models.architecture import Architecture
-from ostro.models.registry import describe, is_encoder
+from ostro.models.registry import describe
 from ostro.sources.files import PICKLE_SUFFIXES
 from ostro.weights.ahead import ahead
 from ostro.weights.arrays import Weight, tensor_of
@@ -90,7 +90,7 @@ def decoding(plain: HfCheckpoint, quantization: object) -> QuantizedCheckpoint:
         scheme = read_scheme(quantization)
     except ModelError as error:
         raise type(error)(f"{plain.path}: {error.message}") from error
-    if is_encoder(plain.config):
+    if plain.encoder is not None:
         raise UnsupportedModel(f"{plain.path} is a quantised encoder. Fetch the unquantised model.")
     if any(path.suffix in PICKLE_SUFFIXES for path in plain.files):
         raise UnsupportedModel(f"{plain.path} holds quantised weights in pickles. Convert them to safetensors.")

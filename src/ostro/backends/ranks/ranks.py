@@ -21,9 +21,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from queue import SimpleQueue
 
-from ostro.backends.torch.tp.collective import TorchCollective, join_group
-from ostro.backends.torch.tp.messages import Backend, Failed, Here, Join, Loaded, Read, ToRank, encode, receive
-from ostro.backends.torch.tp.ring import RingClosed, RingWriter
+from ostro.backends.ranks.collective import TorchCollective, join_group
+from ostro.backends.ranks.messages import Failed, Group, Here, Join, Loaded, Read, ToRank, encode, receive
+from ostro.backends.ranks.ring import RingClosed, RingWriter
 from ostro.errors import ModelError, OstroError, Unavailable, from_process
 from ostro.processes.environment import engine_environment
 from ostro.processes.log_relay import Logged
@@ -39,7 +39,7 @@ _log = logging.getLogger(__name__)
 class Ranks:
     """Ranks 1 onwards of a group, as child processes. They end with this object or this process, whichever is first."""
 
-    def __init__(self, ranks: int, *, backend: Backend, devices: Sequence[int] = ()) -> None:
+    def __init__(self, ranks: int, *, backend: Group, devices: Sequence[int] = ()) -> None:
         """`devices` are the GPUs of all ranks, this one included; none on CPUs. Returns once all ranks have joined."""
         self.ranks, self.can_capture = ranks, backend == "nccl"
         self._watched = _Watched(ranks)
@@ -67,7 +67,7 @@ class Ranks:
         watched = self._watched
         for rank in range(1, self.ranks):
             process, sock = spawn(
-                "ostro.backends.torch.tp.worker",
+                "ostro.backends.rank_process",
                 str(watched.ring.file),
                 str(rank),
                 environment=engine_environment(),

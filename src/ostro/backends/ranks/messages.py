@@ -1,6 +1,6 @@
 """What ranks tell each other besides tensors: the first plans each step, and all carry it out.
 
-To the others go messages in the ring (`backends.torch.tp.ring`), from them come frames on their sockets: four bytes of
+To the others go messages in the ring (`backends.ranks.ring`), from them come frames on their sockets: four bytes of
 length, then MessagePack, as for all of Ostro's processes.
 """
 
@@ -19,7 +19,7 @@ from ostro.processes.log_relay import Logged
 
 LENGTH = struct.Struct("<I")
 
-Backend = Literal["gloo", "nccl"]
+Group = Literal["gloo", "nccl"]
 
 
 class Message(msgspec.Struct, frozen=True, tag=True):
@@ -30,7 +30,7 @@ class Join(Message, frozen=True):
     """The first message: how to reach the others. Answered by Here."""
 
     ranks: int
-    backend: Backend
+    backend: Group
     store: str
     """A file through which the ranks find each other."""
     devices: Sequence[int] = ()

@@ -11,7 +11,7 @@ import torch.distributed
 from torch import Tensor
 from torch._C._distributed_c10d import AllgatherOptions
 
-from ostro.backends.torch.tp.messages import Join
+from ostro.backends.ranks.messages import Join
 
 # A step's own limit is the engine's watchdog; this one is for ranks that wait while another compiles or packs weights.
 _TIMEOUT = timedelta(minutes=10)

@@ -1,4 +1,4 @@
-"""A rank's process: loads its part of the model and carries out what the first rank plans. `backends.torch.tp.ranks`
+"""A rank's process: loads its part of the model and carries out what the first rank plans. `backends.ranks.ranks`
 starts it.
 
 main thread      ring ──> model                    collectives with the other ranks in between
@@ -16,9 +16,9 @@ from collections.abc import Callable
 
 import torch
 
-from ostro.backends.torch.load import Part, load_part, set_threads
-from ostro.backends.torch.tp.collective import TorchCollective, join_group
-from ostro.backends.torch.tp.messages import (
+from ostro.backends.opened import open_model
+from ostro.backends.ranks.collective import TorchCollective, join_group
+from ostro.backends.ranks.messages import (
     Begin,
     Failed,
     FromRank,
@@ -31,14 +31,15 @@ from ostro.backends.torch.tp.messages import (
     decode_to_rank,
     frame,
 )
-from ostro.backends.torch.tp.ring import RingClosed, RingReader
+from ostro.backends.ranks.ring import RingClosed, RingReader
+from ostro.backends.torch.load import Part, set_threads
 from ostro.errors import OstroError, Unavailable
 from ostro.processes.log_relay import relay_logs
 from ostro.weights import open_checkpoint
 
 _LAST_WORDS_SECONDS = 5.0
 
-_log = logging.getLogger("ostro.backends.torch.tp.worker")
+_log = logging.getLogger("ostro.backends.rank_process")
 
 
 class Upstream:
@@ -88,8 +89,12 @@ class Worker:
         assert self._join is not None
         assert self._collective is not None
         set_threads(load.config.threads, self._join.ranks)
-        checkpoint = open_checkpoint(load.path, model_config=load.config.model_config)
-        return load_part(checkpoint, load.config, self._rank, self._join, self._collective)
+        opened = open_model(open_checkpoint(load.path, model_config=load.config.model_config), load.config)
+        if opened.kind.name == "cuda":
+            from ostro.backends.cuda.load import load_part
+        else:
+            from ostro.backends.torch.load import load_part
+        return load_part(opened, self._rank, self._join, self._collective)
 
 
 def leave_with(sock: socket.socket) -> None:

@@ -1,0 +1,68 @@
+"""NVIDIA GPUs as a backend: models with a KV cache, on our own kernels. Imports torch only to load a model."""
+
+import logging
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+
+from ostro.backends.backend import Reasons
+from ostro.backends.cuda.kernel_choices import own_kernels
+from ostro.backends.cuda.precompiling import Precompiler, precompiler
+from ostro.backends.cuda.quantized_weights import kept_weights, largest_packed, why_widened
+from ostro.backends.opened import OpenedModel
+from ostro.backends.plan import Parts
+from ostro.backends.precision import check_torch_format
+from ostro.backends.torch.plain_attention import why_plain_attention
+from ostro.backends.torch.planning import Kept, gpu_parts
+from ostro.devices import Memory
+from ostro.engine.runner import ModelRunner
+from ostro.models.description import Causal
+
+_log = logging.getLogger(__name__)
+
+
+class CudaBackend:
+    name = "cuda"
+    library = "torch"
+
+    def refuses(self, opened: OpenedModel) -> str | None:
+        if opened.kind.name != self.name:
+            return f"the model runs on a {opened.kind.label}"
+        if not isinstance(opened.description, Causal):
+            return "it has no KV cache"
+        return why_plain_attention(opened.description)
+
+    def check(self, opened: OpenedModel, reasons: Reasons) -> None:
+        opened.config.check_causal()
+        check_torch_format(_causal(opened), opened.config.quantize)
+
+    def plan(self, opened: OpenedModel, memory: Memory) -> Parts:
+        described, config = _causal(opened), opened.resolved
+        forms = kept_weights(opened.checkpoint.stored(), described, config)
+        parts = gpu_parts(opened, described, memory, Kept(forms, largest_packed(described, forms)))
+        return replace(parts, own_kernels=own_kernels(config, described, forms))
+
+    def load(self, opened: OpenedModel, following: Callable[[], None]) -> ModelRunner:
+        described, stored = _causal(opened), opened.checkpoint.stored()
+        # Decided for one GPU if their number is not known yet.
+        alone = opened.divided(opened.ranks(1)).config
+        keeps_quantized = bool(kept_weights(stored, described, alone))
+        if any(tensor.form for tensor in stored.tensors) and (reason := why_widened(alone, described)) is not None:
+            _log.info("quantised weights are widened: %s", reason)
+        # What is compiled ahead follows from the config, which does not tell a quantised model's kernels.
+        with nullcontext() if keeps_quantized else _precompiler(opened) as started:
+            from ostro.backends.cuda.load import load_runner
+
+            return load_runner(opened, described, started, keeps_quantized=keeps_quantized)
+
+
+def _causal(opened: OpenedModel) -> Causal:
+    assert isinstance(opened.description, Causal)
+    return opened.description
+
+
+def _precompiler(opened: OpenedModel) -> AbstractContextManager[Precompiler | None]:
+    """For a model on one GPU: started before torch is imported, which takes seconds."""
+    if opened.config.tensor_parallel not in (1, "auto"):
+        return nullcontext()
+    return precompiler(opened.checkpoint.config, opened.config)

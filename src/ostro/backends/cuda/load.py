@@ -1,0 +1,119 @@
+"""Builds runners on NVIDIA GPUs: loads the weights, compiles kernels meanwhile, divides a model over several GPUs."""
+
+import logging
+from collections.abc import Callable
+
+import torch
+
+from ostro.backends.cuda.measuring import this_gpu
+from ostro.backends.cuda.precompiling import Precompiler, Request
+from ostro.backends.cuda.quantize import quantize_fp8
+from ostro.backends.cuda.quantized_loading import load_quantized
+from ostro.backends.cuda.quantized_weights import why_widened
+from ostro.backends.cuda.runner import GpuRunner, fitting_pages, rank_part
+from ostro.backends.opened import OpenedModel
+from ostro.backends.ranks.messages import Join
+from ostro.backends.ranks.ranks import Ranks
+from ostro.backends.torch import load as on_torch
+from ostro.backends.torch.devices import pick_device, pick_dtype
+from ostro.backends.torch.plain_attention import why_plain_attention
+from ostro.config import EngineConfig, ResolvedConfig
+from ostro.devices import DEVICE_KINDS
+from ostro.engine.runner import ModelRunner
+from ostro.errors import BadRequest
+from ostro.models.description import Causal
+from ostro.torch_models.base import Model
+from ostro.torch_models.build import build_described
+from ostro.torch_models.decoder import Decoder
+from ostro.torch_models.lora import Adapters
+from ostro.torch_models.shard import Collective
+from ostro.weights import Pooling
+
+_log = logging.getLogger(__name__)
+
+
+def load_runner(
+    opened: OpenedModel, described: Causal, precompiler: Precompiler | None, *, keeps_quantized: bool
+) -> ModelRunner:
+    """The `precompiler` and `keeps_quantized` are for a model on one GPU: see `quantized_weights`."""
+    device = pick_device(opened.config.device)
+    opened = opened.divided(on_torch.chosen_ranks(opened, torch.cuda.device_count() if device.type == "cuda" else 1))
+    config, pooling = opened.config, opened.checkpoint.pooling
+    on_torch.set_threads(config.threads, opened.resolved.tensor_parallel)
+    if opened.resolved.tensor_parallel > 1:
+        if keeps_quantized:
+            _log.info("quantised weights are widened: %s", why_widened(config, described))
+        return _divided(opened)
+    if keeps_quantized:
+        return make_runner(_quantized_model(opened, described, device), config, pooling=pooling)
+    if precompiler is None:
+        return make_runner(on_torch.load_model(opened, described, device), config, pooling=pooling)
+    precompiler.begin(Request(dict(opened.checkpoint.config), opened.resolved, this_gpu(device)))
+    model = on_torch.load_model(opened, described, device)
+    precompiler.wait()
+    return make_runner(model, config, pooling=pooling)
+
+
+def _quantized_model(opened: OpenedModel, described: Causal, device: torch.device) -> Model:
+    dtype = pick_dtype(opened.config.dtype, device)
+    model = build_described(described, dtype=dtype, device=torch.device("meta"))
+    assert isinstance(model, Decoder)
+    load_quantized(model, opened.checkpoint, dtype, device)
+    return model
+
+
+def make_runner(
+    model: Model, config: EngineConfig, *, pooling: Pooling | None = None, ranks: Ranks | None = None
+) -> ModelRunner:
+    """A runner for a model that is loaded on a GPU."""
+    if isinstance(model, Decoder) and why_plain_attention(model.described) is not None:
+        return on_torch.make_runner(model, config, pooling=pooling)
+    resolved, adapters = DEVICE_KINDS["cuda"].resolve(config), on_torch.adapters_of(model, config)
+    group = None if ranks is None else ranks.collective
+    _prepare(model, resolved, adapters, group)
+    pages = fitting_pages(model, resolved)
+    if ranks is not None:
+        pages = ranks.agree_on_pages(pages)
+    return GpuRunner.sized(model, resolved, pages, pooling=pooling, adapters=adapters, ranks=ranks, group=group)
+
+
+def _prepare(model: Model, config: ResolvedConfig, adapters: Adapters | None, group: Collective | None = None) -> None:
+    if config.quantize == "fp8":
+        quantize_fp8(model, group)
+    if adapters is not None:
+        adapters.attach(model)
+
+
+# ---- several GPUs
+
+
+def _divided(opened: OpenedModel) -> ModelRunner:
+    number, here = opened.resolved.tensor_parallel, torch.cuda.device_count()
+    on_torch.divided(opened)
+    if here < number:
+        raise BadRequest(
+            f"tensor_parallel is {number}, but this machine has {here}. Lower it.", param="tensor_parallel"
+        )
+    torch.cuda.set_device(0)
+    return on_torch.with_ranks(opened, "nccl", range(number), lambda ranks: first_rank(opened, ranks))
+
+
+def first_rank(opened: OpenedModel, ranks: Ranks) -> ModelRunner:
+    """Loads a model onto ranks that have started, in place of any that they have."""
+    pooling = opened.checkpoint.pooling
+    return on_torch.load_first(
+        opened, ranks, lambda model: make_runner(model, opened.config, pooling=pooling, ranks=ranks)
+    )
+
+
+def load_part(
+    opened: OpenedModel, rank: int, join: Join, group: Collective
+) -> tuple[int, Callable[[int], on_torch.Part]]:
+    """For ranks other than the first, as `backends.torch.load.load_part`."""
+    model = on_torch.load_shard(opened, rank, group)
+    config, adapters = opened.resolved, on_torch.adapters_of(model, opened.config)
+    _prepare(model, config, adapters, group)
+    captures = join.backend == "nccl"
+    return fitting_pages(model, config), lambda number: rank_part(
+        model, config, number, adapters=adapters, group=group, captures=captures
+    )

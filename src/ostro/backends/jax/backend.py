@@ -1,0 +1,31 @@
+"""JAX as a backend: TPUs, and any devices if it is asked for. Imports JAX only to load a model."""
+
+from collections.abc import Callable
+
+from ostro.backends.backend import Reasons
+from ostro.backends.jax.layout import jax_architecture
+from ostro.backends.jax.planning import planned_parts
+from ostro.backends.opened import OpenedModel
+from ostro.backends.plan import Parts
+from ostro.devices import Memory, runs_on_jax
+from ostro.engine.runner import ModelRunner
+
+
+class JaxBackend:
+    name = "jax"
+    library = "jax"
+
+    def refuses(self, opened: OpenedModel) -> str | None:
+        return None if runs_on_jax(opened.config) else "neither a TPU nor backend jax is asked for"
+
+    def check(self, opened: OpenedModel, reasons: Reasons) -> None:
+        jax_architecture(opened.description)
+        opened.config.check_causal()
+
+    def plan(self, opened: OpenedModel, memory: Memory) -> Parts:
+        return planned_parts(opened, memory)
+
+    def load(self, opened: OpenedModel, following: Callable[[], None]) -> ModelRunner:
+        from ostro.backends.jax.load import jax_runner
+
+        return jax_runner(opened, following=following)
