@@ -219,7 +219,7 @@ def test_what_will_run_is_told_to_need_torch(tmp_path: Path) -> None:
 
 def test_an_hrm_needs_torch(tmp_path: Path) -> None:
     done = ostro(tmp_path, "generate", "hello", "--model", str(write_brain(tmp_path / "brain")))
-    assert f"An HRM {INSTALL}" in done.stderr
+    assert f"(it is an HRM) {INSTALL}" in done.stderr
 
 
 def test_pickles_need_torch(tmp_path: Path) -> None:
