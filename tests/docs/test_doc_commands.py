@@ -25,7 +25,8 @@ from doc_scratch import write_scratch
 from live_server import LiveServer, live_server
 
 from ostro.cli import COMMANDS, _parser, main
-from ostro.server.settings import PREFIX, ServeSettings, read_settings
+from ostro.config import PREFIX
+from ostro.server.settings import ServeSettings, read_settings
 from ostro.weights.levanter_config import read_levanter_model
 
 SHELL = ("bash", "sh", "console", "shell")

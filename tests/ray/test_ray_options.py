@@ -16,7 +16,7 @@ def test_arguments_are_settings_of_the_server_or_of_the_cluster(monkeypatch: pyt
     options, merged = read_options({"replicas": "2", "model": "./model", "kv_memory": "64M"})
     assert (options.replicas, options.max_replicas) == (2, 4)
     assert merged.settings.model == ("./model",)
-    assert (merged.settings.kv_memory, merged.settings.max_seq_len) == (64 << 20, 128)
+    assert (merged.settings.engine().kv_memory, merged.settings.engine().max_seq_len) == (64 << 20, 128)
 
 
 @pytest.mark.parametrize(

@@ -37,8 +37,8 @@ def read(directory: Path, text: str, **given: object) -> Merged:
 def test_model_tokenizer_and_checkpoint_are_read_and_the_rest_is_named_in_one_line(tmp_path: Path) -> None:
     merged = read(tmp_path, TRAINING, device="cuda")
     settings, path = merged.settings, tmp_path / "train.yaml"
-    assert (settings.levanter_config, settings.tokenizer, settings.references) == (str(path), "./tok", ("runs/llama",))
-    assert settings.dtype == "bfloat16"
+    assert (settings.levanter_config, settings.references) == (str(path), ("runs/llama",))
+    assert (settings.engine().tokenizer, settings.engine().dtype) == ("./tok", "bfloat16")
     assert merged.origins["dtype"] == f"trainer.mp in {path}"
     assert merged.notes == (
         f"{path} is a Levanter training config, of which serving uses model, trainer.mp, tokenizer, checkpoint_path; "
@@ -48,11 +48,11 @@ def test_model_tokenizer_and_checkpoint_are_read_and_the_rest_is_named_in_one_li
 
 def test_a_cpu_does_not_take_the_precision_of_a_gpu_and_says_so(tmp_path: Path) -> None:
     merged = read(tmp_path, TRAINING)
-    assert merged.settings.dtype == "auto"
+    assert merged.settings.engine().dtype == "auto"
     assert "trainer.mp" in merged.notes[-1]
     assert "does not run on a CPU" in merged.notes[-1]
     # What a person says is not taken out.
-    assert read(tmp_path, TRAINING, dtype="bfloat16").settings.dtype == "bfloat16"
+    assert read(tmp_path, TRAINING, dtype="bfloat16").settings.engine().dtype == "bfloat16"
 
 
 @pytest.mark.parametrize(
@@ -66,11 +66,11 @@ def test_a_cpu_does_not_take_the_precision_of_a_gpu_and_says_so(tmp_path: Path) 
 def test_the_models_axis_of_the_mesh_is_the_number_of_devices(tmp_path: Path, trainer: str, key: str) -> None:
     text = f"model: {{type: llama}}\ncheckpoint_path: runs/llama\ntrainer: {trainer}\n"
     merged = read(tmp_path, text, backend="jax")
-    assert merged.settings.tensor_parallel == 4
+    assert merged.settings.engine().tensor_parallel == 4
     assert merged.origins["tensor_parallel"] == f"{key} in {tmp_path / 'train.yaml'}"
     # What divides no model runs it on one device, and says so.
     merged = read(tmp_path, text, backend="native")
-    assert merged.settings.tensor_parallel == 1
+    assert merged.settings.engine().tensor_parallel == 1
     assert f"{key} in" in merged.notes[-1]
     assert "asks for 4 devices" in merged.notes[-1]
 
@@ -86,12 +86,12 @@ def test_the_models_axis_of_the_mesh_is_the_number_of_devices(tmp_path: Path, tr
 )
 def test_precision_is_what_it_computed_in(tmp_path: Path, policy: str, dtype: str) -> None:
     text = f"trainer: {{mp: '{policy}'}}\nhf_checkpoint: org/name"
-    assert read(tmp_path, text, device="cuda").settings.dtype == dtype
+    assert read(tmp_path, text, device="cuda").settings.engine().dtype == dtype
 
 
 def test_precision_that_a_tpu_does_not_have_is_left_out_with_a_note(tmp_path: Path) -> None:
     merged = read(tmp_path, TRAINING.replace("c=bfloat16", "c=float16"), device="tpu")
-    assert merged.settings.dtype == "auto"
+    assert merged.settings.engine().dtype == "auto"
     assert "asks for float16, which does not run on a TPU" in merged.notes[-1]
 
 
@@ -106,7 +106,7 @@ def test_precision_that_is_none_is_refused(tmp_path: Path) -> None:
 )
 def test_tokenizer_of_the_data_is_second_choice(tmp_path: Path, text: str, tokenizer: str) -> None:
     merged = read(tmp_path, f"{text}\ntrainer: {{}}\nhf_checkpoint: org/name")
-    assert merged.settings.tokenizer == tokenizer
+    assert merged.settings.engine().tokenizer == tokenizer
 
 
 def test_checkpoint_of_the_hub_may_be_a_table_with_a_revision(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_checkpoint_of_the_hub_may_be_a_table_with_a_revision(tmp_path: Path) ->
 
 def test_settings_of_the_server_beside_those_of_training_hold(tmp_path: Path) -> None:
     merged = read(tmp_path, f"{TRAINING}port: 9000\nserve: {{max-batch-seqs: 3}}")
-    assert (merged.settings.port, merged.settings.max_batch_seqs) == (9000, 3)
+    assert (merged.settings.port, merged.settings.engine().max_batch_seqs) == (9000, 3)
 
 
 def test_training_config_without_weights_is_refused_rather_than_another_model_served(tmp_path: Path) -> None:

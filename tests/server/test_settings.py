@@ -5,10 +5,10 @@ import pytest
 import yaml
 
 from ostro.backends.planning import plan
-from ostro.config import EngineConfig
+from ostro.config import PREFIX, EngineConfig
 from ostro.errors import BadRequest
 from ostro.server.models.build import build_models, fixed_specs, roots
-from ostro.server.settings import ALIASES, PREFIX, Given, Merged, ServeSettings, read_settings
+from ostro.server.settings import ALIASES, Given, Merged, ServeSettings, read_settings
 from ostro.system.machine import free_memory
 from ostro.system.mesh_hosts import ADDRESS, COUNT, NUMBER
 
@@ -33,8 +33,8 @@ def read(directory: Path, *, yaml_text: str | None = None, dotenv: str | None = 
 
 def test_an_unquoted_off_in_yaml_is_the_word(tmp_path: Path) -> None:
     merged = read(tmp_path, yaml_text="speculative: off\nkernel-choices: off\nprefix_caching: off\n")
-    settings = merged.settings
-    assert (settings.speculative, settings.kernel_choices, settings.prefix_caching) == ("off", "off", False)
+    engine = merged.settings.engine()
+    assert (engine.speculative, engine.kernel_choices, engine.prefix_caching) == ("off", "off", False)
 
 
 def test_command_line_beats_environment_beats_dotenv_beats_yaml_beats_defaults(
@@ -46,7 +46,8 @@ def test_command_line_beats_environment_beats_dotenv_beats_yaml_beats_defaults(
     monkeypatch.setenv("OSTRO_HOST", "environment")
     merged = read(tmp_path, yaml_text=text, dotenv=dotenv, port="4")
     settings = merged.settings
-    assert (settings.port, settings.host, settings.page_size, settings.threads) == (4, "environment", 2, 1)
+    assert (settings.port, settings.host) == (4, "environment")
+    assert (settings.engine().page_size, settings.engine().threads) == (2, 1)
     assert settings.request_timeout == 300.0
     assert merged.origins == {
         "port": "--port",
@@ -111,7 +112,7 @@ def test_a_log_level_is_taken_in_any_case(tmp_path: Path, level: str) -> None:
     ],
 )
 def test_a_dtype_has_short_names_and_may_be_a_policy(tmp_path: Path, given: str, computes_in: str) -> None:
-    assert read(tmp_path, dtype=given).settings.dtype == computes_in
+    assert read(tmp_path, dtype=given).settings.engine().dtype == computes_in
 
 
 def test_running_tokens_bound_the_kv_cache_and_not_a_step(tmp_path: Path) -> None:
@@ -295,7 +296,7 @@ def write_found(directory: Path, name: str, text: str) -> Path:
 def test_settings_are_picked_up_where_aios_keeps_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_found(tmp_path, "default.yaml", AIOS_YAML)
     merged = read(tmp_path)
-    assert (merged.settings.port, merged.settings.max_batch_seqs) == (9100, 3)
+    assert (merged.settings.port, merged.settings.engine().max_batch_seqs) == (9100, 3)
     assert merged.origins["port"] == f"port in {path}"
     assert merged.notes == (f"settings come from {path}, its section serve.hrm; ignored: brains, web, serve.other.",)
     monkeypatch.setenv("OSTRO_PORT", "9101")
@@ -359,7 +360,7 @@ def test_what_a_setting_implies_gives_way_to_what_was_said(tmp_path: Path, monke
     assert (merged.settings.port, merged.settings.max_models) == (8080, 5)
     assert merged.origins["port"] == "implied by GCS_BUCKET in the environment"
     monkeypatch.setenv("LOCAL_DEV", "false")
-    assert read(tmp_path).settings.device == "auto"
+    assert read(tmp_path).settings.engine().device == "auto"
 
 
 def test_models_come_from_references_names_and_roots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -466,7 +467,7 @@ def test_a_bucket_implies_the_defaults_of_its_design_and_a_small_machine_comes_f
     assert (settings.gate().concurrent, settings.default_max_tokens, settings.default_temperature) == (50, 512, 0.7)
     monkeypatch.setenv("LOCAL_DEV", "true")
     merged = read(tmp_path)
-    assert (merged.settings.max_models, merged.settings.quantize, merged.settings.port) == (1, "int8", 8080)
+    assert (merged.settings.max_models, merged.settings.engine().quantize, merged.settings.port) == (1, "int8", 8080)
     assert merged.origins["max_models"] == "implied by LOCAL_DEV in the environment"
 
 
@@ -476,11 +477,10 @@ def test_a_small_machine_that_is_told_its_device_keeps_its_weights_as_they_are(
 ) -> None:
     """8 bits were implied all the same, and refused: they are for CPUs."""
     monkeypatch.setenv("LOCAL_DEV", "true")
-    settings = read(tmp_path, device=device).settings
-    assert (settings.device, settings.quantize, settings.max_batch_seqs) == (device, "none", 8)
-    assert settings.engine().quantize == "none"
-    small = read(tmp_path).settings
-    assert (small.device, small.quantize, small.max_models) == ("cpu", "int8", 1)
+    engine = read(tmp_path, device=device).settings.engine()
+    assert (engine.device, engine.quantize, engine.max_batch_seqs) == (device, "none", 8)
+    settings = read(tmp_path).settings
+    assert (settings.engine().device, settings.engine().quantize, settings.max_models) == ("cpu", "int8", 1)
 
 
 def test_a_bucket_is_served_to_the_outside_in_a_container_alone(

@@ -8,7 +8,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Literal, Union, get_args, get_origin, get_type_hints
 
 from docs_reference.markup import code, codes, table
-from ostro.config import EngineConfig, meaning_of
+from ostro.config import SETTINGS, EngineConfig
 from ostro.server.settings import (
     ALIASES,
     GROUPS,
@@ -168,7 +168,7 @@ def _engine_config() -> str:
     hints = get_type_hints(EngineConfig)
     rows = []
     for field in fields(EngineConfig):
-        words, default = _split(meaning_of(field.name))
+        words, default = _split(SETTINGS[field.name].meaning)
         kind, choices = _python_kind(hints[field.name]), _choices(hints[field.name])
         rows.append((code(field.name), kind, default or code(repr(field.default)), _marked(words, choices)))
     return table(HEAD, rows)

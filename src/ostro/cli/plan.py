@@ -7,7 +7,7 @@ import json
 from dataclasses import asdict, replace
 
 from ostro.backends.planning import Plan, plan
-from ostro.cli.options import add_kernel_option, add_size_options, memory_size, size_config
+from ostro.cli.options import add_plan_options, engine_config, memory_size
 from ostro.cli.parser import describe
 from ostro.devices import DEVICE_KINDS
 
@@ -27,11 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SIZE",
         help="plan for this much free memory instead of this machine's, such as 16G",
     )
-    parser.add_argument("--model-config", metavar="FILE", help="training config (YAML) of a Levanter checkpoint")
     parser.add_argument("--json", action="store_true", help="print all figures as JSON, in bytes")
-    engine = parser.add_argument_group("engine", "As for serve and generate.")
-    add_size_options(engine)
-    add_kernel_option(engine)
+    add_plan_options(parser)
     describe(
         parser,
         {
@@ -46,9 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """0 if the model fits, 1 if not."""
     # Plans for serving; offline, a step has more tokens and needs slightly more memory.
-    config = replace(
-        size_config(args), serving=True, model_config=args.model_config, kernel_choices=args.kernel_choices
-    )
+    config = replace(engine_config(args), serving=True)
     found = plan(args.model, config, memory=args.memory)
     print(json.dumps(asdict(found) | {"fits": found.fits}, indent=2) if args.json else _table(found))
     return 0 if found.fits else 1

@@ -4,27 +4,27 @@ import argparse
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, get_type_hints
 
 from ostro.cli.draccus import Flags, translated
+from ostro.cli.options import flag_of, metavar_and_help
 from ostro.cli.parser import describe
+from ostro.config import SETTINGS, Names
 from ostro.errors import BadRequest
 from ostro.server.settings import (
     ALIASES,
+    ENGINE_SETTINGS,
     GROUPS,
     ONLY_IN_FILES,
     REFUSED,
     REPEATABLE,
-    Bytes,
     Given,
     Merged,
-    Names,
     ServeSettings,
     read_settings,
 )
 
-# Metavars for flags whose type does not suggest one.
+# Metavars of the server's own settings whose type does not suggest one.
 _METAVARS = {
     "model": "[NAME=]REF",
     "checkpoint_path": "DIR",
@@ -34,10 +34,6 @@ _METAVARS = {
     "pin": "NAME,…",
     "gcs_bucket": "BUCKET",
     "gcs_model_prefix": "PREFIX",
-    "tokenizer": "REF",
-    "chat_template": "NAME",
-    "hrm_config": "FILE",
-    "kernel_choices": "auto|off|FILE",
     "served_model_name": "NAME,…",
     "host": "ADDRESS",
     "port": "PORT",
@@ -120,7 +116,7 @@ def translate(words: Sequence[str]) -> list[str]:
     for name, field in ServeSettings.model_fields.items():
         known = _flags(name, is_switch=field.annotation is bool)
         (switches if field.annotation is bool else valued).update(known)
-    return translated(words, Flags(valued | {_flag(name) for name in REFUSED}, switches))
+    return translated(words, Flags(valued | {flag_of(name) for name in REFUSED}, switches))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -149,7 +145,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "overrides the config file. See docs/configuration.md for details.",
     )
     for name in REFUSED:
-        parser.add_argument(_flag(name), nargs="?", dest=name, action=_Refused, help=argparse.SUPPRESS)
+        parser.add_argument(flag_of(name), nargs="?", dest=name, action=_Refused, help=argparse.SUPPRESS)
 
 
 def merged_settings(args: argparse.Namespace) -> Merged:
@@ -188,63 +184,26 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
         if name in GROUPS:
             group = parser.add_argument_group(GROUPS[name].lower().replace("hrm", "HRM"))
         assert group is not None, "the first setting begins a group"
-        if name not in ONLY_IN_FILES:
-            text = str(field.description)
-            text += "" if "(default: " in text else _default(field.default, hints[name])
-            _add_setting(group, name, bool if field.annotation is bool else hints[name], text)
+        if name in ONLY_IN_FILES:
+            continue
+        is_switch = field.annotation is bool
+        flags = _flags(name, is_switch=is_switch)
+        metavar, text = metavar_and_help(hints[name], _metavar(name), str(field.description), field.default)
+        if is_switch:
+            group.add_argument(*flags, dest=name, nargs=0, action=_Switch, help=text)
+        else:
+            action = _Many if name in REPEATABLE else _Once
+            group.add_argument(*flags, dest=name, action=action, metavar=metavar, help=text)
 
 
-def _add_setting(group: argparse._ArgumentGroup, name: str, hint: object, text: str) -> None:
-    flags = _flags(name, is_switch=hint is bool)
-    text = text.replace("%", "%%")
-    if hint is bool:
-        group.add_argument(*flags, dest=name, nargs=0, action=_Switch, help=text)
-    else:
-        action = _Many if name in REPEATABLE else _Once
-        metavar = _METAVARS.get(name) or ("SECONDS" if name.endswith("_timeout") else _metavar(hint))
-        if len(metavar) > _LONGEST_METAVAR:
-            metavar, text = "NAME", f"{text}; one of {metavar.replace('|', ', ')}"
-        group.add_argument(*flags, dest=name, action=action, metavar=metavar, help=text)
-
-
-# A list of choices beyond this is part of the sentence, which is wrapped.
-_LONGEST_METAVAR = 50
-
-
-def _metavar(hint: object) -> str:
-    """The metavar for a type."""
-    if hint == Bytes:
-        return "SIZE"
-    if get_origin(hint) is Literal:
-        return "|".join(get_args(hint))
-    if get_origin(hint) is Annotated:
-        return _metavar(get_args(hint)[0])
-    if get_origin(hint) in (Union, UnionType):
-        return _metavar(next(each for each in get_args(hint) if each is not NoneType))
-    return {int: "N", float: "X", Path: "FILE"}.get(hint, "TEXT")  # type: ignore[call-overload, no-any-return]
+def _metavar(name: str) -> str | None:
+    """The metavar of a setting whose type does not suggest one."""
+    if name in ENGINE_SETTINGS:
+        return SETTINGS[name].metavar
+    return "SECONDS" if name.endswith("_timeout") else _METAVARS.get(name)
 
 
 def _flags(name: str, *, is_switch: bool) -> list[str]:
     """All flags for a setting."""
-    flags = [_flag(name), *ALIASES.get(name, Names()).flags]
+    flags = [flag_of(name), *ALIASES.get(name, Names()).flags]
     return flags + [f"--no-{flag[2:]}" for flag in flags if is_switch and not flag.startswith("--disable-")]
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
-
-
-def _default(value: object, hint: object) -> str:
-    match value:
-        case None | ():
-            return ""
-        case bool():
-            return f" (default: {'on' if value else 'off'})"
-        case int() if hint == Bytes:
-            return f" (default: {value >> 20}M)"
-        case float():
-            return f" (default: {value:g})"
-        case tuple():
-            return f" (default: {','.join(str(each) for each in value)})"
-        case _:
-            return f" (default: {value})"

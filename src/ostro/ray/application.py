@@ -241,7 +241,7 @@ def _with_router(engines: serve.Application, picker: serve.Application) -> serve
 def _replicas(options: RayOptions, settings: ServeSettings) -> dict[str, object]:
     if options.max_replicas is None:
         return {"num_replicas": options.replicas}
-    batch = settings.max_batch_seqs or (_GPU_BATCH if devices_of(options, settings)["num_gpus"] else _BATCH)
+    batch = settings.engine().max_batch_seqs or (_GPU_BATCH if devices_of(options, settings)["num_gpus"] else _BATCH)
     return {
         "autoscaling_config": AutoscalingConfig(
             min_replicas=options.replicas,

@@ -10,6 +10,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from ostro.config import EngineConfig
 from ostro.devices import runs_on_jax
 from ostro.errors import BadRequest
 from ostro.server.settings import REFUSED, Given, Merged, ServeSettings, read_settings
@@ -113,13 +114,14 @@ def devices_of(options: RayOptions, settings: ServeSettings) -> dict[str, object
 
     Raises BadRequest if `gpus` is fewer than that, or if nothing says how many there are to be.
     """
-    needed = settings.tensor_parallel
+    engine = settings.engine()
+    needed = engine.tensor_parallel
     if needed == "auto":
-        needed = _all_devices(options, settings)
+        needed = _all_devices(options, engine)
     # Ray counts the chips of a TPU host under this name.
-    tpus = {"TPU": float(needed)} if settings.device == "tpu" else {}
-    gpus = options.gpus if options.gpus is not None else float(needed if settings.device == "cuda" else 0)
-    if settings.device == "cuda" and needed > 1 and gpus < needed:
+    tpus = {"TPU": float(needed)} if engine.device == "tpu" else {}
+    gpus = options.gpus if options.gpus is not None else float(needed if engine.device == "cuda" else 0)
+    if engine.device == "cuda" and needed > 1 and gpus < needed:
         raise BadRequest(
             f"gpus is {gpus:g}, but a model that is divided over {needed} GPUs needs as many. Leave gpus out.",
             param="gpus",
@@ -127,11 +129,11 @@ def devices_of(options: RayOptions, settings: ServeSettings) -> dict[str, object
     return {"num_gpus": gpus, "resources": tpus}
 
 
-def _all_devices(options: RayOptions, settings: ServeSettings) -> int:
+def _all_devices(options: RayOptions, engine: EngineConfig) -> int:
     """What "auto" means for a replica, which sees only what it has reserved."""
-    if settings.device == "cuda" and options.gpus is not None:
+    if engine.device == "cuda" and options.gpus is not None:
         return max(1, int(options.gpus))
-    if settings.device in ("cuda", "tpu"):
+    if engine.device in ("cuda", "tpu"):
         raise BadRequest(
             "tensor_parallel is auto, but Ray reserves a replica's devices before it starts. Set it to their number, "
             "as in tensor_parallel=4.",

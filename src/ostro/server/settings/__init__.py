@@ -1,35 +1,34 @@
 """The server's settings and where each came from. Starts nothing. An unknown name is an error with a suggestion; an
 unsupported value is an error with the reason.
 
-names     names of settings, here and in other servers: one table, ALIASES
-fields    the settings themselves
+names     other names of settings, and their groups
+fields    the settings themselves; those of engines come from EngineConfig
 sources   the environment, `.env` and YAML files; found_config and levanter_training: other programs' files
 merging   merges all sources and applies implied settings
 wording   formats settings for messages
 """
 
-from ostro.server.settings.fields import Bytes, Directory, Hosts, References, Secrets, ServeSettings, Texts
-from ostro.server.settings.merging import IMPLIED, INSTALLED_DEFAULTS, Merged, read_settings
-from ostro.server.settings.names import (
-    ALIASES,
-    GROUPS,
-    ONLY_IN_FILES,
-    PREFIX,
-    REFUSED,
-    REPEATABLE,
-    SECRETS,
-    Names,
-    variables_of,
+from ostro.server.settings.fields import (
+    ENGINE_SETTINGS,
+    Bytes,
+    Directory,
+    Hosts,
+    References,
+    Secrets,
+    ServeSettings,
+    Texts,
 )
+from ostro.server.settings.merging import IMPLIED, INSTALLED_DEFAULTS, Merged, read_settings
+from ostro.server.settings.names import ALIASES, GROUPS, ONLY_IN_FILES, REFUSED, REPEATABLE, SECRETS, variables_of
 from ostro.server.settings.sources import Given, check_environment
 
 __all__ = [
     "ALIASES",
+    "ENGINE_SETTINGS",
     "GROUPS",
     "IMPLIED",
     "INSTALLED_DEFAULTS",
     "ONLY_IN_FILES",
-    "PREFIX",
     "REFUSED",
     "REPEATABLE",
     "SECRETS",
@@ -38,7 +37,6 @@ __all__ = [
     "Given",
     "Hosts",
     "Merged",
-    "Names",
     "References",
     "Secrets",
     "ServeSettings",

@@ -4,26 +4,34 @@ them.
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import replace
+from functools import reduce
+from operator import or_
 from pathlib import Path
-from typing import Annotated, Literal
+from types import UnionType
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, AliasChoices, AliasGenerator, BeforeValidator, Field, SecretStr, ValidationError
+from pydantic import (
+    AfterValidator,
+    AliasChoices,
+    AliasGenerator,
+    BeforeValidator,
+    Field,
+    SecretStr,
+    ValidationError,
+    create_model,
+)
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from ostro.config import (
-    BackendName,
-    Device,
+    KINDS,
+    PREFIX,
+    SETTINGS,
     DType,
     EngineConfig,
-    GenerationConfig,
-    HrmDialect,
-    KVDType,
-    Quantization,
-    Speculative,
-    ToolFormat,
-    meaning_of,
+    Size,
+    TensorParallel,
     read_devices,
     read_dtype,
     read_size,
@@ -38,7 +46,7 @@ from ostro.server.admission.hosts import HostRule, check_pattern
 from ostro.server.admission.limits import GateLimits
 from ostro.server.api import HttpOptions
 from ostro.server.http.body import BodyLimits
-from ostro.server.settings.names import PREFIX, variables_of
+from ostro.server.settings.names import variables_of
 from ostro.server.settings.wording import complaint, short
 
 # The share of a memory budget that one model's KV cache may take.
@@ -84,16 +92,11 @@ def _one_or_more(value: object) -> object:
 
 
 def _memory_size(value: object) -> object:
-    if not isinstance(value, str):
-        return value
-    try:
-        return read_size(value.strip())
-    except ValueError:
-        raise ValueError("a memory size is written 512M or 2G") from None
+    return read_size(value) if isinstance(value, str) else value
 
 
 def _devices(value: object) -> object:
-    return read_devices(value.strip()) if isinstance(value, str) else value
+    return read_devices(value) if isinstance(value, str) else value
 
 
 def _http_address(value: str) -> str:
@@ -127,11 +130,35 @@ Texts = Annotated[tuple[str, ...], BeforeValidator(_listed)]
 References = Annotated[tuple[str, ...], BeforeValidator(_one_or_more)]
 Secrets = Annotated[tuple[SecretStr, ...], BeforeValidator(_listed)]
 _Size = BeforeValidator(_memory_size, json_schema_input_type=int | str)
-Bytes = Annotated[int, _Size, Field(ge=1)]
+Bytes = Annotated[Size, _Size, Field(ge=1)]
 
 
-class ServeSettings(BaseSettings):
-    """Every setting of `ostro serve`. Read them with `read_settings`."""
+# The types of engine settings, with their limits and with what people write for them.
+_TYPES: Mapping[Any, Any] = {
+    int: Positive,
+    float: Annotated[float, Field(gt=0)],
+    Size: Bytes,
+    DType: Annotated[DType, BeforeValidator(_dtype)],
+    TensorParallel: Annotated[Positive | Literal["auto"], BeforeValidator(_devices)],
+}
+
+
+def _type(kind: Any) -> Any:
+    """The type of a setting, from its type in EngineConfig."""
+    if kind not in _TYPES and get_origin(kind) in (Union, UnionType):
+        return reduce(or_, map(_type, get_args(kind)))
+    return _TYPES.get(kind, kind)
+
+
+def _field(name: str) -> tuple[Any, Any]:
+    """An engine setting as a field, for `create_model`."""
+    kind, setting = KINDS[name], SETTINGS[name]
+    most = setting.most if kind is float else None
+    return _type(kind), Field(setting.default, le=most, description=setting.meaning)
+
+
+class _ModelSettings(BaseSettings):
+    """Which models are served, and in which role."""
 
     model_config = SettingsConfigDict(
         env_prefix=PREFIX,
@@ -143,9 +170,10 @@ class ServeSettings(BaseSettings):
         extra="forbid",
         frozen=True,
         protected_namespaces=(),
+        # The help and the docs need the fields alone.
+        defer_build=True,
     )
 
-    # models
     model: References = Field(
         (),
         description=(
@@ -157,7 +185,7 @@ class ServeSettings(BaseSettings):
     checkpoint_path: str | None = Field(
         None, description="a Levanter checkpoint, or a training run, whose newest checkpoint is used; replaces --model"
     )
-    levanter_config: str | None = Field(None, description=meaning_of("model_config"))
+    levanter_config: str | None = Field(None, description=SETTINGS["model_config"].meaning)
     models: References = Field(
         (),
         description=("a directory, gs://… or s3://… whose models are loaded on first request; repeatable"),
@@ -232,57 +260,28 @@ class ServeSettings(BaseSettings):
         120.0, description="for role decode: seconds after which a prompt is computed here instead"
     )
 
-    # engine
-    tokenizer: str | None = Field(None, description=meaning_of("tokenizer"))
-    chat_template: str | None = Field(None, description=meaning_of("chat_template"))
-    tool_format: ToolFormat = Field("auto", description=meaning_of("tool_format"))
-    generation_config: GenerationConfig = Field("auto", description=meaning_of("generation_config"))
-    max_seq_len: Positive | None = Field(None, description=meaning_of("max_seq_len"))
-    page_size: Positive | None = Field(None, description=meaning_of("page_size"))
-    pages_per_seq: Positive | None = Field(None, description=meaning_of("pages_per_seq"))
-    kv_memory: Bytes | None = Field(None, description=meaning_of("kv_memory"))
-    kv_host_memory: Bytes | None = Field(None, description=meaning_of("kv_host_memory"))
-    kv_disk: str | None = Field(None, description=meaning_of("kv_disk"))
-    kv_disk_size: Bytes | None = Field(None, description=meaning_of("kv_disk_size"))
-    kv_persist: bool = Field(False, description=meaning_of("kv_persist"))
-    kv_shared: str | None = Field(None, description=meaning_of("kv_shared"))
-    kv_shared_size: Bytes | None = Field(None, description=meaning_of("kv_shared_size"))
-    max_running_tokens: Positive | None = Field(None, description=meaning_of("max_running_tokens"))
-    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = Field(
-        0.9, description=meaning_of("gpu_memory_utilization")
+
+ENGINE_SETTINGS = tuple(name for name, each in SETTINGS.items() if each.in_server)
+"""Names of settings that are passed on to engines as they are."""
+
+if TYPE_CHECKING:
+    # Read engine settings from `ServeSettings.engine`, where they have types.
+    _EngineSettings = _ModelSettings
+else:
+    _EngineSettings = create_model(
+        "_EngineSettings", __base__=_ModelSettings, **{name: _field(name) for name in ENGINE_SETTINGS}
     )
-    max_batch_tokens: Positive | None = Field(None, description=meaning_of("max_batch_tokens"))
-    max_batch_seqs: Positive | None = Field(None, description=meaning_of("max_batch_seqs"))
-    prefix_caching: bool = Field(True, description=meaning_of("prefix_caching"))
-    speculative: Speculative = Field("auto", description=meaning_of("speculative"))
-    hrm_dialect: HrmDialect = Field("auto", description=meaning_of("hrm_dialect"))
-    hrm_config: str | None = Field(None, description=meaning_of("hrm_config"))
-    hrm_num_heads: Positive | None = Field(None, description=meaning_of("hrm_num_heads"))
-    hrm_h_cycles: Positive | None = Field(None, description=meaning_of("hrm_h_cycles"))
-    hrm_l_cycles: Positive | None = Field(None, description=meaning_of("hrm_l_cycles"))
-    hrm_h_layers: Positive | None = Field(None, description=meaning_of("hrm_h_layers"))
-    hrm_l_layers: Positive | None = Field(None, description=meaning_of("hrm_l_layers"))
-    hrm_steps: Positive | None = Field(None, description=meaning_of("hrm_steps"))
-    hrm_halting: bool = Field(False, description=meaning_of("hrm_halting"))
-    threads: Positive | None = Field(None, description=meaning_of("threads"))
-    device: Device = Field("auto", description=meaning_of("device"))
-    dtype: Annotated[DType, BeforeValidator(_dtype)] = Field("auto", description=meaning_of("dtype"))
-    quantize: Quantization = Field("none", description=meaning_of("quantize"))
-    kv_dtype: KVDType = Field("auto", description=meaning_of("kv_dtype"))
-    backend: BackendName = Field("auto", description=meaning_of("backend"))
-    tensor_parallel: Annotated[Positive | Literal["auto"], BeforeValidator(_devices)] = Field(
-        1, description=meaning_of("tensor_parallel")
-    )
+
+
+class ServeSettings(_EngineSettings):
+    """Every setting of `ostro serve`. Read them with `read_settings`."""
+
     enable_chunked_prefill: Annotated[bool, _only({True}, "long prompts are always computed in chunks")] = Field(
         True, description="always on"
     )
     disable_cuda_graph: bool = Field(
         False, description="on a GPU, launch kernels one by one instead of replaying CUDA graphs"
     )
-    cuda_graph_max_bs: Positive | None = Field(None, description=meaning_of("cuda_graph_max_bs"))
-    deterministic: bool = Field(False, description=meaning_of("deterministic"))
-    kernel_choices: Literal["auto", "off"] | str = Field("auto", description=meaning_of("kernel_choices"))
-    cascade_attention: bool = Field(True, description=meaning_of("cascade_attention"))
 
     # network
     served_model_name: Texts = Field(
@@ -459,7 +458,8 @@ class ServeSettings(BaseSettings):
     @property
     def kind(self) -> DeviceKind:
         """The kind of device that models run on."""
-        return device_kind_here(self.device, self.backend)
+        config = self._engine()
+        return device_kind_here(config.device, config.backend)
 
     @property
     def on_gpu(self) -> bool:
@@ -468,7 +468,7 @@ class ServeSettings(BaseSettings):
     @property
     def fills_gpu(self) -> bool:
         """Whether each engine takes all the GPU memory it finds, leaving no room for a second one."""
-        return self.kv_memory is None and self.gpu_memory_budget is None and self.on_gpu
+        return self._engine().kv_memory is None and self.gpu_memory_budget is None and self.on_gpu
 
     def of_model(self, name: str) -> "ServeSettings":
         """These settings with one model's own on top. Raises BadRequest for a key that cannot be set per model."""
@@ -494,51 +494,15 @@ class ServeSettings(BaseSettings):
 
     def engine(self) -> EngineConfig:
         """Engine settings common to all models, without the model itself."""
+        return replace(self._engine(), kv_memory_limit=self._kv_limit())
+
+    def _engine(self) -> EngineConfig:
+        """The same, without a limit on the KV cache."""
         return EngineConfig(
-            kv_memory_limit=self._kv_limit(),
-            model_config=self.levanter_config,
-            tokenizer=self.tokenizer,
-            chat_template=self.chat_template,
-            tool_format=self.tool_format,
-            generation_config=self.generation_config,
-            max_seq_len=self.max_seq_len,
-            device=self.device,
-            dtype=self.dtype,
-            quantize=self.quantize,
-            kv_dtype=self.kv_dtype,
-            backend=self.backend,
-            tensor_parallel=self.tensor_parallel,
-            page_size=self.page_size,
-            pages_per_seq=self.pages_per_seq,
-            kv_memory=self.kv_memory,
-            kv_host_memory=self.kv_host_memory,
-            kv_disk=self.kv_disk,
-            kv_disk_size=self.kv_disk_size,
-            kv_persist=self.kv_persist,
-            kv_shared=self.kv_shared,
-            kv_shared_size=self.kv_shared_size,
-            max_running_tokens=self.max_running_tokens,
-            gpu_memory_utilization=self.gpu_memory_utilization,
-            cuda_graphs=not self.disable_cuda_graph,
-            cuda_graph_max_bs=self.cuda_graph_max_bs,
-            deterministic=self.deterministic,
-            kernel_choices=self.kernel_choices,
-            cascade_attention=self.cascade_attention,
             serving=True,
-            max_batch_tokens=self.max_batch_tokens,
-            max_batch_seqs=self.max_batch_seqs,
-            prefix_caching=self.prefix_caching,
-            speculative=self.speculative,
-            hrm_dialect=self.hrm_dialect,
-            hrm_config=self.hrm_config,
-            hrm_num_heads=self.hrm_num_heads,
-            hrm_h_cycles=self.hrm_h_cycles,
-            hrm_l_cycles=self.hrm_l_cycles,
-            hrm_h_layers=self.hrm_h_layers,
-            hrm_l_layers=self.hrm_l_layers,
-            hrm_steps=self.hrm_steps,
-            hrm_halting=self.hrm_halting,
-            threads=self.threads,
+            model_config=self.levanter_config,
+            cuda_graphs=not self.disable_cuda_graph,
+            **{name: getattr(self, name) for name in ENGINE_SETTINGS},
         )
 
     def _kv_limit(self) -> int | None:
@@ -550,7 +514,7 @@ class ServeSettings(BaseSettings):
 
     def gate(self) -> GateLimits:
         return GateLimits(
-            concurrent=self.max_concurrent_requests or 2 * (self.max_batch_seqs or 256),
+            concurrent=self.max_concurrent_requests or 2 * (self._engine().max_batch_seqs or 256),
             waiting=self.max_queue_requests,
             waiting_tokens=self.max_queue_tokens,
             seconds=self.request_timeout,
@@ -590,10 +554,7 @@ class ServeSettings(BaseSettings):
         return Keyring.of(keys, admin, urgent)
 
 
-OWN = frozenset(ServeSettings.model_fields) & {each.name for each in fields(EngineConfig)} - {"model"} | {
-    "disable_cuda_graph",
-    "levanter_config",
-}
+OWN = frozenset((*ENGINE_SETTINGS, "disable_cuda_graph", "levanter_config"))
 """Settings that can be set per model: the others belong to the machine, or identify the model."""
 
 

@@ -161,8 +161,9 @@ def _implied_by_several(
     if "memory_budget" not in said:
         implied["memory_budget"] = Given(int(free_memory() * _BUDGET_SHARE), f"implied by {cause}")
     shares_gpu = settings.on_gpu and not settings.fills_gpu and "gpu_memory_budget" not in said
-    if shares_gpu and (memory := settings.kind.memory(settings.tensor_parallel)) is not None:
-        budget = int(memory.total * settings.gpu_memory_utilization)
+    engine = settings.engine()
+    if shares_gpu and (memory := settings.kind.memory(engine.tensor_parallel)) is not None:
+        budget = int(memory.total * engine.gpu_memory_utilization)
         implied["gpu_memory_budget"] = Given(budget, f"implied by {cause}")
     return implied
 
@@ -244,7 +245,7 @@ def _check_together(settings: ServeSettings) -> None:
 
 def _check_role(settings: ServeSettings) -> None:
     owners = (settings, *map(settings.of_model, settings.model_settings))
-    if settings.role != "both" and all(each.kv_shared is None for each in owners):
+    if settings.role != "both" and all(each.engine().kv_shared is None for each in owners):
         raise BadRequest(
             f"role {settings.role} needs kv_shared: the directory through which prompts are handed over. Set it to the "
             "same one on prefill and decode servers.",

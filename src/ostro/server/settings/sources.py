@@ -10,9 +10,10 @@ from typing import get_args
 import yaml
 from pydantic_settings import BaseSettings, DotEnvSettingsSource, EnvSettingsSource
 
+from ostro.config import PREFIX
 from ostro.errors import BadRequest
 from ostro.server.settings.fields import ServeSettings
-from ostro.server.settings.names import ALIASES, PREFIX, REFUSED, variables_of
+from ostro.server.settings.names import ALIASES, REFUSED, variables_of
 from ostro.system.env_file import as_in_dotenv
 
 # Our other variables, read elsewhere.
