@@ -9,6 +9,7 @@ from itertools import count
 from typing import Any
 
 import pytest
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_call_grammar import CALLS
@@ -537,7 +538,7 @@ PARTS = (
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(
     st.lists(st.sampled_from(PARTS), max_size=24),
     st.sampled_from([None, *FORMATS]),

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from dense_context import dense_logits
+from examples import examples
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from model_directory import make_embedding_model, write_model
@@ -242,6 +243,7 @@ def test_an_adapter_that_overflows_fails_alone(tmp_path: Path, llama: Terms) -> 
         assert tokens == clean[id, choice]
 
 
+@pytest.mark.examples
 def test_random_schedules_give_every_request_what_it_gets_alone(llama: Terms) -> None:
     """Random arrivals, lengths, page pressure, chunks and forks, on a real model."""
     model = random_model()
@@ -259,7 +261,7 @@ def test_random_schedules_give_every_request_what_it_gets_alone(llama: Terms) ->
         st.integers(0, 12), st.integers(1, 24), st.sampled_from([None, *llama]), st.sampled_from([1, 1, 2])
     )
 
-    @settings(max_examples=12, suppress_health_check=[HealthCheck.too_slow])
+    @settings(max_examples=examples(12), suppress_health_check=[HealthCheck.too_slow])
     @given(st.lists(request, min_size=3, max_size=6), st.sampled_from([9, 14, 100]), st.sampled_from([3, 16, 256]))
     # Both begin in four pages, and then each needs a fifth.
     @example([(0, 14, name, 1) for name in (None, "red")], 9, 256)

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from engine_driver import Driver, make_request
+from examples import IS_FULL, examples
 from fake_tiers import Shared
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -177,11 +178,12 @@ def test_a_failed_step_ends_offers_that_had_not_begun() -> None:
     assert not made.engine.has_work
 
 
+@pytest.mark.examples
 @pytest.mark.parametrize("steps_ahead", [0, 1])
 def test_random_schedules_of_engines_that_share_give_what_is_computed_without_pages(steps_ahead: int) -> None:
     seen = dict.fromkeys(("offered_pages", "fetched_disk_pages", "fetched_pages", "preemptions"), 0)
 
-    @settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+    @settings(max_examples=examples(60), suppress_health_check=[HealthCheck.too_slow])
     @given(
         st.integers(0, 10**6),
         st.integers(11, 24),
@@ -235,4 +237,4 @@ def test_random_schedules_of_engines_that_share_give_what_is_computed_without_pa
                 seen[name] += getattr(each.engine.scheduler.counters, name)
 
     each_case_holds()
-    assert all(seen.values()), seen
+    assert not IS_FULL or all(seen.values()), seen

@@ -7,6 +7,7 @@ from functools import cache, partial
 
 import pytest
 from engine_driver import Driver, Outcome, make_request
+from examples import IS_FULL, examples
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from scripted_grammar import EOS, ScriptedGrammars, scripted
@@ -401,11 +402,12 @@ def is_prefix(given: Outcome, expected: Outcome) -> bool:
     return given.token_ids == expected.token_ids[: len(given.token_ids)]
 
 
+@pytest.mark.examples
 def test_random_schedules_give_every_choice_what_it_gets_without_an_engine() -> None:
-    """Ten thousand steps of random arrivals, lengths, page pressure, forks and aborts; pages whole after each case."""
+    """Random arrivals, lengths, page pressure, forks and aborts; pages whole after each case."""
     seen = Seen()
 
-    @settings(max_examples=220, suppress_health_check=[HealthCheck.too_slow])
+    @settings(max_examples=examples(220), suppress_health_check=[HealthCheck.too_slow])
     @given(cases())
     @example(FORK_WITHOUT_PAGE)
     @example(STRUCTURE_THAT_FAILS)
@@ -415,8 +417,9 @@ def test_random_schedules_give_every_choice_what_it_gets_without_an_engine() -> 
         seen.add(driver, aborted)
 
     each_case_holds()
-    assert seen.steps >= 10_000, seen
-    assert all(vars(seen).values()), f"some trouble was never met: {seen}"
+    if IS_FULL:
+        assert seen.steps >= 10_000, seen
+        assert all(vars(seen).values()), f"some trouble was never met: {seen}"
 
 
 def mixed_requests() -> list[Request]:

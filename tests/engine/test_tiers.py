@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from engine_driver import Driver, make_request
+from examples import IS_FULL, examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -339,10 +340,11 @@ def cases(draw: st.DrawFn) -> Case:
     )
 
 
+@pytest.mark.examples
 def test_random_schedules_over_all_tiers_give_what_is_computed_without_pages() -> None:
     seen = dict.fromkeys(("stored_pages", "spilled_pages", "fetched_pages", "fetched_disk_pages", "lost_pages"), 0)
 
-    @settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
+    @settings(max_examples=examples(150), suppress_health_check=[HealthCheck.too_slow])
     @given(cases())
     def each_case_holds(case: Case) -> None:
         made = driver(
@@ -365,14 +367,15 @@ def test_random_schedules_over_all_tiers_give_what_is_computed_without_pages() -
             seen[name] += getattr(made.engine.scheduler.counters, name)
 
     each_case_holds()
-    assert all(seen.values()), seen
+    assert not IS_FULL or all(seen.values()), seen
 
 
+@pytest.mark.examples
 def test_an_engine_that_stops_in_the_midst_of_its_work_leaves_no_wrong_page_to_the_next() -> None:
     """Pages that forks had just evicted were once written from slots that they had not reached yet."""
     found = 0
 
-    @settings(max_examples=80, suppress_health_check=[HealthCheck.too_slow])
+    @settings(max_examples=examples(80), suppress_health_check=[HealthCheck.too_slow])
     @given(cases(), st.integers(5, 40))
     def each_case_holds(case: Case, num_steps: int) -> None:
         nonlocal found
@@ -396,7 +399,7 @@ def test_an_engine_that_stops_in_the_midst_of_its_work_leaves_no_wrong_page_to_t
         found += after.engine.scheduler.counters.fetched_disk_pages
 
     each_case_holds()
-    assert found > 0
+    assert not IS_FULL or found > 0
 
 
 @pytest.mark.parametrize("num_slots", [4, 8])

@@ -30,7 +30,6 @@ QUICK = CheckLimits(seconds=0.2)
 
 
 def test_what_is_accepted_is_what_enforces_it_and_comes_the_same_either_way() -> None:
-    checker = GrammarChecker(byte_level())
     fields: list[dict[str, object]] = [
         {"json_schema": '{"type": "integer"}', "jump_forward": True},
         {"choice": ["yes", "nö"]},
@@ -38,19 +37,24 @@ def test_what_is_accepted_is_what_enforces_it_and_comes_the_same_either_way() ->
         {"grammar": 'root ::= "a"'},
         {"structural_tag": '{"triggers": ["<|im_end|>"], "structures": [{"begin": "<|im_end|>x", "end": ""}]}'},
     ]
-    for each in fields:
-        structured = StructuredOutput(**each)  # type: ignore[arg-type]
-        assert checker.check(structured) == constraint_of(**each)
-        assert asyncio.run(GrammarChecker(byte_level()).check_async(structured)) == constraint_of(**each)
-
-
-@pytest.mark.parametrize("again", [False, True])
-def test_refusals_keep_their_kind_their_words_and_their_field(again: bool) -> None:
+    asked = [StructuredOutput(**each) for each in fields]  # type: ignore[arg-type]
+    expected = [constraint_of(**each) for each in fields]
     checker = GrammarChecker(byte_level())
-    for _ in range(1 + again):
+    assert [checker.check(structured) for structured in asked] == expected
+
+    async def scenario() -> None:
+        other = GrammarChecker(byte_level())
+        assert [await other.check_async(structured) for structured in asked] == expected
+
+    asyncio.run(scenario())
+
+
+def test_refusals_keep_their_kind_their_words_and_their_field() -> None:
+    checker = GrammarChecker(byte_level())
+    for _ in range(2):
         with pytest.raises(Unsupported, match="not at #/properties/a/not is not supported") as refusal:
             checker.check(NOT)
-    assert refusal.value.param == "json_schema"
+        assert refusal.value.param == "json_schema"
 
 
 def test_outcomes_are_kept_refusals_too() -> None:
@@ -235,17 +239,24 @@ def tool(schema: object) -> Constraint:
 def test_a_grammar_that_was_made_elsewhere_is_checked_with_the_schemas_in_it() -> None:
     checker = GrammarChecker(byte_level(), limits=QUICK)
     checker.check_constraint(tool({"type": "integer"}), "tools")
-    for schema, named in (
+    refused = (
         ({"items": {"not": {}}}, "not at #/items/not is not supported"),
         ({"type": "integer", "multipleOf": 99_991}, "multipleOf at #/multipleOf"),
         (json.loads(SLOW.json_schema or ""), "tools takes more than"),
         ({"type": "strin"}, "strin"),
-    ):
+    )
+    for schema, named in refused:
         with pytest.raises(BadRequest, match=named) as refusal:
             checker.check_constraint(tool(schema), "tools")
         assert refusal.value.param == "tools"
-        with pytest.raises(BadRequest, match=named):
-            asyncio.run(GrammarChecker(byte_level(), limits=QUICK).check_constraint_async(tool(schema), "tools"))
+
+    async def scenario() -> None:
+        other = GrammarChecker(byte_level(), limits=QUICK)
+        for schema, named in refused:
+            with pytest.raises(BadRequest, match=named):
+                await other.check_constraint_async(tool(schema), "tools")
+
+    asyncio.run(scenario())
 
 
 def test_without_the_library_everything_imports_and_a_check_says_what_to_install() -> None:

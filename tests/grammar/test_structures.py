@@ -6,6 +6,7 @@ import re
 import jsonschema
 import pytest
 from constrained_text import accepts, constraint_of, random_output
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -42,7 +43,7 @@ def test_a_schema_accepts_the_instances_that_validate_and_no_others(schema: obje
 
 
 @pytest.mark.parametrize("schema", SCHEMAS, ids=json.dumps)
-@settings(max_examples=15)
+@settings(max_examples=examples(15))
 @given(seed=st.integers(0, 2**32), jump_forward=st.booleans(), strict=st.booleans())
 def test_whatever_is_written_under_a_schema_validates(
     schema: object, seed: int, jump_forward: bool, strict: bool

@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Any
 
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jumping_loop import run_in_jumping_time
@@ -129,7 +130,7 @@ def a_pool(setting: Setting) -> Pool:
 
 
 @given(settings_of_a_pool())
-@settings(max_examples=80)
+@settings(max_examples=examples(80))
 def test_whatever_happens_each_request_ends_and_nothing_is_left_over(setting: Setting) -> None:
     async def run() -> None:
         pool = a_pool(setting)
@@ -168,7 +169,7 @@ async def serves_all(pool: Pool) -> None:
 
 
 @given(settings_of_a_pool(), seconds)
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 def test_stop_at_any_time_ends_everything(setting: Setting, moment: float) -> None:
     async def run() -> None:
         pool = a_pool(setting)

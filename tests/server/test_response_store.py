@@ -6,6 +6,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
+from examples import examples
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -210,7 +211,7 @@ class Stored(RuleBasedStateMachine):
 
 
 TestStored = Stored.TestCase
-TestStored.settings = settings(max_examples=30, stateful_step_count=30, deadline=None)
+TestStored.settings = settings(max_examples=examples(30), stateful_step_count=30, deadline=None)
 
 
 # --- in the background --------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import httpx
 import pytest
 from dialect_calls import CHAT, MESSAGES, RESPONSES, answered, events
 from dialects import Said, Unspeakable, by_chat, by_messages, by_responses, in_messages, in_responses
+from examples import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from live_server import LiveServer
@@ -188,7 +189,7 @@ def conversations(draw: st.DrawFn) -> list[Json]:
     max_tokens=st.integers(1, 12),
     has_tools=st.booleans(),
 )
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(25), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_one_seed_gives_one_answer_in_all_dialects(
     server: LiveServer, conversation: list[Json], seed: int, temperature: float, max_tokens: int, has_tools: bool
 ) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from examples import examples
 from fake_tiers import FakePageStore
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -267,7 +268,7 @@ REQUESTS = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     requests=REQUESTS,
     slots=st.integers(0, 40),

@@ -3,6 +3,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -31,7 +32,7 @@ def write(partial: Partial, number: int, info: ObjectInfo = INFO) -> None:
     list(partial.write("a.json", info, (start, end), [DATA[start:end]]))
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(numbers=st.lists(st.integers(0, COUNT - 1), unique=True), lost=st.integers(0, 400))
 def test_whatever_is_lost_of_the_journal_no_range_is_believed_that_did_not_arrive(
     numbers: list[int], lost: int

@@ -11,6 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -73,7 +74,7 @@ def test_a_model_in_use_stays_however_old(store: ModelStore) -> None:
     assert names(store) == []
 
 
-@settings(max_examples=15)
+@settings(max_examples=examples(15))
 @given(
     models=st.lists(st.tuples(st.integers(1, 50), st.booleans()), max_size=6),
     needed=st.integers(0, 200),
