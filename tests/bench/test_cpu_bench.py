@@ -275,6 +275,7 @@ def setup(llama: LlamaCpp, directory: Path) -> Setup:
 # --- servers --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_server_is_timed_loaded_weighed_and_ended(tmp_path: Path) -> None:
     model, port = write_model(tmp_path / "model"), free_port()
     command = [sys.executable, "-m", "ostro", "serve", str(model), "--port", str(port), "--kv-memory", "8M"]

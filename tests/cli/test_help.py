@@ -11,6 +11,7 @@ from warm_start import warm_run
 from ostro.cli import COMMANDS, _parser
 from ostro.server.settings import GROUPS, ONLY_IN_FILES, ServeSettings
 
+COLD = ["", *(command for command in COMMANDS if command != "serve")]
 ENVIRONMENT = {"COLUMNS": "80", "PATH": "/usr/bin:/bin", "HOME": "/nonexistent"}
 
 
@@ -85,14 +86,20 @@ def test_the_help_says_what_each_flag_takes_and_its_default(help_of_serve: str) 
 
 @pytest.mark.parametrize("command", ["", *COMMANDS])
 def test_examples_in_the_help_can_be_typed(command: str) -> None:
-    # A cold start of each command; all others here are forked from a process that has imported it.
-    line = [sys.executable, "-m", "ostro", *filter(None, [command]), "--help"]
-    shown = subprocess.run(line, capture_output=True, text=True, timeout=60, check=True, env=ENVIRONMENT).stdout
+    shown = ostro(*filter(None, [command]), "--help").stdout
     examples = re.findall(r"^  (ostro .*?)(?:  # .*)?$", shown.split("\nexamples:\n")[1], re.MULTILINE)
     assert examples
     for example in examples:
         words = shlex.split(example.partition(" < ")[0])[1:]
         _parser(words).parse_args(words)
+
+
+@pytest.mark.parametrize("command", ["serve", *(pytest.param(each, marks=pytest.mark.full) for each in COLD)])
+def test_a_cold_start_shows_the_same_help(command: str) -> None:
+    """All others here are forked from a process that has imported the command."""
+    line = [sys.executable, "-m", "ostro", *filter(None, [command]), "--help"]
+    cold = subprocess.run(line, capture_output=True, text=True, timeout=60, check=True, env=ENVIRONMENT)
+    assert cold.stdout == ostro(*filter(None, [command]), "--help").stdout
 
 
 def test_help_imports_nothing_heavy() -> None:

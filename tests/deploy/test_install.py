@@ -122,9 +122,9 @@ def test_the_size_that_is_announced_is_that_of_the_default_model() -> None:
     ("arguments", "variables", "is_default"),
     [
         ([], {}, True),
-        (["--port", "9000", "--max-seq-len", "512"], {}, True),
+        pytest.param(["--port", "9000", "--max-seq-len", "512"], {}, True, marks=pytest.mark.full),
         (["./my-model"], {}, False),
-        (["--models", "./models"], {}, False),
+        pytest.param(["--models", "./models"], {}, False, marks=pytest.mark.full),
         ([], {"GCS_BUCKET": "my-models"}, False),
     ],
 )

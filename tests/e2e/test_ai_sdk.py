@@ -20,6 +20,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return npm_install(tmp_path_factory.mktemp("ai-sdk"), SOURCES / "ai-sdk.package.json", SOURCES / "ai_sdk.mjs")
 
 
+@pytest.mark.full
 def test_ai_sdk_makes_objects_and_calls_tools(installed: Path, scripted: LiveServer) -> None:
     ran = subprocess.run(
         ["node", "ai_sdk.mjs", scripted.url, CALLS, SUNNY, PERSON],

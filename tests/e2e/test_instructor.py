@@ -2,10 +2,11 @@
 
 from pathlib import Path
 
+import pytest
 from client_process import PARTIAL_CALL, PERSON, PERSON_CALL, needs, seen_by
 from live_server import LiveServer
 
-pytestmark = needs("instructor")
+pytestmark = [pytest.mark.full, needs("instructor")]
 
 PROGRAM = """
 import json, sys

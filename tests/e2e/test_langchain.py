@@ -2,10 +2,11 @@
 
 from pathlib import Path
 
+import pytest
 from client_process import PERSON, PERSON_CALL, SUNNY, TEXT_AND_CALL, needs, seen_by
 from live_server import LiveServer
 
-pytestmark = needs("langchain_openai")
+pytestmark = [pytest.mark.full, needs("langchain_openai")]
 
 PROGRAM = """
 import json, sys

@@ -6,7 +6,7 @@ import pytest
 from client_process import CALLS, PERSON, SUNNY, needs, seen_by
 from live_server import LiveServer
 
-pytestmark = needs("litellm")
+pytestmark = [pytest.mark.full, needs("litellm")]
 
 # It takes five seconds to import: one process for all.
 PROGRAM = """

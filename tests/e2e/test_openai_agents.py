@@ -2,10 +2,11 @@
 
 from pathlib import Path
 
+import pytest
 from client_process import CALLS, PERSON, SUNNY, needs, seen_by
 from live_server import LiveServer
 
-pytestmark = needs("agents")
+pytestmark = [pytest.mark.full, needs("agents")]
 
 PROGRAM = """
 import asyncio, json, sys

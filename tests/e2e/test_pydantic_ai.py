@@ -2,10 +2,11 @@
 
 from pathlib import Path
 
+import pytest
 from client_process import CALLS, PERSON, RESULT_CALL, SUNNY, needs, seen_by
 from live_server import LiveServer
 
-pytestmark = needs("pydantic_ai")
+pytestmark = [pytest.mark.full, needs("pydantic_ai")]
 
 PROGRAM = """
 import asyncio, json, sys

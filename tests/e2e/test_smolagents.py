@@ -2,10 +2,11 @@
 
 from pathlib import Path
 
+import pytest
 from client_process import ANSWER_CALL, CALLS, CODE, needs, seen_by
 from live_server import LiveServer
 
-pytestmark = needs("smolagents")
+pytestmark = [pytest.mark.full, needs("smolagents")]
 
 PROGRAM = """
 import json, sys

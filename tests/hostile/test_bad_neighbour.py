@@ -134,7 +134,9 @@ def error_of(response: httpx.Response) -> str:
     return str(response.json()["error"]["message"])
 
 
-@pytest.mark.parametrize(("model", "reason"), [("looping", "ran longer"), ("growing", "memory")])
+@pytest.mark.parametrize(
+    ("model", "reason"), [pytest.param("looping", "ran longer", marks=pytest.mark.full), ("growing", "memory")]
+)
 def test_template_bomb_is_refused_and_its_model_completes_plain_prompts(
     fake_server: LiveServer, model: str, reason: str
 ) -> None:

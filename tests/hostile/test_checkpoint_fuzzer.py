@@ -48,13 +48,15 @@ def fuzz(
     assert all(f" {outcome}" in summary for outcome in outcomes), summary
 
 
-def test_mutated_checkpoints_are_refused_or_right() -> None:
-    # Models that only torch runs are too few for one to be among these whatever families there are.
-    fuzz(150, seed=16, seconds=300, outcomes=("refused", "right", "same"))
+# Models that only torch runs are too few for one to be among these whatever families there are.
+@pytest.mark.parametrize(("count", "seed"), [(40, 15), pytest.param(150, 16, marks=pytest.mark.full)])
+def test_mutated_checkpoints_are_refused_or_right(count: int, seed: int) -> None:
+    fuzz(count, seed=seed, seconds=300, outcomes=("refused", "right", "same"))
 
 
-def test_mutated_encoders_are_refused_or_embed() -> None:
-    fuzz(100, seed=18, seconds=300, outcomes=("refused", "torch", "native"), program="encoder_fuzzer.py")
+@pytest.mark.parametrize(("count", "seed"), [(30, 19), pytest.param(100, 18, marks=pytest.mark.full)])
+def test_mutated_encoders_are_refused_or_embed(count: int, seed: int) -> None:
+    fuzz(count, seed=seed, seconds=300, outcomes=("refused", "torch", "native"), program="encoder_fuzzer.py")
 
 
 @pytest.mark.slow

@@ -46,7 +46,10 @@ def until_answered(server: LiveServer) -> None:
             time.sleep(0.1)
 
 
-@pytest.mark.parametrize("sent", [b"", b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nx: "])
+UNFINISHED = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nx: "
+
+
+@pytest.mark.parametrize("sent", [b"", pytest.param(UNFINISHED, marks=pytest.mark.full)], ids=["silent", "unfinished"])
 def test_silent_connections_keep_nobody_out_and_a_killed_engine_comes_back(tmp_path: Path, sent: bytes) -> None:
     """Under `ulimit -n 256`, 300 of them made /healthz fail, and a killed engine could not be started again."""
     with live_server(tmp_path, files=FILES) as server, silent_connections(server, SILENT, sent):

@@ -37,8 +37,10 @@ def run(shim: Path, *command: str | Path) -> str:
     return done.stdout
 
 
-def test_whatever_a_crash_interrupts_the_cache_is_whole_afterwards(shim: Path) -> None:
-    said = run(shim, HERE / "crash_points.py", "pack", "evict", "refresh", "--modes", "kill,full,disk", "--every", "15")
+@pytest.mark.parametrize("every", [60, pytest.param(15, marks=pytest.mark.full)])
+def test_whatever_a_crash_interrupts_the_cache_is_whole_afterwards(shim: Path, every: int) -> None:
+    modes = ("--modes", "kill,full,disk", "--every", str(every))
+    said = run(shim, HERE / "crash_points.py", "pack", "evict", "refresh", *modes)
     assert ", 0 failures" in said
 
 

@@ -8,6 +8,7 @@ import json
 import random
 import resource
 import threading
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -98,15 +99,21 @@ BOMBS: dict[str, dict[str, object]] = {
         )
     },
 }
-# One of each kind; the others run with `make test-hostile`.
+# One of each kind; the others run with `make test-all` and `make test-hostile`.
 QUICK = {
-    *("multipleOf 7999993", "multipleOf of two", "500 patternProperties", "5000 optional properties", "depth 900"),
-    *("500 optional properties", "enum of 20000", "ambiguous Lark", "regex (abc){1000000}", "nested repetitions"),
+    *("multipleOf 7999993", "5000 optional properties", "enum of 20000", "ambiguous Lark", "regex (abc){1000000}"),
     *("long Lark chain", "pattern with a far choice"),
 }
-CASES = [
-    pytest.param(fields, id=name, marks=() if name in QUICK else pytest.mark.slow) for name, fields in BOMBS.items()
-]
+FULL = {
+    *("multipleOf of two", "500 patternProperties", "500 optional properties", "nested repetitions", "depth 900"),
+}
+
+
+def marks(name: str) -> Sequence[pytest.MarkDecorator]:
+    return [] if name in QUICK else [pytest.mark.full if name in FULL else pytest.mark.slow]
+
+
+CASES = [pytest.param(fields, id=name, marks=marks(name)) for name, fields in BOMBS.items()]
 
 
 def follow(constraint: Constraint, seed: int) -> None:

@@ -25,6 +25,7 @@ SHORT = Options(
 )
 
 
+@pytest.mark.full
 @needs_library
 @pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
 def test_soak_of_a_few_seconds_finds_nothing_wrong(tmp_path: Path) -> None:
