@@ -239,7 +239,7 @@ def tool(schema: object) -> Constraint:
 def test_a_grammar_that_was_made_elsewhere_is_checked_with_the_schemas_in_it() -> None:
     checker = GrammarChecker(byte_level(), limits=QUICK)
     checker.check_constraint(tool({"type": "integer"}), "tools")
-    refused = (
+    refused: tuple[tuple[dict[str, object], str], ...] = (
         ({"items": {"not": {}}}, "not at #/items/not is not supported"),
         ({"type": "integer", "multipleOf": 99_991}, "multipleOf at #/multipleOf"),
         (json.loads(SLOW.json_schema or ""), "tools takes more than"),
