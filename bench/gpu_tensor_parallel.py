@@ -18,9 +18,9 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+from ostro.backends.backend import open_model
 from ostro.backends.cuda.load import first_rank
 from ostro.backends.loading import load_runner
-from ostro.backends.opened import open_model
 from ostro.backends.ranks.ranks import Ranks
 from ostro.config import EngineConfig
 from ostro.engine.core import EngineCore

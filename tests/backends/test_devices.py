@@ -6,8 +6,8 @@ import pytest
 import torch
 from model_directory import write_model
 
+from ostro.backends.backend import open_model
 from ostro.backends.loading import load_runner
-from ostro.backends.opened import open_model
 from ostro.backends.torch.devices import pick_device, pick_dtype
 from ostro.config import Device, EngineConfig
 from ostro.devices import DEVICE_KINDS

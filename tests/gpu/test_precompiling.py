@@ -20,10 +20,10 @@ from native_models import ModelCheckpoint, savable_model
 from quantized_packers import FORMATS, write_quantized
 from tiny_configs import BY_MODEL_TYPE
 
+from ostro.backends.backend import OpenedModel
 from ostro.backends.cuda.choices import Gpu
 from ostro.backends.cuda.precompiling import Compiled, Precompiler, Request, precompiler
 from ostro.backends.loading import load_runner
-from ostro.backends.opened import OpenedModel
 from ostro.config import EngineConfig
 from ostro.devices import DEVICE_KINDS
 from ostro.kernels.gpu.tilings import Multiprocessors

@@ -23,8 +23,7 @@ from safetensors.torch import save_file
 
 from ostro import LLM, EngineConfig, SamplingParams
 from ostro.backends.model_facts import sample_of
-from ostro.backends.native.identity import PackedKey
-from ostro.backends.native.packed_cache import with_packed_weights
+from ostro.backends.native.packed_cache import PackedKey, with_packed_weights
 from ostro.backends.native.runner import NativeRunner
 from ostro.cli import main
 from ostro.kernels.cpu.library import library
@@ -220,7 +219,7 @@ def test_files_are_not_writable_by_others_whatever_the_umask(model: Path) -> Non
 LOADING = """
 import os, signal, sys
 from pathlib import Path
-from ostro.backends.native.identity import PackedKey
+from ostro.backends.native.packed_cache import PackedKey
 from ostro.backends.native.packed_cache import with_packed_weights
 
 def use(packed):

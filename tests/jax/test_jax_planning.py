@@ -10,6 +10,7 @@ from jax_models import FAMILIES
 from model_directory import write_model
 from native_models import ModelCheckpoint, savable_model
 
+from ostro.backends.backend import open_model
 from ostro.backends.jax.compiling import Compiler
 from ostro.backends.jax.layout import VectorLayout, matrix_values
 from ostro.backends.jax.load import jax_runner
@@ -19,7 +20,6 @@ from ostro.backends.jax.planning import step_bytes
 from ostro.backends.jax.programs import Programs
 from ostro.backends.jax.shapes import Sizes
 from ostro.backends.memory import rounded
-from ostro.backends.opened import open_model
 from ostro.backends.planning import plan
 from ostro.config import EngineConfig
 from ostro.devices import DEVICE_KINDS

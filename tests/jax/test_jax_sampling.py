@@ -20,8 +20,8 @@ from ostro.backends.jax.mesh import make_mesh
 from ostro.backends.jax.programs import Programs, Recipe
 from ostro.backends.jax.sampling import NUM_SETTINGS, DrawKind, Drawn, draw, exponentials
 from ostro.backends.jax.weights import BY_COLUMNS, COPIED
-from ostro.backends.sampling.array_logprobs import token_logprob
-from ostro.backends.sampling.honoured import check_honoured
+from ostro.backends.sampling.arrays import token_logprob
+from ostro.backends.sampling.edits import check_honoured
 from ostro.backends.sampling.random_stream import exponentials as torch_exponentials
 from ostro.backends.sampling.random_stream import stream_key
 from ostro.backends.sampling.sampler import sample

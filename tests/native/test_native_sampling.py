@@ -16,11 +16,10 @@ from native_models import native, needs_library, packed, savable_model
 from sampler_oracle import expected_choice, mask_of
 from tiny_models import LLAMA, VOCAB
 
-from ostro.backends.native.runner import NativeRunner
-from ostro.backends.native.sampling import DRAWN
+from ostro.backends.native.runner import DRAWN, NativeRunner
 from ostro.backends.sampling import sampler
-from ostro.backends.sampling.array_logprobs import token_logprob
-from ostro.backends.sampling.honoured import EDITED, ELSEWHERE, READ
+from ostro.backends.sampling.arrays import token_logprob
+from ostro.backends.sampling.edits import EDITED, ELSEWHERE, READ
 from ostro.backends.sampling.logprobs import position_logprobs
 from ostro.engine.batch import Batch, Chunk
 from ostro.engine.request import Request

@@ -9,7 +9,7 @@ from divided_models import FAMILIES, ThreadGroup, divided
 from native_models import ModelCheckpoint, savable_model
 
 from ostro import devices as backends
-from ostro.backends.opened import open_model
+from ostro.backends.backend import open_model
 from ostro.backends.planning import plan
 from ostro.backends.torch import part as torch_part
 from ostro.backends.torch.part import TorchPart

@@ -15,7 +15,7 @@ from model_files import write_checkpoint
 from native_models import savable_model
 from peft_directory import random_adapter
 
-from ostro.backends.opened import open_model
+from ostro.backends.backend import open_model
 from ostro.backends.ranks.messages import Begin, Load
 from ostro.backends.ranks.ranks import Ranks
 from ostro.backends.torch.load import first_rank, make_runner

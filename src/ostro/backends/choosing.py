@@ -5,11 +5,10 @@ JAX.
 from pathlib import Path
 from typing import NamedTuple
 
-from ostro.backends.backend import Backend, Reasons
+from ostro.backends.backend import Backend, OpenedModel, Reasons, open_model
 from ostro.backends.cuda.backend import CudaBackend
 from ostro.backends.jax.backend import JaxBackend
 from ostro.backends.native.backend import NativeBackend
-from ostro.backends.opened import OpenedModel, open_model
 from ostro.backends.torch.backend import TorchBackend
 from ostro.config import EngineConfig
 from ostro.devices import check_settings, check_together, require_torch, runs_on_jax

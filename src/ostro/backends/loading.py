@@ -4,9 +4,8 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ostro.backends.backend import Unloadable
+from ostro.backends.backend import Unloadable, open_model
 from ostro.backends.choosing import choose, require
-from ostro.backends.opened import open_model
 from ostro.config import EngineConfig
 from ostro.devices import check_settings
 from ostro.engine.runner import ModelRunner

@@ -12,8 +12,8 @@ Asks the backend that would load the model (`backends.choosing`). Tests compare 
 from dataclasses import replace
 from pathlib import Path
 
+from ostro.backends.backend import OpenedModel, open_model
 from ostro.backends.choosing import choose
-from ostro.backends.opened import OpenedModel, open_model
 from ostro.backends.plan import Fit, Plan, put_together
 from ostro.config import Device, EngineConfig
 from ostro.devices import DeviceKind, Memory

@@ -1,4 +1,4 @@
-"""Pools a prompt's hidden states into one vector, chunk by chunk. Imports no torch."""
+"""How prompts are pooled, chunk by chunk, and which text of a pair a token belongs to. Imports no torch."""
 
 from typing import NamedTuple
 
@@ -23,3 +23,9 @@ def pooled_rows(pooling: Pooling | None, chunk: Chunk) -> PooledRows:
     if pooling.mode == "lasttoken" and chunk.end == chunk.seq.num_tokens:
         return PooledRows(slice(-1, None), 1)
     return PooledRows(slice(0, 0), 1)
+
+
+def token_types(chunk: Chunk) -> list[int]:
+    """Zeros for the first text's tokens, ones for the second's."""
+    second = chunk.seq.request.second_at
+    return [0] * chunk.length if not second else [0] * second + [1] * (chunk.length - second)

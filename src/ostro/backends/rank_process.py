@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 import torch
 
-from ostro.backends.opened import open_model
+from ostro.backends.backend import open_model
 from ostro.backends.ranks.collective import TorchCollective, join_group
 from ostro.backends.ranks.messages import (
     Begin,

@@ -5,11 +5,10 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
-from ostro.backends.backend import Reasons
+from ostro.backends.backend import OpenedModel, Reasons
 from ostro.backends.cuda.kernel_choices import own_kernels
 from ostro.backends.cuda.precompiling import Precompiler, precompiler
 from ostro.backends.cuda.quantized_weights import kept_weights, largest_packed, why_widened
-from ostro.backends.opened import OpenedModel
 from ostro.backends.plan import Parts
 from ostro.backends.precision import check_torch_format
 from ostro.backends.torch.plain_attention import why_plain_attention

@@ -5,13 +5,13 @@ from collections.abc import Callable
 
 import torch
 
+from ostro.backends.backend import OpenedModel
 from ostro.backends.cuda.measuring import this_gpu
 from ostro.backends.cuda.precompiling import Precompiler, Request
 from ostro.backends.cuda.quantize import quantize_fp8
 from ostro.backends.cuda.quantized_loading import load_quantized
 from ostro.backends.cuda.quantized_weights import why_widened
 from ostro.backends.cuda.runner import GpuRunner, fitting_pages, rank_part
-from ostro.backends.opened import OpenedModel
 from ostro.backends.ranks.messages import Join
 from ostro.backends.ranks.ranks import Ranks
 from ostro.backends.torch import load as on_torch

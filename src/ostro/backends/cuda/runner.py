@@ -53,8 +53,8 @@ from ostro.backends.pooling import pooled_rows
 from ostro.backends.precision import in_words
 from ostro.backends.ranks.messages import Begin, Peers
 from ostro.backends.sampling.logprobs import logprob_table, read_logprobs
+from ostro.backends.tiers.disk_store import TrialStores
 from ostro.backends.tiers.page_disk import PageDisk
-from ostro.backends.tiers.trial import TrialStores
 from ostro.backends.torch.devices import format_name, weight_formats
 from ostro.backends.torch.profiler import TorchProfiler
 from ostro.config import EngineConfig, ResolvedConfig

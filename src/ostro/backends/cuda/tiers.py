@@ -5,9 +5,9 @@ from contextlib import closing, contextmanager
 
 from ostro.backends.cuda.host_disk_store import HostDiskStore
 from ostro.backends.cuda.host_store import HostStore
+from ostro.backends.tiers.disk_store import TRIAL_PAGES, TrialStores, trial_disk
 from ostro.backends.tiers.page_disk import PageDisk
 from ostro.backends.tiers.page_file import Bytes
-from ostro.backends.tiers.trial import TRIAL_PAGES, TrialStores, trial_disk
 from ostro.config import EngineConfig
 from ostro.engine.page_store import PageStore
 from ostro.errors import BadRequest, ModelError

@@ -2,10 +2,9 @@
 
 from collections.abc import Callable
 
-from ostro.backends.backend import Reasons
+from ostro.backends.backend import OpenedModel, Reasons
 from ostro.backends.jax.layout import jax_architecture
 from ostro.backends.jax.planning import planned_parts
-from ostro.backends.opened import OpenedModel
 from ostro.backends.plan import Parts
 from ostro.devices import Memory, runs_on_jax
 from ostro.engine.runner import ModelRunner

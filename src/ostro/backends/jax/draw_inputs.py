@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ostro.backends.jax.sampling import NUM_FLOATS, NUM_SETTINGS, DrawKind
-from ostro.backends.sampling.honoured import check_honoured
+from ostro.backends.sampling.edits import check_honoured
 from ostro.backends.sampling.random_key import stream_keys
 from ostro.engine.sequence import Sequence
 from ostro.sampling_params import SamplingParams

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
+from ostro.backends.backend import OpenedModel
 from ostro.backends.jax.adapters import Adapters
 from ostro.backends.jax.compiling import Compiler
 from ostro.backends.jax.hosts import agree, disconnect, join_hosts, least
@@ -23,7 +24,6 @@ from ostro.backends.jax.programs import Programs
 from ostro.backends.jax.runner import JaxRunner
 from ostro.backends.jax.shapes import Sizes
 from ostro.backends.memory import device_pages, num_pages, rank_shape
-from ostro.backends.opened import OpenedModel
 from ostro.config import ResolvedConfig
 from ostro.devices import DEVICE_KINDS
 from ostro.errors import BadRequest, ModelError

@@ -1,4 +1,4 @@
-"""Log-probabilities of logits that are divided over ranks; the twin of `backends.sampling.array_logprobs`. Ranks
+"""Log-probabilities of logits that are divided over ranks; the twin of `backends.sampling.arrays`. Ranks
 exchange the best tokens of each, never their logits.
 """
 

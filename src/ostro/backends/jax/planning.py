@@ -4,7 +4,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ostro.backends.adapter_sizes import adapter_ranks
+from ostro.backends.backend import OpenedModel
 from ostro.backends.jax.layout import (
     AdapterLayout,
     VectorLayout,
@@ -15,8 +15,7 @@ from ostro.backends.jax.layout import (
 )
 from ostro.backends.jax.shapes import PAGES_PER_TURN, Sizes, StepShape
 from ostro.backends.memory import JAX_SPARE, device_pages, num_pages, page_bytes, rank_shape
-from ostro.backends.opened import OpenedModel
-from ostro.backends.plan import Parts, stored_as
+from ostro.backends.plan import Parts, adapter_ranks, stored_as
 from ostro.backends.precision import in_words
 from ostro.config import ResolvedConfig
 from ostro.devices import Memory

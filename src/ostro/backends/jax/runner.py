@@ -10,11 +10,15 @@ Draws also change scores as requests ask for. Only top-n-sigma, or more changes 
 travel to the host and back, so that `launch` waits for the device.
 """
 
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Seq
+from contextlib import AbstractContextManager
 from copy import copy
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import jax
@@ -28,7 +32,6 @@ from ostro.backends.jax.hosts import LeadingPrograms, follow, lead, leads_others
 from ostro.backends.jax.inputs import InputWriter
 from ostro.backends.jax.logprobs import Logprobs
 from ostro.backends.jax.placed import PlacedModel
-from ostro.backends.jax.profiler import JaxProfiler
 from ostro.backends.jax.program import Generated, StepResult
 from ostro.backends.jax.programs import Programs, compilations
 from ostro.backends.jax.sampling import DrawKind, Drawn
@@ -37,7 +40,7 @@ from ostro.backends.jax.weights import COPIED
 from ostro.backends.outcome import outcome
 from ostro.backends.pooling import pooled_rows
 from ostro.backends.precision import in_words
-from ostro.backends.sampling.array_edits import Floats, edit, is_edited, mask
+from ostro.backends.sampling.arrays import Floats, edit, is_edited, mask
 from ostro.engine.batch import Batch, Chunk
 from ostro.engine.profile import Profiler
 from ostro.engine.request import Task
@@ -387,3 +390,21 @@ def _offsets(chunks: Seq[Chunk]) -> Iterator[tuple[Chunk, int]]:
     for chunk in chunks:
         yield chunk, offset
         offset += chunk.length
+
+
+class JaxProfiler(Profiler):
+    def __init__(self) -> None:
+        self._directory = TemporaryDirectory(prefix="ostro-profile-")
+        options = jax.profiler.ProfileOptions()
+        # Every call of a Python function would be an event, and take longer.
+        options.python_tracer_level = 0
+        jax.profiler.start_trace(self._directory.name, create_perfetto_trace=True, profiler_options=options)
+
+    def span(self, name: str, **counts: int) -> AbstractContextManager[object]:
+        return jax.profiler.TraceAnnotation(name, **counts)
+
+    def write(self, path: Path) -> None:
+        with self._directory as directory:
+            jax.profiler.stop_trace()
+            [trace] = Path(directory).glob("plugins/profile/*/perfetto_trace.json.gz")
+            shutil.move(trace, path)

@@ -1,4 +1,4 @@
-"""Applies changes to scores that are divided over ranks; the twin of `backends.sampling.array_edits`, but for
+"""Applies changes to scores that are divided over ranks; the twin of `backends.sampling.arrays`, but for
 top-n-sigma.
 """
 

@@ -3,10 +3,9 @@
 import logging
 from collections.abc import Callable
 
-from ostro.backends.backend import Reasons
+from ostro.backends.backend import OpenedModel, Reasons
 from ostro.backends.native.planning import native_program, planned_parts
 from ostro.backends.native.support import NotNative
-from ostro.backends.opened import OpenedModel
 from ostro.backends.plan import Parts
 from ostro.devices import Memory
 from ostro.engine.runner import ModelRunner

@@ -3,16 +3,16 @@
 Batch -> arrays -> native calls -> pooled vectors. Imports no torch.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 
 import numpy as np
 import numpy.typing as npt
 
-from ostro.backends.native.dense import DenseLayer
 from ostro.backends.native.profiler import NativeProfiler
+from ostro.backends.pooling import token_types
 from ostro.backends.precision import in_words
-from ostro.backends.token_types import token_types
 from ostro.engine.batch import Batch, Chunk
 from ostro.engine.profile import Profiler
 from ostro.engine.runner import RunnerSpec, Step, StepOutput
@@ -20,7 +20,9 @@ from ostro.kernels.cpu.library import Op
 from ostro.kernels.cpu.packed_file import Floats, PackedFile
 from ostro.kernels.cpu.program import Piece, Program
 from ostro.models.encoder import Encoder
-from ostro.weights.pooling import Pooling, PoolingMode
+from ostro.models.tensor_errors import lacking, misshapen, no_place, not_finite, not_floats
+from ostro.weights.encoder_files import dense_arrays
+from ostro.weights.pooling import Dense, DenseActivation, Pooling, PoolingMode
 
 _NO_PAGES = np.zeros(0, np.int32)
 
@@ -147,3 +149,43 @@ _POOLS: Mapping[PoolingMode, Callable[[Floats], Floats]] = {
     "mean_sqrt_len_tokens": lambda states: states.sum(0) / np.sqrt(np.float32(len(states))),
     "weightedmean": _weighted_mean,
 }
+
+
+_erf = np.vectorize(math.erf, otypes=[np.float32])
+_ACTIVATIONS: Mapping[DenseActivation, Callable[[Floats], Floats]] = {
+    "identity": lambda x: x,
+    "tanh": np.tanh,
+    "relu": lambda x: np.maximum(x, 0),
+    "gelu": lambda x: x * (1 + _erf(x / np.float32(math.sqrt(2)))) / 2,
+    "sigmoid": lambda x: np.float32(1) / (np.float32(1) + np.exp(-x)),
+}
+
+
+class DenseLayer:
+    def __init__(self, described: Dense) -> None:
+        self._act = _ACTIVATIONS[described.activation]
+        wanted: dict[str, tuple[int, ...]] = {"linear.weight": (described.rows, described.columns)}
+        if described.bias:
+            wanted["linear.bias"] = (described.rows,)
+        found: dict[str, Floats] = {}
+        for name, weight in dense_arrays(described):
+            if name not in wanted:
+                raise no_place(name)
+            if weight.shape != wanted[name]:
+                raise misshapen(name, weight.shape, wanted[name])
+            if not weight.is_float:
+                raise not_floats(name, weight.format_name)
+            found[name] = np.array(weight.floats(), np.float32)
+            if not np.isfinite(found[name]).all():
+                raise not_finite(name)
+        if missing := wanted.keys() - found.keys():
+            raise lacking(missing)
+        self._weight, self._bias = found["linear.weight"], found.get("linear.bias")
+
+    def __call__(self, vectors: Floats) -> Floats:
+        # Row by row, because a matmul of several rows rounds in another order than that of one.
+        return np.stack([self._one(vector) for vector in vectors])
+
+    def _one(self, vector: Floats) -> Floats:
+        products: Floats = self._weight @ vector
+        return self._act(products if self._bias is None else products + self._bias)

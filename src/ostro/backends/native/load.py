@@ -5,15 +5,13 @@ import time
 from collections.abc import Callable
 from typing import BinaryIO
 
-from ostro.backends.backend import Unloadable
+from ostro.backends.backend import OpenedModel, Unloadable
 from ostro.backends.native.encoder import NativeEncoderRunner
-from ostro.backends.native.identity import packed_key
 from ostro.backends.native.lora import NativeAdapters
-from ostro.backends.native.packed_cache import with_packed_weights
+from ostro.backends.native.packed_cache import packed_key, with_packed_weights
 from ostro.backends.native.packing import pack
 from ostro.backends.native.runner import NativeRunner
 from ostro.backends.native.support import NotNative, WrongPanel, native_architecture
-from ostro.backends.opened import OpenedModel
 from ostro.kernels.cpu.library import BITS, instruction_sets, panel_of
 from ostro.kernels.cpu.packed_file import PackedFile, PackedWriter
 from ostro.models.architecture import Architecture

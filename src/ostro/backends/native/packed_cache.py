@@ -8,6 +8,8 @@ loading crashed a process. If the cache is full or read-only, weights are packed
 disappears with the process.
 """
 
+import hashlib
+import json
 import logging
 import os
 import tempfile
@@ -18,13 +20,41 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Generic, TypeVar
 
-from ostro.backends.native.identity import PackedKey
+from ostro.backends.model_facts import model_facts
+from ostro.config import EngineConfig
 from ostro.errors import BadCheckpoint, DiskFull, DownloadFailed
+from ostro.kernels.cpu.library import library
 from ostro.kernels.cpu.packed_file import BadPackedFile, PackedFile
 from ostro.sources.cache import work_directory
 from ostro.sources.disk_space import cache_limit
 from ostro.sources.locks import has_dead_mark, hold, marked
 from ostro.sources.store import FileRecord, Manifest, ModelStore
+from ostro.weights import Checkpoint
+
+# Incremented when the packed format changes, so that older files are packed again.
+_FORMAT = 2
+
+
+@dataclass(frozen=True, slots=True)
+class PackedKey:
+    digest: str
+    source: str
+    """The checkpoint's path."""
+    variant: str
+    """How it was packed, in words. For each source and variant, only the newest packed file is useful."""
+
+
+def packed_key(checkpoint: Checkpoint, config: EngineConfig, panel: int) -> PackedKey:
+    made = (_FORMAT, library().ostro_version(), panel)
+    facts = [made, config.quantize, config.max_seq_len, dict(checkpoint.config), model_facts(checkpoint)]
+    digest = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:32]
+    variant = f"panels of {panel}"
+    if config.quantize != "none":
+        variant += f", {config.quantize}"
+    if config.max_seq_len is not None:
+        variant += f", context {config.max_seq_len}"
+    return PackedKey(digest, str(checkpoint.path), variant)
+
 
 WEIGHTS = "weights.ostro"
 

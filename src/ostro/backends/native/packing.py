@@ -9,9 +9,8 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from ostro.backends.native.formats import KINDS, kind_of
 from ostro.backends.native.lowering import lowered
-from ostro.backends.native.sinks import Sizes, padded, padded_rows
+from ostro.backends.native.sinks import KINDS, Sizes, kind_of, padded, padded_rows
 from ostro.backends.native.support import NotNative
 from ostro.kernels.cpu.packed_file import Floats, PackedWriter
 from ostro.kernels.cpu.program_spec import ProgramSpec, RotationSpec

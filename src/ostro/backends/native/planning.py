@@ -7,14 +7,12 @@ from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
-from ostro.backends.adapter_sizes import adapter_values
+from ostro.backends.backend import OpenedModel
 from ostro.backends.memory import num_pages, page_bytes
-from ostro.backends.native.formats import kind_of
 from ostro.backends.native.lowering import lowered
-from ostro.backends.native.sinks import Sizes
+from ostro.backends.native.sinks import Sizes, kind_of
 from ostro.backends.native.support import NotNative, native_architecture
-from ostro.backends.opened import OpenedModel
-from ostro.backends.plan import Parts, stored_as
+from ostro.backends.plan import Parts, adapter_values, stored_as
 from ostro.backends.precision import in_words
 from ostro.config import Quantization, ResolvedConfig
 from ostro.devices import Memory

@@ -1,6 +1,10 @@
 """Runs batches with the native core: Batch -> arrays -> one native call -> tokens. Knows no schedule and no text.
 
-Rows whose scores a request changes take a second call, which only draws. Imports no torch.
+Rows whose scores a request changes take a second call, which only draws:
+
+    logits ── bias, penalties, bans, top-n-sigma (numpy, in place) ── mask, temperature, truncation, draw (native)
+
+`backends.sampling.sampler` says what each setting means: both give the same tokens for the same seed. Imports no torch.
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,15 +19,14 @@ import numpy.typing as npt
 from ostro.backends.memory import num_pages, page_bytes
 from ostro.backends.native.lora import NativeAdapters
 from ostro.backends.native.profiler import NativeProfiler
-from ostro.backends.native.sampling import draws_of
 from ostro.backends.outcome import outcome
 from ostro.backends.pooling import pooled_rows
 from ostro.backends.precision import in_words
-from ostro.backends.sampling.array_edits import Row, edit, is_edited
-from ostro.backends.sampling.array_logprobs import token_logprob
-from ostro.backends.tiers.disk_store import DiskStore
+from ostro.backends.sampling.arrays import Row, edit, is_edited, token_logprob
+from ostro.backends.sampling.edits import check_honoured
+from ostro.backends.sampling.random_key import stream_key
+from ostro.backends.tiers.disk_store import DiskStore, TrialStores, trial_disk
 from ostro.backends.tiers.page_disk import PageDisk
-from ostro.backends.tiers.trial import TrialStores, trial_disk
 from ostro.config import EngineConfig, ResolvedConfig
 from ostro.engine.batch import Batch, Chunk
 from ostro.engine.drafter import MOST_DRAFTS
@@ -37,6 +40,30 @@ from ostro.kernels.cpu.program import Piece, Program, ProgramSpec
 from ostro.models.architecture import Heads
 from ostro.system.machine import free_memory
 from ostro.weights import Pooling
+
+_WORD = 2**64 - 1
+
+DRAWN = frozenset({"temperature", "top_p", "top_k", "min_p", "seed"})
+"""Fields of SamplingParams that the native draw honours."""
+
+check_honoured("the native core", DRAWN)
+
+
+def draws_of(rows: Seq[Row], vocab: int) -> "Array[CDraw]":
+    draws = (CDraw * len(rows))()
+    for draw, (row, seq) in zip(draws, rows, strict=True):
+        params = seq.request.params
+        draw.row = row
+        if seq.mask is not None:
+            words = np.frombuffer(seq.mask, np.uint32)
+            draw.allowed, draw.num_words = words.ctypes.data, len(words)
+        if params.greedy:
+            continue
+        draw.temperature, draw.top_p, draw.min_p = params.temperature, params.top_p, params.min_p
+        draw.top_k = params.top_k if 0 < params.top_k < vocab else 0
+        draw.key = stream_key(seq.request.seed, seq.choice, seq.num_output) & _WORD
+    return draws
+
 
 # A multiplication of floats, as attention does them, takes as long as so many of codes.
 _FLOAT_PRICE = 4.5

@@ -3,9 +3,13 @@ Imports no torch.
 
 All but the last affect a few tokens per row, so each is a list of cells (row, token, amount) gathered for the whole
 batch, to be applied in one indexed write. Top-n-sigma affects whole rows.
+
+Every field of SamplingParams is honoured by the edits, the draw or the scheduler: a field that a sampler would ignore
+in silence is an error when the sampler is imported.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import fields
 from enum import Enum, auto
 from typing import NamedTuple
 
@@ -134,3 +138,41 @@ def _completes(word: tuple[int, ...], token_ids: list[int]) -> bool:
 
 def _array(values: Collection[float]) -> npt.NDArray[np.float64]:
     return np.fromiter(values, dtype=np.float64, count=len(values))
+
+
+EDITED = frozenset(
+    {
+        "logit_bias",
+        "repetition_penalty",
+        "presence_penalty",
+        "frequency_penalty",
+        "bad_words",
+        "min_tokens",
+        "top_n_sigma",
+    }
+)
+"""Honoured by changing scores before the draw: `backends.sampling.edits`."""
+READ = frozenset({"logprobs", "prompt_logprobs"})
+"""Honoured by reading logits: `backends.sampling.arrays`."""
+ELSEWHERE = frozenset(
+    {
+        "n",
+        "max_tokens",
+        "default_max_tokens",
+        "stop",
+        "stop_token_ids",
+        "ignore_eos",
+        "truncate_prompt_tokens",
+        "skip_special_tokens",
+        "include_stop_in_output",
+        "structured",
+        "unset",
+    }
+)
+"""Honoured by the engine and by whoever makes text of tokens."""
+
+
+def check_honoured(sampler: str, drawn: frozenset[str], params: type[SamplingParams] = SamplingParams) -> None:
+    """Raises AssertionError for a field that is neither in `drawn`, which the sampler's draw honours, nor above."""
+    unknown = {each.name for each in fields(params)} - (drawn | EDITED | READ | ELSEWHERE)
+    assert not unknown, f"{sampler} would ignore {', '.join(sorted(unknown))}: say in {__name__} who honours them"

@@ -1,14 +1,18 @@
 """The disk below pages that are in host memory already: they are written from where they are, and read to where they
-belong. Knows no engine beyond its port.
+belong. Small ones on temporary files time what copies take. Knows no engine beyond its port.
 """
 
-from collections.abc import Callable, Collection, Sequence
+import logging
+import tempfile
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import closing, contextmanager
 from functools import partial
-from typing import Protocol
+from pathlib import Path
+from typing import NamedTuple, Protocol
 
 from ostro.backends.tiers.page_disk import PageDisk
-from ostro.backends.tiers.page_file import Bytes
-from ostro.engine.page_store import Arrival, Fetch, Move, Offer, Spill, Store
+from ostro.backends.tiers.page_file import Bytes, PageFileUnusable, file_bytes, open_page_file
+from ostro.engine.page_store import Arrival, Fetch, Move, Offer, PageStore, Spill, Store
 
 
 class HostPages(Protocol):
@@ -89,3 +93,34 @@ class DiskStore(OverDisk):
 
 def _copied(pages: HostPages, number: int) -> Bytes:
     return pages.page(number).copy()
+
+
+TRIAL_PAGES = 64
+
+_log = logging.getLogger(__name__)
+
+
+class TrialStores(NamedTuple):
+    """Each tier that a runner can have, small and by itself, to time its copies."""
+
+    page_bytes: int
+    host: PageStore | None
+    staged: int
+    """Pages that can be on their way to host memory."""
+    disk: PageStore | None
+    waiting: int
+    """Pages that can wait to be written."""
+
+
+@contextmanager
+def trial_disk(pages: HostPages, page_bytes: int) -> Iterator[tuple[DiskStore, PageDisk] | tuple[None, None]]:
+    directory, limit = Path(tempfile.gettempdir()), file_bytes(TRIAL_PAGES, page_bytes)
+    try:
+        file = open_page_file(directory, None, identity=bytes(32), page_bytes=page_bytes, limit=limit)
+    except PageFileUnusable as error:
+        _log.warning("the disk is not measured: %s", error)
+        yield None, None
+        return
+    disk = PageDisk(file)
+    with closing(DiskStore(pages, disk, outlives=False)) as store:
+        yield store, disk

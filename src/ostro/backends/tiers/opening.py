@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from ostro.backends.model_facts import model_facts
+from ostro.backends.tiers.disk_store import TrialStores
 from ostro.backends.tiers.page_bundles import PageBundles
 from ostro.backends.tiers.page_disk import PageDisk
 from ostro.backends.tiers.page_file import PageFile, PageFileUnusable, open_page_file
-from ostro.backends.tiers.trial import TrialStores
 from ostro.config import EngineConfig
 from ostro.engine.page_store import PageStore
 from ostro.engine.radix import Salt

@@ -4,8 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, assert_never
 
-from ostro.backends.backend import Reasons
-from ostro.backends.opened import OpenedModel
+from ostro.backends.backend import OpenedModel, Reasons
 from ostro.backends.plan import Parts
 from ostro.backends.precision import check_torch_format
 from ostro.backends.torch.plain_attention import check_plain_attention

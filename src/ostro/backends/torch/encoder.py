@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ostro.backends.memory import second_layout_fits
+from ostro.backends.pooling import token_types
 from ostro.backends.precision import in_words
-from ostro.backends.token_types import token_types
 from ostro.backends.torch.devices import weight_formats
 from ostro.backends.torch.profiler import TorchProfiler
 from ostro.engine.batch import Batch, Chunk

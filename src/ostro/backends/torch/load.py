@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import torch
 
+from ostro.backends.backend import OpenedModel
 from ostro.backends.memory import gpu_num_pages, num_pages
-from ostro.backends.opened import OpenedModel
 from ostro.backends.ranks.messages import Group, Join, Load
 from ostro.backends.torch.devices import pick_device, pick_dtype
 from ostro.backends.torch.encoder import EncoderRunner

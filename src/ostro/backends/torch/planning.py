@@ -5,10 +5,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from ostro.backends.adapter_sizes import adapter_values
+from ostro.backends.backend import OpenedModel
 from ostro.backends.memory import gpu_step_bytes, num_pages, page_bytes, pages_beside, pages_within, second_layout_fits
-from ostro.backends.opened import OpenedModel
-from ostro.backends.plan import Parts, stored_as
+from ostro.backends.plan import Parts, adapter_values, stored_as
 from ostro.backends.precision import in_words
 from ostro.backends.torch.plain_attention import plain_attention_bytes
 from ostro.config import ResolvedConfig
