@@ -55,6 +55,7 @@ def completion(client: httpx.Client) -> str:
     return str(answer.json()["choices"][0]["text"])
 
 
+@pytest.mark.full
 def test_a_killed_rank_fails_its_streams_and_the_engine_is_back(tmp_path: Path) -> None:
     model = write_model(tmp_path / "model", heads=4, context=4096)
     plain = ("--backend", "torch", "--device", "cpu", "--threads", "1")
@@ -71,7 +72,7 @@ def test_a_killed_rank_fails_its_streams_and_the_engine_is_back(tmp_path: Path) 
                 os.kill(rank, signal.SIGKILL)
                 killed = time.monotonic()
                 *_, told, done = lines
-            assert time.monotonic() - killed < 5
+            assert time.monotonic() - killed < 30
             assert "error" in json.loads(told.removeprefix("data: "))
             assert done == "data: [DONE]"
             until_ready(client)

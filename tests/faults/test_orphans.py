@@ -60,19 +60,21 @@ def is_alive(pid: int) -> bool:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
 @pytest.mark.parametrize(
-    ("program", "faults"),
+    ("program", "faults", "how"),
     [
-        (_SERVE, ("step_seconds=0.01",)),
-        (_SERVE, ("stall_after=3",)),
-        (_LOAD, ("load_seconds=60",)),
+        (_SERVE, "step_seconds=0.01", signal.SIGKILL),
+        pytest.param(_SERVE, "step_seconds=0.01", signal.SIGSEGV, marks=pytest.mark.full),
+        pytest.param(_SERVE, "stall_after=3", signal.SIGKILL, marks=pytest.mark.full),
+        (_SERVE, "stall_after=3", signal.SIGSEGV),
+        (_LOAD, "load_seconds=60", signal.SIGKILL),
+        pytest.param(_LOAD, "load_seconds=60", signal.SIGSEGV, marks=pytest.mark.full),
     ],
-    ids=["working", "stuck", "loading"],
+    ids=["working", "working-segv", "stuck", "stuck-segv", "loading", "loading-segv"],
 )
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSEGV])
 def test_no_engine_outlives_its_api_process(
-    monkeypatch: pytest.MonkeyPatch, program: str, faults: tuple[str, ...], how: signal.Signals
+    monkeypatch: pytest.MonkeyPatch, program: str, faults: str, how: signal.Signals
 ) -> None:
-    set_faults(monkeypatch, *faults)
+    set_faults(monkeypatch, faults)
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1] / "support"))
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as api:
         assert api.stdout is not None

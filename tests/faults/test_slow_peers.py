@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -70,17 +71,22 @@ def text_body(path: str, size: int) -> bytes:
     return b'{"prompt":"' + text + b'"}'
 
 
+rare = partial(pytest.param, marks=pytest.mark.full)
+
+
 @pytest.mark.parametrize(
     ("path", "body", "status"),
     [
         (COMPLETIONS, lambda: text_body(COMPLETIONS, 15 * MEGABYTE), 400),
-        (COMPLETIONS, lambda: text_body(COMPLETIONS, 20 * MEGABYTE), 400),
+        rare(COMPLETIONS, lambda: text_body(COMPLETIONS, 20 * MEGABYTE), 400),
         (CHAT, lambda: text_body(CHAT, 2 * MEGABYTE), 400),
         (COMPLETIONS, lambda: b'{"prompt":[' + b"1234," * 4_000_000 + b"1]}", 413),
-        (COMPLETIONS, lambda: b'{"prompt":[' + b"1234," * 500_000 + b"1]}", 400),
+        rare(COMPLETIONS, lambda: b'{"prompt":[' + b"1234," * 500_000 + b"1]}", 400),
         (COMPLETIONS, lambda: b'{"prompt":[' + b"[]," * 5_000_000 + b"[]]}", 413),
         (COMPLETIONS, lambda: b'{"prompt":"x"' + b"".join(b',"k%d":1' % each for each in range(10**6)) + b"}", 413),
-        (COMPLETIONS, lambda: b'{"prompt":"x"' + b"".join(b',"k%d":1' % each for each in range(20_000)) + b"}", 400),
+        rare(
+            COMPLETIONS, lambda: b'{"prompt":"x"' + b"".join(b',"k%d":1' % each for each in range(20_000)) + b"}", 400
+        ),
     ],
     ids=["text", "longer", "chat", "ids", "fewer-ids", "lists", "fields", "fewer-fields"],
 )
@@ -108,6 +114,7 @@ def resident_bytes(pid: int) -> int:
     return int(found[1]) * 1024
 
 
+@pytest.mark.full
 def test_reader_of_a_byte_a_second_costs_bounded_memory(server: LiveServer) -> None:
     body = {"prompt": "x", "max_tokens": 4000, "n": 4, "logprobs": 5, "ignore_eos": True, "stream": True}
     data = json.dumps(body).encode()

@@ -115,6 +115,7 @@ async def soak() -> None:
             assert later - earlier < 3 << 19, f"grew by {(later - earlier) >> 10} KiB"
 
 
+@pytest.mark.full
 def test_mixed_requests_with_random_aborts_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     """In a process of its own: threads, files and memory of earlier tests came and went while they were counted."""
     set_faults(monkeypatch)

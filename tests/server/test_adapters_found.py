@@ -104,6 +104,7 @@ def test_adapters_of_a_directory_answer_as_those_that_were_named(tmp_path: Path)
             assert client.get(f"/v1/models/{name}").status_code == 404
 
 
+@pytest.mark.full
 def test_adapters_of_a_bucket_are_fetched_with_their_base(tmp_path: Path) -> None:
     root = make_root(tmp_path / "models")
     texts = all_expected(root)
@@ -149,6 +150,7 @@ def test_adapters_have_no_settings_of_their_own_but_their_pins(
     assert "it is an adapter, and has the settings of its base" in caplog.text
 
 
+@pytest.mark.full
 def test_adapter_that_turns_up_later_is_served_after_its_base_was_loaded_anew(tmp_path: Path) -> None:
     root = tmp_path / "models"
     alpha = write_model(root / "alpha")

@@ -131,6 +131,7 @@ def test_a_server_of_one_model_is_loading_while_that_is_fetched(tmp_path: Path, 
         assert ended(live) == 0
 
 
+@pytest.mark.full
 def test_models_larger_than_the_budget_together_are_never_loaded_together(tmp_path: Path) -> None:
     """What came from a bucket counted as nothing until it was loaded."""
     with running_store("gs") as store:

@@ -100,6 +100,11 @@ def references(node: object) -> Iterator[str]:
 
 
 def test_whatever_is_sent_the_answers_are_as_documented(server: LiveServer, tmp_path: Path) -> None:
+    check_answers(server, tmp_path, "--phases", "fuzzing", "--max-examples", "3")
+
+
+@pytest.mark.full
+def test_so_they_are_for_more_examples_and_at_every_bound(server: LiveServer, tmp_path: Path) -> None:
     large = f"[[operations]]\ninclude-path = {json.dumps(LARGE)}\nphases.coverage.enabled = false\n"
     check_answers(server, tmp_path, "--phases", "coverage,fuzzing", "--max-examples", "10", settings=large)
 

@@ -173,6 +173,7 @@ def test_a_brain_of_the_other_dialect_solves_no_puzzles(client: httpx.Client) ->
 # --- files ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_weights_without_a_brain_are_served_by_flags_with_a_vocabulary_of_berts(tmp_path: Path) -> None:
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "fox", "dog", "##gy", "jumps", "."]
     (tmp_path / "tok").mkdir()
@@ -235,6 +236,7 @@ def test_an_hrms_settings_are_refused_for_other_models(files: tuple[Path, Path],
         assert "hrm_steps is for HRM checkpoints" in live.log_text
 
 
+@pytest.mark.full
 def test_a_long_step_is_not_taken_for_a_stuck_engine(files: tuple[Path, Path], tmp_path: Path) -> None:
     brain, tokenizer = files
     options = ("--model-path", str(brain), "--tokenizer-path", str(tokenizer), "--threads", "1")

