@@ -19,6 +19,15 @@ def test_arguments_are_settings_of_the_server_or_of_the_cluster(monkeypatch: pyt
     assert (merged.settings.engine().kv_memory, merged.settings.engine().max_seq_len) == (64 << 20, 128)
 
 
+def test_a_variable_of_the_cluster_that_is_no_setting_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OSTRO_RAY_HEAD_SVC_SERVICE_HOST", "10.0.0.1")
+    monkeypatch.setenv("OSTRO_RAY_HEAD_SVC_PORT", "tcp://10.0.0.1:8000")
+    read_options({})
+    monkeypatch.setenv("OSTRO_RAY_MAX_REPLICA", "4")
+    with pytest.raises(BadRequest, match=r"^OSTRO_RAY_MAX_REPLICA in .*\. Did you mean OSTRO_RAY_MAX_REPLICAS\?$"):
+        read_options({})
+
+
 @pytest.mark.parametrize(
     ("args", "told"),
     [

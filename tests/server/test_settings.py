@@ -1,14 +1,16 @@
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
+from checkout import ROOT
 
 from ostro.backends.planning import plan
 from ostro.config import PREFIX, EngineConfig
 from ostro.errors import BadRequest
 from ostro.server.models.build import build_models, fixed_specs, roots
-from ostro.server.settings import ALIASES, Given, Merged, ServeSettings, read_settings
+from ostro.server.settings import ALIASES, Given, Merged, ServeSettings, check_environment, read_settings
 from ostro.system.machine import free_memory
 from ostro.system.mesh_hosts import ADDRESS, COUNT, NUMBER
 
@@ -176,15 +178,42 @@ def test_unknown_key_is_an_error_with_a_suggestion(tmp_path: Path) -> None:
         read(tmp_path, yaml_text="zzz: 3")
 
 
-def test_misspelt_variable_is_an_error_and_a_foreign_one_is_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("name", "cure"),
+    [
+        ("OSTRO_MAX_BATCH_SEQ", "Did you mean OSTRO_MAX_BATCH_SEQS?"),
+        ("OSTRO_CAHCE", "Did you mean OSTRO_CACHE?"),
+        ("OSTRO_WHATEVER", "Unset it; docs/configuration.md lists them all."),
+    ],
+)
+def test_a_variable_of_ours_that_is_no_setting_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, cure: str
 ) -> None:
-    monkeypatch.setenv("OSTRO_SERVICE_HOST", "10.0.0.1")
-    monkeypatch.setenv("OSTRO_PORT_8000_TCP", "tcp://10.0.0.1:8000")
-    read(tmp_path)
-    monkeypatch.setenv("OSTRO_MAX_BATCH_SEQ", "3")
-    with pytest.raises(BadRequest, match=r"Did you mean OSTRO_MAX_BATCH_SEQS\?"):
+    """Those unlike any setting were ignored, and so were all in a .env file."""
+    with pytest.raises(BadRequest, match=f"^{name} in .env is not a setting. {re.escape(cure)}$"):
+        read(tmp_path, dotenv=f"{name}=3")
+    monkeypatch.setenv(name, "3")
+    with pytest.raises(BadRequest, match=f"^{name} in the environment is not a setting. {re.escape(cure)}$"):
         read(tmp_path)
+
+
+@pytest.mark.parametrize("service", ["OSTRO", "OSTRO_RAY_HEAD_SVC", "OSTRO_GPU"])
+def test_variables_that_kubernetes_sets_for_a_service_are_ignored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, service: str
+) -> None:
+    for end in ("SERVICE_HOST", "SERVICE_PORT", "SERVICE_PORT_HTTP", "PORT_8000_TCP", "PORT_8000_TCP_ADDR"):
+        monkeypatch.setenv(f"{service}_{end}", "10.0.0.1")
+    assert read(tmp_path).origins == {}
+
+
+def test_variables_that_are_read_elsewhere_are_no_mistakes() -> None:
+    """They are found where the project reads them: as words in quotes, and in shells and compose files as ${NAME}."""
+    places = [path for place in ("src", "bench", "scripts", "tests/support") for path in (ROOT / place).rglob("*")]
+    files = [path for path in (*places, *ROOT.glob("compose*.yaml")) if path.suffix in (".py", ".sh", ".yaml")]
+    text = "".join(path.read_text(encoding="utf-8") for path in files)
+    found = set(re.findall(r"""(?:["'*]|\$\{)(OSTRO_[A-Z_]+[A-Z])\b""", text))
+    assert found >= {"OSTRO_CACHE", "OSTRO_FAULTS", "OSTRO_VENV", "OSTRO_PUBLISHED_PORT", "OSTRO_BENCH_BEGAN"}
+    check_environment(found | {"OSTRO_COMPARE_KEY_A", "OSTRO_RAY_REPLICAS"})
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@ environment variables, or from NAME=VALUE after `serve run deploy.ray:build`.
 """
 
 import difflib
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -13,9 +14,8 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from ostro.config import EngineConfig
 from ostro.devices import runs_on_jax
 from ostro.errors import BadRequest
-from ostro.server.settings import REFUSED, Given, Merged, ServeSettings, read_settings
+from ostro.server.settings import RAY_PREFIX, REFUSED, Given, Merged, ServeSettings, check_variables, read_settings
 
-PREFIX = "OSTRO_RAY_"
 Routing = Literal["prefix", "power_of_two", "round_robin"]
 Count = Annotated[int, Field(ge=1)]
 # Ray's own variables: is there an HAProxy; does a replica's HTTP server share the application's event loop, so that it
@@ -29,7 +29,7 @@ _SCALING = frozenset({"target_requests", "upscale_delay", "downscale_delay", "lo
 
 
 class RayOptions(BaseSettings):
-    model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="forbid")
+    model_config = SettingsConfigDict(env_prefix=RAY_PREFIX, frozen=True, extra="forbid")
 
     config: Path | None = Field(None, description="a YAML file of the server's settings, as for `ostro serve --config`")
     replicas: Count = Field(1, description="engine replicas, or with max_replicas the fewest")
@@ -66,6 +66,7 @@ def read_options(args: Mapping[str, object]) -> tuple[RayOptions, Merged]:
             close = difflib.get_close_matches(name, known, 1)
             cure = f"Did you mean {close[0]}?" if close else "docs/ray.md and docs/configuration.md list them all."
             raise BadRequest(f"{name} is not a setting. {cure}", param=name)
+    check_variables(os.environ, RAY_PREFIX, {RAY_PREFIX + name.upper() for name in RayOptions.model_fields})
     own = {name: value for name, value in args.items() if name in RayOptions.model_fields}
     try:
         options = RayOptions(**own)  # type: ignore[arg-type]
@@ -73,7 +74,7 @@ def read_options(args: Mapping[str, object]) -> tuple[RayOptions, Merged]:
         first = error.errors(include_url=False)[0]
         name = str(first["loc"][0]) if first["loc"] else "max_replicas"
         complaint = str(first["msg"]).removeprefix("Value error, ")
-        raise BadRequest(f"{name} ({PREFIX}{name.upper()}): {complaint}.", param=name) from None
+        raise BadRequest(f"{name} ({RAY_PREFIX}{name.upper()}): {complaint}.", param=name) from None
     given = {name: Given(value, name) for name, value in args.items() if name not in own}
     return options, read_settings(given, config=options.config)
 

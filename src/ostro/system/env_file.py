@@ -13,6 +13,7 @@ from ostro.errors import BadRequest
 
 _PLACE = ("OSTRO_CACHE", "LOCAL_MODEL_CACHE")
 _LIMIT = ("OSTRO_CACHE_LIMIT",)
+CACHE_VARIABLES = (*_PLACE, *_LIMIT)
 _HUB = ("HF_HOME", "HF_TOKEN")
 _COMMENT = re.compile(r"\s#(\s|$)")
 
@@ -38,7 +39,7 @@ def read_cache_variables(directory: Path = Path()) -> None:
 
     Existing values lose the quotes that an env-file may have left around them.
     """
-    for name in (*_PLACE, *_LIMIT, *_HUB):
+    for name in (*CACHE_VARIABLES, *_HUB):
         if value := os.environ.get(name):
             os.environ[name] = as_in_dotenv(name, value)
     path = directory / ".env"

@@ -19,8 +19,18 @@ from ostro.server.settings.fields import (
     Texts,
 )
 from ostro.server.settings.merging import IMPLIED, INSTALLED_DEFAULTS, Merged, read_settings
-from ostro.server.settings.names import ALIASES, GROUPS, ONLY_IN_FILES, REFUSED, REPEATABLE, SECRETS, variables_of
-from ostro.server.settings.sources import Given, check_environment
+from ostro.server.settings.names import (
+    ALIASES,
+    GROUPS,
+    NOT_SETTINGS,
+    ONLY_IN_FILES,
+    RAY_PREFIX,
+    REFUSED,
+    REPEATABLE,
+    SECRETS,
+    variables_of,
+)
+from ostro.server.settings.sources import Given, check_environment, check_variables
 
 __all__ = [
     "ALIASES",
@@ -28,7 +38,9 @@ __all__ = [
     "GROUPS",
     "IMPLIED",
     "INSTALLED_DEFAULTS",
+    "NOT_SETTINGS",
     "ONLY_IN_FILES",
+    "RAY_PREFIX",
     "REFUSED",
     "REPEATABLE",
     "SECRETS",
@@ -42,6 +54,7 @@ __all__ = [
     "ServeSettings",
     "Texts",
     "check_environment",
+    "check_variables",
     "read_settings",
     "variables_of",
 ]

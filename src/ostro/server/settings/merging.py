@@ -17,7 +17,6 @@ from ostro.errors import BadRequest
 from ostro.server.settings.fields import ServeSettings, wrong_own
 from ostro.server.settings.names import SECRETS
 from ostro.server.settings.sources import (
-    CACHE_ENV,
     IN_DOTENV,
     IN_ENVIRONMENT,
     File,
@@ -29,6 +28,7 @@ from ostro.server.settings.sources import (
     named_config,
 )
 from ostro.server.settings.wording import complaint, short, shown
+from ostro.system.env_file import CACHE_VARIABLES
 from ostro.system.machine import free_memory, in_container
 
 INSTALLED_DEFAULTS = Path(sys.prefix) / "etc" / "ostro.yaml"
@@ -98,6 +98,7 @@ def read_settings(
     named = config or named_config(directory)
     file = from_yaml(named) if named is not None else found_files(directory)
     dotenv = DotEnvSettingsSource(ServeSettings, env_file=directory / ".env")
+    check_environment(dotenv.env_vars, IN_DOTENV)
     sources = [
         from_yaml(INSTALLED_DEFAULTS if INSTALLED_DEFAULTS.is_file() else None).settings,
         file.settings,
@@ -132,7 +133,7 @@ def read_settings(
         # An unset variable in a script must not open the server to everyone.
         if name in merged and isinstance(merged[name].value, str) and not getattr(settings, name):
             raise BadRequest(f"{name} ({merged[name].origin}) holds no key. Give one, or leave it out.", param=name)
-    cache = {name: value for name in CACHE_ENV if (value := dotenv.env_vars.get(name)) and _in_force(name, value)}
+    cache = {name: value for name in CACHE_VARIABLES if (value := dotenv.env_vars.get(name)) and _in_force(name, value)}
     return Merged(settings, {name: each.origin for name, each in merged.items()}, notes, cache)
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from ostro.config import PREFIX, SETTINGS, Names
+from ostro.system.env_file import CACHE_VARIABLES
 
 ALIASES: Mapping[str, Names] = {name: each.names for name, each in SETTINGS.items() if each.names != Names()} | {
     "levanter_config": Names(("model_config",)),
@@ -29,6 +30,23 @@ def variables_of(name: str) -> tuple[str, ...]:
     """The environment variables of a setting; the first one present counts."""
     return (PREFIX + name.upper(), *ALIASES.get(name, Names()).env)
 
+
+CONFIG_VARIABLE = PREFIX + "CONFIG"
+# Variables that begin like settings and are none, by who reads them.
+NOT_SETTINGS = frozenset(
+    {
+        *(CONFIG_VARIABLE, *CACHE_VARIABLES),
+        *("OSTRO_COMPARE_KEY_A", "OSTRO_COMPARE_KEY_B"),
+        # The native core and its build; tests of engines that fail.
+        *("OSTRO_NATIVE_LIBRARY", "OSTRO_NATIVE_REQUIRED", "OSTRO_FAULTS"),
+        # compose.yaml, whose .env may be passed to the container as a whole, and scripts/run_server.sh.
+        *("OSTRO_MODELS_DIR", "OSTRO_PUBLISHED_PORT", "OSTRO_VENV"),
+        # Benchmarks and tests, which start servers.
+        *("OSTRO_BENCH_BEGAN", "OSTRO_VOCAB_DIR"),
+    }
+)
+RAY_PREFIX = PREFIX + "RAY_"
+"""Of the settings of a cluster, which `ray.options` reads."""
 
 # Settings of other servers that this build refuses by name, with the reason.
 REFUSED: Mapping[str, str] = {

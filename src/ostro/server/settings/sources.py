@@ -2,7 +2,7 @@
 
 import difflib
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import get_args
@@ -13,15 +13,9 @@ from pydantic_settings import BaseSettings, DotEnvSettingsSource, EnvSettingsSou
 from ostro.config import PREFIX
 from ostro.errors import BadRequest
 from ostro.server.settings.fields import ServeSettings
-from ostro.server.settings.names import ALIASES, REFUSED, variables_of
+from ostro.server.settings.names import ALIASES, CONFIG_VARIABLE, NOT_SETTINGS, RAY_PREFIX, REFUSED, variables_of
 from ostro.system.env_file import as_in_dotenv
 
-# Our other variables, read elsewhere.
-_CONFIG = PREFIX + "CONFIG"
-CACHE_ENV = ("OSTRO_CACHE", "LOCAL_MODEL_CACHE", "OSTRO_CACHE_LIMIT")
-# Variables of compose.yaml, which may be in an .env that is passed to the container as a whole.
-_COMPOSE_ENV = ("OSTRO_MODELS_DIR", "OSTRO_PUBLISHED_PORT")
-_OTHER_ENV = frozenset({_CONFIG, *CACHE_ENV, *_COMPOSE_ENV, "OSTRO_FAULTS"})
 IN_DOTENV, IN_ENVIRONMENT = " in .env", " in the environment"
 
 
@@ -57,20 +51,30 @@ def _check_once(name: str, source: EnvSettingsSource, place: str) -> None:
         raise BadRequest(f"{ours[1]}{place} sets what {ours[0]} has already set. Keep one of the two.", param=name)
 
 
-def check_environment(names: Iterable[str]) -> None:
-    """Refuses misspelt variables. Those that resemble none of ours are ignored as somebody else's."""
-    ours = [variable for name in ServeSettings.model_fields for variable in variables_of(name)]
-    unknown = [name for name in names if name.startswith(PREFIX) and name not in _OTHER_ENV and name not in ours]
-    for name in unknown:
-        # Only close matches: Kubernetes generates variables from service names.
-        if close := difflib.get_close_matches(name, ours, 1, 0.85):
-            raise BadRequest(f"{name} in the environment is not a setting. Did you mean {close[0]}?")
+def check_environment(names: Iterable[str], place: str = IN_ENVIRONMENT) -> None:
+    """Refuses variables that begin with OSTRO_ and are neither settings nor read by another part of the project."""
+    ours = {variable for name in ServeSettings.model_fields for variable in variables_of(name)}
+    named = [name for name in names if not name.startswith(RAY_PREFIX)]
+    check_variables(named, PREFIX, ours | NOT_SETTINGS, place)
+
+
+def check_variables(names: Iterable[str], prefix: str, known: Collection[str], place: str = IN_ENVIRONMENT) -> None:
+    """Refuses unknown variables with this prefix, but for those that Kubernetes sets for a Service of such a name."""
+    names = set(names)
+    services = [name.removesuffix("SERVICE_HOST") for name in names if name.endswith("_SERVICE_HOST")]
+    of_services = tuple(service + part for service in services for part in ("SERVICE_", "PORT"))
+    unknown = [name for name in names if name.startswith(prefix) and name not in known]
+    for name in sorted(each for each in unknown if not each.startswith(of_services)):
+        # The prefix would make any two of them alike.
+        close = difflib.get_close_matches(name.removeprefix(prefix), [each.removeprefix(prefix) for each in known], 1)
+        cure = f"Did you mean {prefix}{close[0]}?" if close else "Unset it; docs/configuration.md lists them all."
+        raise BadRequest(f"{name}{place} is not a setting. {cure}")
 
 
 def named_config(directory: Path) -> Path | None:
     """The YAML file named by OSTRO_CONFIG, in the environment or in `.env`: for servers without a command line."""
     dotenv = DotEnvSettingsSource(BaseSettings, env_file=directory / ".env", case_sensitive=True)
-    named = as_in_dotenv(_CONFIG, os.environ.get(_CONFIG, "")) or dotenv.env_vars.get(_CONFIG)
+    named = as_in_dotenv(CONFIG_VARIABLE, os.environ.get(CONFIG_VARIABLE, "")) or dotenv.env_vars.get(CONFIG_VARIABLE)
     return Path(named) if named else None
 
 
