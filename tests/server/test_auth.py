@@ -156,10 +156,10 @@ def test_origin_does_not_matter_to_who_has_the_key_nor_elsewhere() -> None:
     assert ask(Keyring(), "/v1/models", origin="http://evil.example").status_code == 200
 
 
-def test_admin_keys_and_those_named_for_it_may_hurry() -> None:
+def test_admin_keys_and_those_named_for_it_may_raise_their_priority() -> None:
     keyring = Keyring.of(["plain", "both"], ["boss"], ["urgent", "both"])
     callers = {key: keyring.identify(["/v1/models"], key) for key in ("plain", "both", "boss", "urgent")}
-    assert {key for key, found in callers.items() if found is not None and found.may_hurry} == {
+    assert {key for key, found in callers.items() if found is not None and found.may_raise_priority} == {
         "both",
         "boss",
         "urgent",

@@ -259,7 +259,7 @@ async def test_negative_priority_is_for_keys_that_may() -> None:
     """Anybody's overtook everybody."""
     gate = Gate(GateLimits(), num_keys=2)
     record = a_record("key-1")
-    record.may_hurry = False
+    record.may_raise_priority = False
     async with gate.admit(record) as ticket:
         with pytest.raises(NotAllowed, match="--priority-key") as refusal:
             ticket.enlist([a_request(), a_request(priority=-1)])
@@ -477,7 +477,7 @@ async def test_slot_of_one_whose_model_does_not_come_at_once_goes_to_the_next_un
         with ticket.step_back_unless_at_once():
             loading = asyncio.create_task(_awaited(loaded.wait()))
             await settle()
-            assert (ticket.holds_slot, ticket.record.let_in, inside([behind, last])) == (False, None, [0])
+            assert (ticket.holds_slot, ticket.record.admitted_at, inside([behind, last])) == (False, None, [0])
             loaded.set()
             await loading
         assert not ticket.enter()

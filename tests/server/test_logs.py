@@ -32,8 +32,8 @@ async def answer(scope: Scope, receive: Receive, send: Send) -> None:
     record = scope["state"]["record"]
     if scope["path"] == "/work":
         record.model, record.key, record.stream = "a-model", "key-1234", True
-        record.prompt_tokens, record.lined_up = 7, record.started
-        record.let_in = record.began = record.started + 0.5
+        record.prompt_tokens, record.queued_at = 7, record.started
+        record.admitted_at = record.began = record.started + 0.5
         record.count(3, None)
         record.count(2, "stop")
     if scope["path"] == "/fault":

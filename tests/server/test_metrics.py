@@ -95,7 +95,7 @@ def read(metrics: Metrics) -> dict[str, float]:
 def a_record() -> RequestRecord:
     record = RequestRecord(id="r", method="POST", path="/v1/completions", stream=True, status=200, started=100.0)
     record.route = record.path
-    record.prompt_tokens, record.lined_up, record.let_in, record.began = 7, 100.5, 101.5, 101.5
+    record.prompt_tokens, record.queued_at, record.admitted_at, record.began = 7, 100.5, 101.5, 101.5
     record.first_token, record.last_token, record.ended = 102.0, 103.0, 103.5
     record.completion_tokens, record.finish_reasons = 11, ["stop", "length"]
     return record

@@ -458,7 +458,7 @@ def a_record() -> RequestRecord:
     record.params = SamplingParams(n=2, top_k=5, presence_penalty=0.5, frequency_penalty=0.25, seed=1)
     record.model, record.asked_model, record.response_id = "tiny", "default", "chatcmpl-1"
     record.prompt_tokens, record.completion_tokens, record.cached_tokens, record.num_prompts = 7, 4, 3, 1
-    record.lined_up, record.let_in, record.began = 101.0, 102.0, 103.0
+    record.queued_at, record.admitted_at, record.began = 101.0, 102.0, 103.0
     record.first_token, record.last_token, record.ended = 104.0, 105.0, 106.0
     record.finish_reasons, record.error = ["stop"], "timeout"
     return record
@@ -478,8 +478,8 @@ def test_names_are_those_of_the_conventions() -> None:
     ("changes", "phases"),
     [
         ({}, [("queue", 101, 103), ("prefill", 103, 104), ("decode", 104, 105)]),
-        ({"lined_up": None}, []),
-        ({"let_in": None, "began": None}, [("queue", 101, 106)]),
+        ({"queued_at": None}, []),
+        ({"admitted_at": None, "began": None}, [("queue", 101, 106)]),
         ({"began": None, "first_token": None, "last_token": None}, [("queue", 101, 106)]),
         ({"first_token": None, "last_token": None}, [("queue", 101, 103), ("prefill", 103, 106)]),
         ({"last_token": None}, [("queue", 101, 103), ("prefill", 103, 104), ("decode", 104, 106)]),

@@ -43,13 +43,13 @@ class Key:
     label: str
     """Its name in logs and for fair queueing: the start of its digest, which does not reveal the key."""
     digest: bytes
-    may_hurry: bool = False
+    may_raise_priority: bool = False
     """Whether its requests may have a negative priority."""
 
     @classmethod
-    def of(cls, key: str, kind: str = "key", *, may_hurry: bool = False) -> Self:
+    def of(cls, key: str, kind: str = "key", *, may_raise_priority: bool = False) -> Self:
         digest = hashlib.sha256(key.encode()).digest()
-        return cls(f"{kind}-{digest.hex()[:8]}", digest, may_hurry)
+        return cls(f"{kind}-{digest.hex()[:8]}", digest, may_raise_priority)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +65,8 @@ class Keyring:
         urgent = dict.fromkeys(urgent)
         every = {**dict.fromkeys(keys), **urgent}
         return cls(
-            tuple(Key.of(each, may_hurry=each in urgent) for each in every),
-            tuple(Key.of(each, "admin", may_hurry=True) for each in dict.fromkeys(admin)),
+            tuple(Key.of(each, may_raise_priority=each in urgent) for each in every),
+            tuple(Key.of(each, "admin", may_raise_priority=True) for each in dict.fromkeys(admin)),
         )
 
     @property
@@ -164,7 +164,7 @@ class Authentication:
         record = scope.get("state", {}).get("record")
         if isinstance(record, RequestRecord):
             record.key = ANONYMOUS if key is None else key.label
-            record.may_hurry = key is None or key.may_hurry
+            record.may_raise_priority = key is None or key.may_raise_priority
         await self.app(scope, receive, send)
 
     def _caller(self, scope: Scope, paths: Sequence[str], headers: Headers) -> Key | None:

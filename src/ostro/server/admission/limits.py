@@ -168,7 +168,7 @@ class Ticket:
         ]
 
     def _check_priority(self) -> None:
-        if self._priority < 0 and not self.record.may_hurry:
+        if self._priority < 0 and not self.record.may_raise_priority:
             raise NotAllowed(
                 "A negative priority goes ahead of everybody's requests, and this key may not ask for one. Leave "
                 "priority out, or have the key listed in --priority-key.",
@@ -177,17 +177,17 @@ class Ticket:
 
     async def turn(self) -> None:
         """Waits for a slot. A new request raises QueueFull at once if too many tokens are already waiting."""
-        is_new = self.record.lined_up is None
-        self.record.lined_up = self.record.lined_up or time.monotonic()
+        is_new = self.record.queued_at is None
+        self.record.queued_at = self.record.queued_at or time.monotonic()
         rank = self._priority, self._turns[0]
         await self.within(self._gate.line_up(self, rank, self.record.prompt_tokens or 0, is_new=is_new))
-        self.record.let_in = time.monotonic()
+        self.record.admitted_at = time.monotonic()
 
     def enter(self) -> bool:
         """Takes a slot if one is free; returns whether it has one."""
         if not self.holds_slot and self._gate.take_slot(self):
-            self.record.let_in = time.monotonic()
-            self.record.lined_up = self.record.lined_up or self.record.let_in
+            self.record.admitted_at = time.monotonic()
+            self.record.queued_at = self.record.queued_at or self.record.admitted_at
         return self.holds_slot
 
     @contextmanager
@@ -200,7 +200,7 @@ class Ticket:
             stepping_back.cancel()
 
     def _step_back(self) -> None:
-        self.record.let_in = None
+        self.record.admitted_at = None
         self._gate.give_back_slot(self)
 
     async def within(self, work: Awaitable[_T]) -> _T:
@@ -475,7 +475,7 @@ class Gate:
         self.num_inside -= 1
         self._places.give_back(ticket.record.key)
         ticket.settle()
-        if ticket.record.model is not None and ticket.record.let_in is not None:
+        if ticket.record.model is not None and ticket.record.admitted_at is not None:
             self.used[ticket.record.model].add(ticket.record)
         if ticket.holds_slot:
             self.give_back_slot(ticket)

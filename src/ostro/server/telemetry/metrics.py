@@ -109,7 +109,7 @@ class Metrics:
         """Records a finished request."""
         name = record.model or self._models.first_name
         self._http.labels(name, _path_label(record), str(record.status or "gone")).inc()
-        if record.prompt_tokens is None or record.let_in is None:
+        if record.prompt_tokens is None or record.admitted_at is None:
             return
         self._prompt.labels(name).inc(record.prompt_tokens)
         self._generated.labels(name).inc(record.completion_tokens)

@@ -17,7 +17,7 @@ class RequestRecord:
     """The template of its path, such as /v1/models/{id}; None if no route matches."""
     key: str = "anonymous"
     """The label of the request's key; never the key itself."""
-    may_hurry: bool = True
+    may_raise_priority: bool = True
     """Whether it may ask for a negative priority."""
     asked_model: str | None = None
     """The client's name for the model."""
@@ -42,9 +42,9 @@ class RequestRecord:
     trace_id: str | None = None
     span_id: str | None = None
     started: float = field(default_factory=time.monotonic)
-    lined_up: float | None = None
-    let_in: float | None = None
-    """When it joined the admission queue, and when it was admitted."""
+    queued_at: float | None = None
+    """When it joined the admission queue."""
+    admitted_at: float | None = None
     began: float | None = None
     """When the engine's first step with it began."""
     preemptions: int = 0
@@ -65,9 +65,9 @@ class RequestRecord:
     @property
     def queue_seconds(self) -> float | None:
         """Time in the admission queue, and in the engine's until it first ran, or ended without having run."""
-        if self.lined_up is None or self.let_in is None:
+        if self.queued_at is None or self.admitted_at is None:
             return None
-        return max(self.began or self.ended or self.let_in, self.let_in) - self.lined_up
+        return max(self.began or self.ended or self.admitted_at, self.admitted_at) - self.queued_at
 
     @property
     def ttft_seconds(self) -> float | None:
@@ -80,9 +80,9 @@ class RequestRecord:
     @property
     def tokens_per_second(self) -> float | None:
         """Generation speed since admission."""
-        if not self.completion_tokens or self.let_in is None or self.last_token is None:
+        if not self.completion_tokens or self.admitted_at is None or self.last_token is None:
             return None
-        return self.completion_tokens / max(self.last_token - self.let_in, 1e-6)
+        return self.completion_tokens / max(self.last_token - self.admitted_at, 1e-6)
 
     def fields(self) -> dict[str, object]:
         """The fields of the log line, without those that are not known."""

@@ -76,7 +76,7 @@ def _own_record(record: RequestRecord) -> RequestRecord:
         path=record.path,
         route=record.route,
         key=record.key,
-        may_hurry=record.may_hurry,
+        may_raise_priority=record.may_raise_priority,
         stream=record.stream,
     )
 

@@ -43,16 +43,16 @@ class Phase:
 
 def phases_of(record: RequestRecord) -> Iterator[Phase]:
     """The phases it has entered, without gaps. One that it did not leave ends with the request."""
-    if record.lined_up is None:
+    if record.queued_at is None:
         return
     ended = record.ended or time.monotonic()
-    if record.let_in is None or record.began is None:
-        yield Phase("queue", record.lined_up, ended, {})
+    if record.admitted_at is None or record.began is None:
+        yield Phase("queue", record.queued_at, ended, {})
         return
     first = record.first_token or ended
     # All processes of a machine share this clock; on a system where they do not, avoid negative durations.
-    began = min(max(record.began, record.let_in), first)
-    yield Phase("queue", record.lined_up, began, {"ostro.gate.seconds": record.let_in - record.lined_up})
+    began = min(max(record.began, record.admitted_at), first)
+    yield Phase("queue", record.queued_at, began, {"ostro.gate.seconds": record.admitted_at - record.queued_at})
     yield Phase("prefill", began, first, _known(_tokens_in(record)))
     if record.first_token is not None:
         out = _tokens_out(record) | {"ostro.preemptions": record.preemptions}
