@@ -17,6 +17,7 @@ from torch import Tensor
 from triton.errors import TritonError
 
 from ostro.kernels.gpu import fp8
+from ostro.kernels.gpu.epilogue import NO_EPILOGUE, Epilogue
 from ostro.kernels.gpu.mlp import activated
 from ostro.kernels.gpu.small_batch import small_linear
 from ostro.kernels.gpu.tilings import DotTiling, Tiling, VectorTiling
@@ -82,22 +83,23 @@ def candidates(rows: int, ins: int, *, gate: bool) -> list[Tiling]:
 
 
 def few(name: str, outs: int, ins: int, rows: int, *, gate: bool) -> None:
-    activation = "silu" if gate else None
+    epilogue = Epilogue(activation="silu", gated=True) if gate else NO_EPILOGUE
     copies = max(2, min(200, CACHE // (outs * ins)))
     plain = [drawn(outs, ins, scale=0.02) for _ in range(max(2, copies // 2))]
     small = [fp8.quantize_weight(drawn(outs, ins, scale=0.02)) for _ in range(copies)]
     x = drawn(rows, ins)
     before = microseconds(
-        lambda copy: small_linear(x, plain[copy], activation=activation, gated=gate, pdl=True), len(plain)
+        lambda copy: small_linear(x, plain[copy], epilogue=epilogue, pdl=True),
+        len(plain),
     )
     found: list[tuple[float, Tiling]] = []
     worst = 0.0
-    expected = fp8.fp8_small_linear_plain(x.float(), *small[0], activation=activation, gated=gate)
+    expected = fp8.fp8_small_linear_plain(x.float(), *small[0], epilogue=epilogue)
     chosen = fp8.default_tiling(rows, outs, ins, gated=gate)
     for tiling in dict.fromkeys([chosen, *candidates(rows, ins, gate=gate)]):
 
         def work(copy: int, tiling: Tiling = tiling) -> Tensor:
-            return fp8.fp8_small_linear(x, *small[copy], activation=activation, gated=gate, tiling=tiling, pdl=True)
+            return fp8.fp8_small_linear(x, *small[copy], epilogue=epilogue, tiling=tiling, pdl=True)
 
         try:
             worst = max(worst, error_of(work(0), expected))

@@ -26,13 +26,15 @@ from triton.errors import TritonError
 from ostro.backends.cuda.choices import Choices, shipped, written
 from ostro.backends.cuda.measuring import this_gpu
 from ostro.kernels.gpu import rope_store as rope
+from ostro.kernels.gpu.epilogue import NO_EPILOGUE, Epilogue
 from ostro.kernels.gpu.mlp import activated, activated_plain
 from ostro.kernels.gpu.norm import NormWeights, add_norm, add_norm_plain
+from ostro.kernels.gpu.prologue import NO_PROLOGUE, Prologue
 from ostro.kernels.gpu.small_batch import small_linear, small_linear_plain
 from ostro.kernels.gpu.tilings import (
     ROWS,
     DotTiling,
-    Epilogue,
+    EpilogueKind,
     Matmul,
     Tiling,
     VectorTiling,
@@ -79,7 +81,14 @@ SHAPES = {
     "8B": Shape("8B", 4096, 14336, 32, 32, 8, 128, 128256, head_norm=False),
 }
 NORMED = ("qkv", "gate_up", "head")
-EPILOGUES: dict[str, Epilogue] = {"qkv": "plain", "o": "added", "gate_up": "gated", "down": "added", "head": "plain"}
+GATED, ADDED = Epilogue(activation="silu", gated=True), Epilogue(adds=True)
+EPILOGUES: dict[str, EpilogueKind] = {
+    "qkv": "plain",
+    "o": "added",
+    "gate_up": "gated",
+    "down": "added",
+    "head": "plain",
+}
 
 
 def drawn(*shape: int, scale: float = 1.0) -> Tensor:
@@ -164,17 +173,15 @@ def checks() -> Iterator[tuple[str, Callable[[], float]]]:
 
 def residual_error(rows: int, tiling: Tiling, pdl: bool) -> float:
     x, weight, stream = drawn(rows, 3072), drawn(1024, 3072, scale=0.02), drawn(rows, 1024)
-    plain = small_linear_plain(x, weight, residual=stream.float())
-    return error_of(small_linear(x, weight, residual=stream, tiling=tiling, pdl=pdl), plain)
+    plain = small_linear_plain(x, weight, epilogue=ADDED, residual=stream.float())
+    return error_of(small_linear(x, weight, epilogue=ADDED, residual=stream, tiling=tiling, pdl=pdl), plain)
 
 
 def gated_error(rows: int, tiling: Tiling, pdl: bool) -> float:
     x, weight = drawn(rows, 1024), drawn(6144, 1024, scale=0.02)
-    norm = (drawn(1024), EPS) if isinstance(tiling, VectorTiling) else None
-    ours = small_linear(x, weight, norm=norm, activation="silu", gated=True, tiling=tiling, pdl=pdl)
-    return error_of(
-        ours, small_linear_plain(x, weight, norm=norm, activation="silu", gated=True, out_dtype=torch.float32)
-    )
+    prologue = Prologue(NormWeights(drawn(1024), EPS)) if isinstance(tiling, VectorTiling) else NO_PROLOGUE
+    ours = small_linear(x, weight, prologue, GATED, tiling=tiling, pdl=pdl)
+    return error_of(ours, small_linear_plain(x, weight, prologue, GATED, out_dtype=torch.float32))
 
 
 def norm_error(tokens: int, pdl: bool) -> float:
@@ -279,36 +286,35 @@ class Step:
     def ours(self, tilings: dict[str, Tiling], *, pdl: bool, with_rope: bool = False) -> Tensor:
         weights, queries = self.weights, self.weights.shape.heads * self.weights.shape.head_dim
         # For one row the norm is folded into the matmul; with more it would be done over for each tile of outputs.
-        norm = (weights.norm, EPS) if self.rows == 1 else None
+        norm = NormWeights(weights.norm, EPS)
+        prologue = Prologue(norm) if self.rows == 1 else NO_PROLOGUE
 
         def read(x: Tensor) -> Tensor:
-            return x if norm else add_norm(x, None, NormWeights(weights.norm, EPS), pdl=pdl)
+            return x if self.rows == 1 else add_norm(x, None, norm, pdl=pdl)
 
         # A kernel, as the embedding is: a plain copy would not be one, and nothing can be launched ahead of it.
         x = torch.mul(self.start, 1.0, out=self.stream)
         _, table, slots, keys, values, head_norm = self.rope
         for layer in weights.layers:
-            qkv = small_linear(read(x), layer["qkv"], norm=norm, tiling=tilings["qkv"], pdl=pdl)
+            qkv = small_linear(read(x), layer["qkv"], prologue, tiling=tilings["qkv"], pdl=pdl)
             if with_rope:
                 rope.rope_store(qkv, table, slots, keys, values, norm=head_norm, pdl=pdl)
-            small_linear(qkv[:, :queries], layer["o"], residual=x, tiling=tilings["o"], pdl=pdl)
-            inner = small_linear(
-                read(x), layer["gate_up"], norm=norm, activation="silu", gated=True, tiling=tilings["gate_up"], pdl=pdl
-            )
-            small_linear(inner, layer["down"], residual=x, tiling=tilings["down"], pdl=pdl)
-        return small_linear(read(x), weights.head, norm=norm, out_dtype=torch.float32, tiling=tilings["head"], pdl=pdl)
+            small_linear(qkv[:, :queries], layer["o"], epilogue=ADDED, residual=x, tiling=tilings["o"], pdl=pdl)
+            inner = small_linear(read(x), layer["gate_up"], prologue, GATED, tiling=tilings["gate_up"], pdl=pdl)
+            small_linear(inner, layer["down"], epilogue=ADDED, residual=x, tiling=tilings["down"], pdl=pdl)
+        return small_linear(read(x), weights.head, prologue, out_dtype=torch.float32, tiling=tilings["head"], pdl=pdl)
 
     def one(self, name: str, tiling: Tiling, *, pdl: bool) -> None:
         """A single matmul, to compile it."""
         outs, ins = self.weights.shape.matrices()[name]
         weight = self.weights.head if name == "head" else self.weights.layers[0][name]
+        is_normed, is_added = name in NORMED and self.rows == 1, EPILOGUES[name] == "added"
         small_linear(
             drawn(self.rows, ins),
             weight,
-            norm=(self.weights.norm, EPS) if name in NORMED and self.rows == 1 else None,
-            residual=drawn(self.rows, outs) if name in ("o", "down") else None,
-            activation="silu" if name == "gate_up" else None,
-            gated=name == "gate_up",
+            Prologue(NormWeights(self.weights.norm, EPS)) if is_normed else NO_PROLOGUE,
+            {"gated": GATED, "added": ADDED}.get(EPILOGUES[name], NO_EPILOGUE),
+            residual=drawn(self.rows, outs) if is_added else None,
             out_dtype=torch.float32 if name == "head" else None,
             tiling=tiling,
             pdl=pdl,

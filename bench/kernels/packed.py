@@ -18,11 +18,13 @@ from torch import Tensor
 from triton.errors import TritonError
 
 from ostro.kernels.gpu import packed
-from ostro.kernels.gpu.packed import PackedTiling
+from ostro.kernels.gpu.epilogue import NO_EPILOGUE, Epilogue
+from ostro.kernels.gpu.norm import NormWeights
 from ostro.kernels.gpu.packed_vector import PackedVectorTiling
 from ostro.kernels.gpu.packed_words import Packed, pack_pairs
+from ostro.kernels.gpu.prologue import NO_PROLOGUE, Prologue
 from ostro.kernels.gpu.small_batch import small_linear
-from ostro.kernels.gpu.tilings import DotTiling
+from ostro.kernels.gpu.tilings import DotTiling, Tiling
 
 ROWS = (1, 8, 16, 64, 128, 256)
 MANY = (512, 2048)
@@ -37,12 +39,13 @@ def weights(outs: int, ins: int, bits: int, group: int) -> Packed:
     return Packed(words, pack_pairs(scales.half(), zeros.half()), bits, group, False)
 
 
-def others(rows: int, weight: Packed, chosen: PackedTiling) -> list[PackedTiling]:
+def others(rows: int, weight: Packed, chosen: Tiling) -> list[Tiling]:
     if isinstance(chosen, PackedVectorTiling):
         outs, turns = chosen.outs, chosen.turns
         shorter = replace(chosen, outs=max(1, outs // 2), turns=2 * turns)
         return [shorter, replace(chosen, outs=2 * outs, turns=max(1, turns // 2)), replace(chosen, turns=1)]
-    found = [
+    assert isinstance(chosen, DotTiling)
+    found: list[Tiling] = [
         DotTiling(64, width, chosen.warps, stages=stages, splits=splits)
         for splits in (chosen.splits, max(1, chosen.splits // 2))
         for width in (128, 256)
@@ -61,7 +64,7 @@ class Matmul:
         plain = packed.unpacked(self.small[0], BF16)
         self.plain = [plain.clone() for _ in range(max(2, copies * bits // 16))]
         self.nbytes = self.small[0].nbytes
-        self.norm = (drawn(ins).add_(1.0), 1e-5)
+        self.norm = NormWeights(drawn(ins).add_(1.0), 1e-5)
 
     def run(self, rows: int) -> None:
         x = drawn(rows, self.ins)
@@ -69,7 +72,7 @@ class Matmul:
         chosen = packed.default_tiling(rows, self.small[0], gated=self.gated and rows == 1)
         self.tried(x, chosen, f"bf16 {before:7.1f} us, packed")
 
-    def tried(self, x: Tensor, tiling: PackedTiling, what: str) -> float:
+    def tried(self, x: Tensor, tiling: Tiling, what: str) -> float:
         rows = len(x)
         try:
             error = error_of(self.ours(x, 0, tiling), self.twin(x))
@@ -85,24 +88,22 @@ class Matmul:
         )
         return took
 
-    def _epilogue(self, x: Tensor) -> dict[str, object]:
+    def _around(self, x: Tensor) -> tuple[Prologue, Epilogue]:
         """What the kernel does besides multiplying, in a model's layer."""
-        found: dict[str, object] = {}
-        if len(x) == 1 and self.name in ("qkv", "gate_up"):
-            found["norm"] = self.norm
-        if len(x) == 1 and self.gated:
-            found |= {"activation": "silu", "gated": True}
-        return found
+        if len(x) > 1:
+            return NO_PROLOGUE, NO_EPILOGUE
+        prologue = Prologue(self.norm) if self.name in ("qkv", "gate_up") else NO_PROLOGUE
+        return prologue, Epilogue(activation="silu", gated=True) if self.gated else NO_EPILOGUE
 
-    def ours(self, x: Tensor, copy: int, tiling: PackedTiling) -> Tensor:
-        return packed.packed_small_linear(x, self.small[copy], tiling=tiling, pdl=True, **self._epilogue(x))  # type: ignore[arg-type]
+    def ours(self, x: Tensor, copy: int, tiling: Tiling) -> Tensor:
+        return packed.packed_small_linear(x, self.small[copy], *self._around(x), tiling=tiling, pdl=True)
 
     def twin(self, x: Tensor) -> Tensor:
-        return packed.packed_small_linear_plain(x.float(), self.small[0], **self._epilogue(x))  # type: ignore[arg-type]
+        return packed.packed_small_linear_plain(x.float(), self.small[0], *self._around(x))
 
     def usual(self, x: Tensor, copy: int) -> Tensor:
         if len(x) <= 16:
-            return small_linear(x, self.plain[copy], pdl=True, **self._epilogue(x))  # type: ignore[arg-type]
+            return small_linear(x, self.plain[copy], *self._around(x), pdl=True)
         return F.linear(x, self.plain[copy])
 
     def many(self, rows: int) -> None:

@@ -99,9 +99,9 @@ def own_matmuls(model: Decoder, chosen: Callable[[str], bool]) -> Choices:
     rows consist of whole 16 bytes, as the copy engine has it.
     """
     named = [
-        (name, matmul_of(linear, epilogue))
+        (name, matmul.key)
         for plan in layer_plans(model)
-        for name, (linear, epilogue) in zip(names(plan), plan.matmuls, strict=True)
+        for name, matmul in zip(names(plan), plan.matmuls, strict=True)
     ]
     if model.lm_head is not None:
         named.append(("head", matmul_of(model.lm_head)))
@@ -286,9 +286,9 @@ def test_other_models_have_none_for_a_reason() -> None:
 def test_a_plan_knows_the_matmuls_that_a_loaded_model_has(name: str) -> None:
     model = decoder(name)
     loaded = {
-        name: matmul_of(linear, epilogue)
+        name: matmul.key
         for plan in kinds(layer_plans(model))
-        for name, (linear, epilogue) in zip(names(plan), plan.matmuls, strict=True)
+        for name, matmul in zip(names(plan), plan.matmuls, strict=True)
     }
     if model.lm_head is not None:
         loaded["head"] = matmul_of(model.lm_head)

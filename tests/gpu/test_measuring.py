@@ -6,9 +6,9 @@ from torch import Tensor
 
 from ostro.backends.cuda.choices import choose
 from ostro.backends.cuda.measuring import DeviceClock, Kind, Operand, l2_cache_bytes, this_gpu
-from ostro.kernels.gpu.tilings import DotTiling, Epilogue, Matmul, Tiling, default_tiling
+from ostro.kernels.gpu.tilings import DotTiling, EpilogueKind, Matmul, Tiling, default_tiling
 
-EPILOGUES: tuple[Epilogue, ...] = ("plain", "added", "activated", "gated")
+EPILOGUES: tuple[EpilogueKind, ...] = ("plain", "added", "activated", "gated")
 
 
 def drawn(device: torch.device, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -21,7 +21,9 @@ def default(matmul: Matmul, rows: int) -> Tiling:
 
 @pytest.mark.parametrize("epilogue", EPILOGUES)
 @pytest.mark.parametrize("with_bias", [True, False])
-def test_every_way_to_compute_a_matmul_can_be_timed(epilogue: Epilogue, with_bias: bool, device: torch.device) -> None:
+def test_every_way_to_compute_a_matmul_can_be_timed(
+    epilogue: EpilogueKind, with_bias: bool, device: torch.device
+) -> None:
     matmul = Matmul(32, 64, 32, epilogue)
     bias = drawn(device, 32) if with_bias else None
     matrices = [Operand(drawn(device, 32, 64), bias) for _ in range(2)]

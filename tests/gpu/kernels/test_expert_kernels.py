@@ -11,6 +11,7 @@ from torch import Tensor
 from triton_device import DEVICE
 
 from ostro.kernels.gpu.experts import Ending, Matrices, Shared, add_up, inner_rows, outer_rows
+from ostro.kernels.gpu.norm import NormWeights
 from ostro.kernels.gpu.routing import Routed, RowTiles, by_expert, most_tiles, route, tile_height
 from ostro.kernels.gpu.single_experts import single_inner, single_outer
 from ostro.models import architecture as arch
@@ -74,7 +75,7 @@ def single(
     x: Tensor,
     logits: Tensor,
     ending: Ending,
-    norm: tuple[Tensor, float] | None = None,
+    norm: NormWeights | None = None,
     *,
     activation: str = ACTIVATION,
 ) -> Tensor:
@@ -216,7 +217,7 @@ def test_a_single_row_equals_the_plain_twin(
     experts = module(described(count, hidden, inner, chosen, normalized=chosen != 3), device)
     x, weight = torch.randn(1, hidden, device=device), torch.rand(hidden, device=device)
     read = torch.nn.functional.rms_norm(x, (hidden,), weight, 1e-5) if normed else x
-    ours = single(experts, x, experts.router(read), Ending(), (weight, 1e-5) if normed else None)
+    ours = single(experts, x, experts.router(read), Ending(), NormWeights(weight, 1e-5) if normed else None)
     torch.testing.assert_close(ours, experts(read), rtol=1e-4, atol=1e-4)
 
 

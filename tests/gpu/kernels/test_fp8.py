@@ -7,11 +7,15 @@ from triton_device import DEVICE
 from triton_fp8 import round_as_gpus_do
 
 from ostro.kernels.gpu import fp8
+from ostro.kernels.gpu.epilogue import NO_EPILOGUE, Epilogue
 from ostro.kernels.gpu.mlp import PLAIN
+from ostro.kernels.gpu.norm import NormWeights
+from ostro.kernels.gpu.prologue import Prologue
 from ostro.kernels.gpu.tilings import DotTiling, Tiling, VectorTiling
 
 ON_GPU = DEVICE.type == "cuda"
 ONE = VectorTiling(outs=4, ins=64, warps=4)
+GATED, ADDED = Epilogue(activation="silu", gated=True), Epilogue(adds=True)
 MANY_OUTS = VectorTiling(outs=64, ins=64, warps=4)
 DOT = DotTiling(outs=16, ins=32, warps=4, stages=2)
 SPLIT = DotTiling(outs=16, ins=32, warps=4, stages=2, splits=3)
@@ -103,8 +107,8 @@ def test_matmul_of_few_equals_the_plain_twin(
         fp8.fp8_small_linear_plain(x, weight, scale),
     )
     check(
-        fp8.fp8_small_linear(x, weight, scale, bias, tiling=tiling),
-        fp8.fp8_small_linear_plain(x, weight, scale, bias),
+        fp8.fp8_small_linear(x, weight, scale, epilogue=Epilogue(bias), tiling=tiling),
+        fp8.fp8_small_linear_plain(x, weight, scale, epilogue=Epilogue(bias)),
     )
 
 
@@ -112,12 +116,12 @@ def test_matmul_of_few_equals_the_plain_twin(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_norm_of_one_row_comes_before_the_matmul(device: torch.device, ins: int, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
-    x, norm = drawn(device, 1, ins, dtype=dtype), (drawn(device, ins, dtype=dtype), 1e-6)
+    x, norm = drawn(device, 1, ins, dtype=dtype), NormWeights(drawn(device, ins, dtype=dtype), 1e-6)
     weight, scale = weights(device, 20, ins)
     # Added to float32, so that no rounding hides what is wrong before it.
     stream = drawn(device, 1, 20)
-    plain = fp8.fp8_small_linear_plain(x, weight, scale, norm=norm, residual=stream.clone())
-    check(fp8.fp8_small_linear(x, weight, scale, norm=norm, residual=stream, tiling=ONE), plain)
+    plain = fp8.fp8_small_linear_plain(x, weight, scale, Prologue(norm), ADDED, residual=stream.clone())
+    check(fp8.fp8_small_linear(x, weight, scale, Prologue(norm), ADDED, residual=stream, tiling=ONE), plain)
 
 
 @pytest.mark.parametrize(
@@ -127,10 +131,10 @@ def test_norm_of_one_row_comes_before_the_matmul(device: torch.device, ins: int,
 def test_result_is_added_to_the_residual_in_place(device: torch.device, rows: int, tiling: Tiling, ins: int) -> None:
     torch.manual_seed(0)
     x, (weight, scale), residual = drawn(device, rows, ins), weights(device, 40, ins), drawn(device, rows, 40)
-    plain = fp8.fp8_small_linear_plain(x, weight, scale, residual=residual.clone())
+    plain = fp8.fp8_small_linear_plain(x, weight, scale, epilogue=ADDED, residual=residual.clone())
     for _ in range(2):  # The second time finds the counters of splits as the first did.
         stream = residual.clone()
-        assert fp8.fp8_small_linear(x, weight, scale, residual=stream, tiling=tiling) is stream
+        assert fp8.fp8_small_linear(x, weight, scale, epilogue=ADDED, residual=stream, tiling=tiling) is stream
         check(stream, plain)
 
 
@@ -139,9 +143,10 @@ def test_result_is_added_to_the_residual_in_place(device: torch.device, rows: in
 def test_gate_and_up_meet_in_one_program(device: torch.device, rows: int, tiling: Tiling, activation: str) -> None:
     torch.manual_seed(0)
     x, (weight, scale), bias = drawn(device, rows, 96), weights(device, 72, 96), drawn(device, 72)
-    ours = fp8.fp8_small_linear(x, weight, scale, bias, activation=activation, gated=True, tiling=tiling)
+    epilogue = Epilogue(bias, activation, gated=True)
+    ours = fp8.fp8_small_linear(x, weight, scale, epilogue=epilogue, tiling=tiling)
     assert ours.shape == (rows, 36)
-    check(ours, fp8.fp8_small_linear_plain(x, weight, scale, bias, activation=activation, gated=True))
+    check(ours, fp8.fp8_small_linear_plain(x, weight, scale, epilogue=epilogue))
 
 
 @FEW
@@ -150,20 +155,20 @@ def test_plain_activations_and_multiplied_sums_come_after_the_scales(
 ) -> None:
     torch.manual_seed(0)
     x, (weight, scale), bias = drawn(device, rows, 96), weights(device, 48, 96), drawn(device, 48)
-    ours = fp8.fp8_small_linear(x, weight, scale, bias, activation="gelu", tiling=tiling)
-    check(ours, fp8.fp8_small_linear_plain(x, weight, scale, bias, activation="gelu"))
+    ours = fp8.fp8_small_linear(x, weight, scale, epilogue=Epilogue(bias, activation="gelu"), tiling=tiling)
+    check(ours, fp8.fp8_small_linear_plain(x, weight, scale, epilogue=Epilogue(bias, activation="gelu")))
     stream = drawn(device, rows, 48)
-    plain = fp8.fp8_small_linear_plain(x, weight, scale, bias, residual=stream.clone(), multiplier=0.22)
-    check(fp8.fp8_small_linear(x, weight, scale, bias, residual=stream, multiplier=0.22, tiling=tiling), plain)
+    epilogue = Epilogue(bias, adds=True, multiplier=0.22)
+    plain = fp8.fp8_small_linear_plain(x, weight, scale, epilogue=epilogue, residual=stream.clone())
+    check(fp8.fp8_small_linear(x, weight, scale, epilogue=epilogue, residual=stream, tiling=tiling), plain)
 
 
 def test_weights_beyond_the_registers_are_read_in_a_loop(device: torch.device) -> None:
     torch.manual_seed(0)
-    x, norm, (weight, scale) = drawn(device, 1, 8192), (drawn(device, 8192), 1e-6), weights(device, 16, 8192)
-    ours = fp8.fp8_small_linear(
-        x, weight, scale, norm=norm, activation="silu", gated=True, tiling=VectorTiling(outs=4, ins=512, warps=1)
-    )
-    plain = fp8.fp8_small_linear_plain(x, weight, scale, norm=norm, activation="silu", gated=True)
+    x, norm, (weight, scale) = drawn(device, 1, 8192), NormWeights(drawn(device, 8192), 1e-6), weights(device, 16, 8192)
+    prologue, tiling = Prologue(norm), VectorTiling(outs=4, ins=512, warps=1)
+    ours = fp8.fp8_small_linear(x, weight, scale, prologue, GATED, tiling=tiling)
+    plain = fp8.fp8_small_linear_plain(x, weight, scale, prologue, GATED)
     torch.testing.assert_close(ours, plain, rtol=1e-3, atol=1e-3)
 
 
@@ -196,12 +201,12 @@ def test_real_shapes_in_bfloat16_and_in_a_graph(
 ) -> None:
     torch.manual_seed(0)
     x, (weight, scale) = drawn(device, rows, ins, dtype=torch.bfloat16), weights(device, outs, ins)
-    gate = "silu" if outs in (28672, 6144) and rows <= MOST_FUSED else None
+    epilogue = GATED if outs in (28672, 6144) and rows <= MOST_FUSED else NO_EPILOGUE
 
     def matmul() -> Tensor:
         if rows > MOST_FUSED:
             return fp8.fp8_linear(x, weight, scale, pdl=pdl)
-        return fp8.fp8_small_linear(x, weight, scale, activation=gate, gated=gate is not None, pdl=pdl)
+        return fp8.fp8_small_linear(x, weight, scale, epilogue=epilogue, pdl=pdl)
 
     matmul()
     torch.cuda.synchronize()
@@ -214,5 +219,5 @@ def test_real_shapes_in_bfloat16_and_in_a_graph(
     if rows > MOST_FUSED:
         plain = fp8.fp8_linear_plain(x.float(), weight, scale)
     else:
-        plain = fp8.fp8_small_linear_plain(x.float(), weight, scale, activation=gate, gated=gate is not None)
+        plain = fp8.fp8_small_linear_plain(x.float(), weight, scale, epilogue=epilogue)
     assert (out.float() - plain).norm() < 5e-3 * plain.norm()

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from ostro.kernels.gpu.epilogue import Epilogue
 from ostro.kernels.gpu.invariant_linear import invariant_linear, sections, tiling_for
 from ostro.kernels.gpu.small_batch import small_linear_plain
 
@@ -27,7 +28,10 @@ def test_matmul_equals_the_plain_twin(device: torch.device, dtype: torch.dtype, 
     x = drawn(device, rows, ins, dtype=dtype)
     weight, bias = drawn(device, outs, ins, dtype=dtype, scale=0.1), drawn(device, outs, dtype=dtype)
     for with_bias in (None, bias):
-        ours, plain = invariant_linear(x, weight, with_bias), small_linear_plain(x, weight, with_bias)
+        ours, plain = (
+            invariant_linear(x, weight, with_bias),
+            small_linear_plain(x, weight, epilogue=Epilogue(with_bias)),
+        )
         torch.testing.assert_close(ours, plain, rtol=CLOSE[dtype], atol=CLOSE[dtype])
 
 

@@ -6,11 +6,13 @@ from torch import Tensor
 from triton_device import DEVICE
 
 from ostro.kernels.gpu import packed
-from ostro.kernels.gpu.packed import PackedTiling
+from ostro.kernels.gpu.epilogue import Epilogue
+from ostro.kernels.gpu.norm import NormWeights
 from ostro.kernels.gpu.packed_layout import fits
 from ostro.kernels.gpu.packed_vector import PackedVectorTiling
 from ostro.kernels.gpu.packed_words import Packed, pack_codes, pack_pairs, unpacked_codes, widened
-from ostro.kernels.gpu.tilings import DotTiling
+from ostro.kernels.gpu.prologue import Prologue
+from ostro.kernels.gpu.tilings import DotTiling, Tiling
 
 ON_GPU = DEVICE.type == "cuda"
 ONE = PackedVectorTiling(outs=4, ins=256, warps=4)
@@ -89,8 +91,8 @@ def test_matmul_of_few_equals_the_plain_twin(
     x, bias = drawn(device, rows, 512, dtype=dtype), drawn(device, 11, dtype=dtype)
     weight, tiling = weights(device, 11, 512, bits, group, has_minimum), ONE if rows == 1 else dot()
     check(
-        packed.packed_small_linear(x, weight, bias, tiling=tiling),
-        packed.packed_small_linear_plain(x, weight, bias),
+        packed.packed_small_linear(x, weight, epilogue=Epilogue(bias), tiling=tiling),
+        packed.packed_small_linear_plain(x, weight, epilogue=Epilogue(bias)),
     )
 
 
@@ -104,15 +106,15 @@ def test_16_bit_gates_equal_the_plain_twins(
     x = drawn(device, rows, 512, dtype=torch.bfloat16) / 16
     weight, tiling = weights(device, 24, 512, bits, group, has_minimum), ONE if rows == 1 else dot()
     check(
-        packed.packed_small_linear(x, weight, activation="silu", gated=True, tiling=tiling),
-        packed.packed_small_linear_plain(x, weight, activation="silu", gated=True),
+        packed.packed_small_linear(x, weight, epilogue=Epilogue(activation="silu", gated=True), tiling=tiling),
+        packed.packed_small_linear_plain(x, weight, epilogue=Epilogue(activation="silu", gated=True)),
     )
 
 
 @pytest.mark.parametrize(
     "tiling", [CHUNKS, LONG, TURNS, dot(splits=3)], ids=["chunks", "beyond the end", "turns", "split"]
 )
-def test_rows_of_other_lengths_than_tiles_have(device: torch.device, tiling: PackedTiling) -> None:
+def test_rows_of_other_lengths_than_tiles_have(device: torch.device, tiling: Tiling) -> None:
     torch.manual_seed(0)
     rows = 1 if isinstance(tiling, PackedVectorTiling) else 2
     x, weight = drawn(device, rows, 896), weights(device, 5, 896, 4, 128, False)
@@ -124,13 +126,14 @@ def test_epilogues_of_all_tiles_of_a_program(device: torch.device, ins: int) -> 
     torch.manual_seed(0)
     tiling = PackedVectorTiling(outs=2, ins=ins, warps=1, turns=3)
     x, weight = drawn(device, 1, 512), weights(device, 22, 512, 4, 128, False)
-    bias, norm, stream = drawn(device, 22), (drawn(device, 512), 1e-5), drawn(device, 1, 22)
+    bias, prologue = drawn(device, 22), Prologue(NormWeights(drawn(device, 512), 1e-5))
+    gated, added, stream = Epilogue(bias, "silu", gated=True), Epilogue(bias, adds=True), drawn(device, 1, 22)
     check(
-        packed.packed_small_linear(x, weight, bias, norm=norm, activation="silu", gated=True, tiling=tiling),
-        packed.packed_small_linear_plain(x, weight, bias, norm=norm, activation="silu", gated=True),
+        packed.packed_small_linear(x, weight, prologue, gated, tiling=tiling),
+        packed.packed_small_linear_plain(x, weight, prologue, gated),
     )
-    plain = packed.packed_small_linear_plain(x, weight, bias, norm=norm, residual=stream.clone())
-    check(packed.packed_small_linear(x, weight, bias, norm=norm, residual=stream, tiling=tiling), plain)
+    plain = packed.packed_small_linear_plain(x, weight, prologue, added, residual=stream.clone())
+    check(packed.packed_small_linear(x, weight, prologue, added, residual=stream, tiling=tiling), plain)
 
 
 @pytest.mark.parametrize("bits", [4, 8])
@@ -150,39 +153,43 @@ def test_every_code_is_exact_in_the_vector_kernel(device: torch.device, bits: in
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_norm_of_one_row_comes_before_the_matmul(device: torch.device, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
-    x, norm = drawn(device, 1, 384, dtype=dtype), (drawn(device, 384, dtype=dtype), 1e-6)
+    x, norm = drawn(device, 1, 384, dtype=dtype), NormWeights(drawn(device, 384, dtype=dtype), 1e-6)
     weight = weights(device, 20, 384, 4, 128, False)
     # Added to float32, so that no rounding hides what is wrong before it.
     stream = drawn(device, 1, 20)
-    plain = packed.packed_small_linear_plain(x, weight, norm=norm, residual=stream.clone())
-    check(packed.packed_small_linear(x, weight, norm=norm, residual=stream, tiling=ONE), plain)
+    around = Prologue(norm), Epilogue(adds=True)
+    plain = packed.packed_small_linear_plain(x, weight, *around, residual=stream.clone())
+    check(packed.packed_small_linear(x, weight, *around, residual=stream, tiling=ONE), plain)
 
 
 @pytest.mark.parametrize(
     ("rows", "tiling"), [(1, ONE), (2, dot()), (20, dot(splits=3))], ids=["vector", "dot", "split"]
 )
-def test_result_is_added_to_the_residual_in_place(device: torch.device, rows: int, tiling: PackedTiling) -> None:
+def test_result_is_added_to_the_residual_in_place(device: torch.device, rows: int, tiling: Tiling) -> None:
     torch.manual_seed(0)
     x, weight, residual = drawn(device, rows, 384), weights(device, 20, 384, 4, 128, False), drawn(device, rows, 20)
-    plain = packed.packed_small_linear_plain(x, weight, residual=residual.clone(), multiplier=0.5)
+    epilogue = Epilogue(adds=True, multiplier=0.5)
+    plain = packed.packed_small_linear_plain(x, weight, epilogue=epilogue, residual=residual.clone())
     for _ in range(2):  # The second time finds the counters of splits as the first did.
         stream = residual.clone()
-        ours = packed.packed_small_linear(x, weight, residual=stream, multiplier=0.5, tiling=tiling)
+        ours = packed.packed_small_linear(x, weight, epilogue=epilogue, residual=stream, tiling=tiling)
         assert ours is stream
         check(stream, plain)
 
 
 @pytest.mark.parametrize(("rows", "tiling"), [(1, ONE), (2, dot())], ids=["vector", "dot"])
 @pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
-def test_gate_and_up_meet_in_one_program(
-    device: torch.device, rows: int, tiling: PackedTiling, activation: str
-) -> None:
+def test_gate_and_up_meet_in_one_program(device: torch.device, rows: int, tiling: Tiling, activation: str) -> None:
     torch.manual_seed(0)
     x, weight, bias = drawn(device, rows, 256) / 16, weights(device, 24, 256, 4, 64, True), drawn(device, 24)
     for gated in (True, False):
-        ours = packed.packed_small_linear(x, weight, bias, activation=activation, gated=gated, tiling=tiling)
+        epilogue = Epilogue(bias, activation, gated)
+        ours = packed.packed_small_linear(x, weight, epilogue=epilogue, tiling=tiling)
         assert ours.shape == (rows, 12 if gated else 24)
-        check(ours, packed.packed_small_linear_plain(x, weight, bias, activation=activation, gated=gated))
+        check(
+            ours,
+            packed.packed_small_linear_plain(x, weight, epilogue=epilogue),
+        )
 
 
 @pytest.mark.parametrize("bits", [4, 8])

@@ -5,6 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ostro.kernels.gpu.epilogue import NO_EPILOGUE, Epilogue
 from ostro.kernels.gpu.small_batch import small_linear, small_linear_plain
 from ostro.kernels.gpu.tilings import (
     ROWS,
@@ -144,10 +145,10 @@ def test_what_is_tried_for_odd_shapes_gives_the_twins_matmul(
     most = next(each for each in ROWS if each >= rows)
     for gated in (False, True):
         kind = Matmul(*shape, 16, "gated" if gated else "plain")
-        activation = "silu" if gated else None
-        plain = small_linear_plain(x, weight, activation=activation, gated=gated)
+        epilogue = Epilogue(activation="silu", gated=True) if gated else NO_EPILOGUE
+        plain = small_linear_plain(x, weight, epilogue=epilogue)
         for tiling in candidates(kind, most, H200, 4):
-            ours = small_linear(x, weight, activation=activation, gated=gated, tiling=_in_float32(tiling))
+            ours = small_linear(x, weight, epilogue=epilogue, tiling=_in_float32(tiling))
             torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-4)
 
 

@@ -27,7 +27,7 @@ from ostro.kernels.gpu.tilings import (
     MOST_ROWS,
     ROWS,
     DotTiling,
-    Epilogue,
+    EpilogueKind,
     Matmul,
     Multiprocessors,
     Tiling,
@@ -46,7 +46,7 @@ TRIED: Mapping[int, int] = {1: 3, 16: 3, 64: 3, 128: 2, 256: 1}
 LIBRARY: Literal["library"] = "library"
 _SHIPPED = Path(__file__).with_name("shipped_choices")
 # Kernels whose speed choices depend on.
-_KERNELS = ("dot_linear", "vector_linear", "epilogue", "mlp", "norm", "small_batch", "tilings")
+_KERNELS = ("dot_linear", "vector_linear", "epilogue", "mlp", "norm", "prologue", "small_batch", "tilings")
 _LIBRARIES = ("torch", "triton")
 
 Table: TypeAlias = Mapping[Matmul, Mapping[int, Tiling | None]]
@@ -70,7 +70,7 @@ class Gpu:
         return float(self.capability) >= 9.0
 
 
-def adding(*, normed: bool, reduced: bool) -> Epilogue:
+def adding(*, normed: bool, reduced: bool) -> EpilogueKind:
     """What the kernel of a matmul whose result is added to the residual stream can do with it: add it, unless it is
     normed first, or the ranks' results must be summed up.
     """
@@ -91,7 +91,7 @@ def described_matmuls(model: Architecture, bits: int, kept: Container[str] = ())
     return found
 
 
-def _matrices(layer: Layer) -> Iterable[tuple[str, Projection, Epilogue]]:
+def _matrices(layer: Layer) -> Iterable[tuple[str, Projection, EpilogueKind]]:
     attention, mlp = layer.attention, layer.mlp
     waits = layer.attention_post_norm is not None or layer.parallel
     yield "qkv", attention.qkv, "plain"
@@ -106,7 +106,7 @@ def _matrices(layer: Layer) -> Iterable[tuple[str, Projection, Epilogue]]:
         yield "down", mlp.down, adding(normed=layer.mlp_post_norm is not None, reduced=False)
 
 
-def _activated(mlp: MLP) -> Epilogue:
+def _activated(mlp: MLP) -> EpilogueKind:
     return "gated" if mlp.gated else "activated"
 
 
@@ -345,14 +345,14 @@ def read(path: Path) -> ChoicesFile:
 
 def _matmul(found: Mapping[str, object]) -> Matmul:
     epilogue = found["epilogue"]
-    if epilogue not in get_args(Epilogue):
+    if epilogue not in get_args(EpilogueKind):
         raise ValueError(f"epilogue {epilogue!r}")
     out_features, in_features, bits = (found[name] for name in ("out_features", "in_features", "bits"))
     if not (isinstance(out_features, int) and isinstance(in_features, int) and isinstance(bits, int)):
         raise TypeError(f"sizes {out_features!r}, {in_features!r}, {bits!r}")
     if min(out_features, in_features, bits) < 1:
         raise ValueError(f"sizes {out_features}, {in_features}, {bits}")
-    return Matmul(out_features, in_features, bits, cast(Epilogue, epilogue))
+    return Matmul(out_features, in_features, bits, cast(EpilogueKind, epilogue))
 
 
 def _rows(found: Mapping[str, object]) -> dict[int, Tiling | None]:

@@ -16,7 +16,7 @@ from torch import Tensor
 from ostro.backends.cuda.choices import Choices
 from ostro.backends.cuda.expert_launches import Job, Jobs, integers, mixture_launches
 from ostro.backends.cuda.layer_plan import AttentionPlan, LayerPlan, kinds, norm_weights
-from ostro.backends.cuda.projections import Fp8Linear, PackedLinear, matmul, matmul_of, own_tiling, small_matmul
+from ostro.backends.cuda.projections import Fp8Linear, PackedLinear, large_matmul, matmul_of, own_tiling, small_matmul
 from ostro.backends.cuda.shared_prefixes import PrefixLimits
 from ostro.kernels.gpu.decode_attention import (
     DecodeScratch,
@@ -32,14 +32,13 @@ from ostro.kernels.gpu.norm import NormWeights, add_norm
 from ostro.kernels.gpu.packed import MOST_FEW
 from ostro.kernels.gpu.prefill_attention import prefill_attention
 from ostro.kernels.gpu.prefix_attention import GROUP_ARRAYS
+from ostro.kernels.gpu.prologue import NO_PROLOGUE, Delta, Prologue
 from ostro.kernels.gpu.rope_store import QKNormWeights, rope_store, rotation_table
 from ostro.kernels.gpu.sampling import SamplerTables, sample_tokens
 from ostro.kernels.gpu.signatures import digest_sources
 from ostro.kernels.gpu.small_batch import small_linear
 from ostro.kernels.gpu.step_inputs import FIELDS, unpack
-from ostro.kernels.gpu.tilings import Epilogue, Tiling, binary_of
-from ostro.kernels.gpu.vector_linear import Joined
-from ostro.models.architecture import Activation
+from ostro.kernels.gpu.tilings import Matmul, Tiling, binary_of
 from ostro.torch_models.decoder import Decoder
 from ostro.torch_models.layers import Linear, Matrix
 from ostro.torch_models.rope import Rotary
@@ -192,7 +191,7 @@ def _matmuls(model: Decoder, layers: Sequence[LayerPlan], like: Tensor, pdl: boo
 
 def _by_form(layers: Sequence[LayerPlan]) -> tuple[LayerPlan, ...]:
     """The first layer of each kind and with each form of weights: files may mix forms as they like."""
-    found = {(type(layer.mlp), *(_form(matrix) for matrix, _ in layer.matmuls)): layer for layer in reversed(layers)}
+    found = {(type(layer.mlp), *(_form(each.linear) for each in layer.matmuls)): layer for layer in reversed(layers)}
     return tuple(found.values())
 
 
@@ -208,103 +207,80 @@ def _layer_matmuls(
     model: Decoder, layer: LayerPlan, like: Tensor, pdl: bool, choices: Choices, done: set[tuple[object, ...]]
 ) -> Jobs:
     """Those that are not `done` yet."""
-    dense, folded_by_mlp = layer.mlp.dense, layer.mlp.reads[0]
 
-    def chosen(matrix: Matrix, epilogue: Epilogue, rows: int, *, folds: bool = False) -> Tiling | None:
+    def chosen(matrix: Matrix, matmul: Matmul, rows: int, *, folds: bool = False) -> Tiling | None:
         """None as well if another matmul, or a smaller number of rows, has compiled it. `folds` if a norm is part of
         it.
         """
-        tiling = own_tiling(matrix, rows, epilogue, choices)
+        tiling = own_tiling(matrix, matmul, rows, choices)
         if tiling is None:
             return None
         bias = isinstance(matrix, Linear) and matrix.bias is not None
-        key = (*binary_of(matmul_of(matrix, epilogue), rows, tiling), _form(matrix), bias, folds)
+        key = (*binary_of(matmul, rows, tiling), _form(matrix), bias, folds)
         if key in done:
             return None
         done.add(key)
         return tiling
 
-    def activation_of(epilogue: Epilogue) -> tuple[Activation | None, bool]:
-        return (None, False) if epilogue == "plain" or dense is None else (dense.activation, dense.gated)
-
-    (qkv, plain), (output, added), *of_mlp = layer.matmuls
-    reads = [(linear, epilogue) for linear, epilogue in of_mlp if linear in layer.mlp.reads]
-    adds = [(output, added), *(each for each in of_mlp if each not in reads)]
+    qkv, output, *of_mlp = layer.matmuls
+    reads = [each for each in of_mlp if each in layer.mlp.reads]
+    adds = [output, *(each for each in of_mlp if each not in reads)]
+    head = model.lm_head
     for rows in _ROWS:
         x, folds = like.new_zeros(rows, len(like)), rows == 1 and layer.folds
-        if (tiling := chosen(qkv, plain, rows, folds=folds)) is not None:
-            first = partial(small_matmul, qkv, x, norm=_folded(layer.attention_norm, folds), tiling=tiling, pdl=pdl)
-            yield first
+        if (tiling := chosen(qkv.linear, qkv.key, rows, folds=folds)) is not None:
+            prologue = layer.attention_prologue if folds else NO_PROLOGUE
+            yield partial(small_matmul, qkv, x, prologue, tiling=tiling, pdl=pdl)
             if folds and layer.mlp_post_norm is not None:
                 # All layers but the first.
-                yield partial(first, joined=_join(x, layer.mlp_post_norm, layer))
-        for each, epilogue in reads:
-            if (tiling := chosen(each, epilogue, rows, folds=folds)) is not None:
-                activation, gated = activation_of(epilogue)
-                # The first to read it adds to the stream.
-                joins = folds and each is folded_by_mlp
+                prologue = _with_delta(prologue, x, layer.mlp_post_norm, layer)
+                yield partial(small_matmul, qkv, x, prologue, tiling=tiling, pdl=pdl)
+        for each in reads:
+            if (tiling := chosen(each.linear, each.key, rows, folds=folds)) is not None:
+                prologue = layer.mlp_prologue if folds else NO_PROLOGUE
+                # The first to read the stream adds to it.
+                if folds and each is reads[0] and layer.attention_post_norm is not None:
+                    prologue = _with_delta(prologue, x, layer.attention_post_norm, layer)
+                yield partial(small_matmul, each, x, prologue, tiling=tiling, pdl=pdl)
+        for each in adds:
+            if (tiling := chosen(each.linear, each.key, rows)) is not None:
+                read = like.new_zeros(rows, each.key.in_features)
                 yield partial(
-                    small_matmul,
-                    each,
-                    x,
-                    norm=_folded(layer.mlp_norm, folds),
-                    joined=_join(x, layer.attention_post_norm, layer) if joins else None,
-                    activation=activation,
-                    gated=gated,
-                    tiling=tiling,
-                    pdl=pdl,
+                    small_matmul, each, read, residual=x if each.epilogue.adds else None, tiling=tiling, pdl=pdl
                 )
-        for each, epilogue in adds:
-            if (tiling := chosen(each, epilogue, rows)) is not None:
-                read = like.new_zeros(rows, each.shape[1])
-                is_added = epilogue == "added"
-                multiplier = layer.multiplier if is_added and not layer.parallel else 1.0
-                yield partial(
-                    small_matmul,
-                    each,
-                    read,
-                    residual=x if is_added else None,
-                    multiplier=multiplier,
-                    tiling=tiling,
-                    pdl=pdl,
-                )
-        head = model.lm_head
-        if head is not None and (tiling := chosen(head, "plain", rows)) is not None:
+        if head is not None and (tiling := chosen(head, matmul_of(head), rows)) is not None:
             yield partial(small_linear, x, head.weight, tiling=tiling, pdl=pdl)
 
 
-def _folded(norm: NormWeights | None, folds: bool) -> tuple[Tensor, float] | None:
-    return (norm.weight, norm.eps) if folds and norm is not None else None
-
-
-def _join(x: Tensor, norm: NormWeights | None, layer: LayerPlan) -> Joined | None:
-    return None if norm is None else Joined(x.clone(), norm.weight, norm.eps, layer.multiplier, x.clone())
+def _with_delta(prologue: Prologue, x: Tensor, norm: NormWeights, layer: LayerPlan) -> Prologue:
+    return Prologue(prologue.norm, Delta(x.clone(), norm, layer.multiplier), x.clone())
 
 
 def _between(model: Decoder, layers: Sequence[LayerPlan], like: Tensor, pages: Tensor, pdl: bool) -> Jobs:
     shape = model.shape
     keys, values = pages
     for mlp in filter(None, (layer.mlp.dense for layer in kinds(layers))):
-        yield partial(activated, like.new_zeros(1, mlp.up.shape[0]), mlp.activation, gated=mlp.gated, pdl=pdl)
+        yield partial(activated, like.new_zeros(1, mlp.up.key.out_features), mlp.activation, gated=mlp.gated, pdl=pdl)
     matmuls = [each for layer in _by_form(layers) for each in layer.matmuls]
     # The inputs of 8-bit weights, if there are many rows.
-    for width in {matrix.weight.shape[1] for matrix, _ in matmuls if isinstance(matrix, Fp8Linear)}:
+    for width in {each.key.in_features for each in matmuls if isinstance(each.linear, Fp8Linear)}:
         yield partial(quantize_rows, like.new_zeros(1, width), pdl=pdl)
     # Packed weights without an epilogue, and with so many rows that they are widened first.
     done = set()
-    for matrix, epilogue in matmuls:
+    for each in matmuls:
+        matrix = each.linear
         for rows in (*_ROWS, MOST_FEW + 1) if isinstance(matrix, PackedLinear) else ():
             key = matrix.shape, _form(matrix), matrix.bias is None, rows
-            if own_tiling(matrix, rows, epilogue, Choices()) is None and key not in done:
+            if each.tiling(rows, Choices()) is None and key not in done:
                 done.add(key)
-                yield partial(matmul, matrix, like.new_zeros(rows, matrix.shape[1]), pdl=pdl)
+                yield partial(large_matmul, each, like.new_zeros(rows, each.key.in_features), pdl=pdl)
     # By the numbers of a head that are rotated together, half of them on either side.
     norms: dict[int | None, QKNormWeights | None] = {}
     for attention in (layer.attention for layer in layers):
         norms[_half(model, attention)] = attention.norm
     for tokens in _TOKENS:
         x = like.new_zeros(tokens, len(like))
-        qkv = like.new_zeros(tokens, layers[0].attention.qkv.shape[0])
+        qkv = like.new_zeros(tokens, layers[0].attention.qkv.key.out_features)
         positions = torch.zeros(tokens, dtype=torch.int64, device=like.device)
         nowhere = torch.full((tokens,), -1, dtype=torch.int64, device=like.device)
         for half, norm in norms.items():

@@ -28,11 +28,10 @@ def mixture_launches(layers: Sequence[LayerPlan], like: Tensor, pdl: bool) -> Jo
 
 def _launches(mixture: MixturePlan, layer: LayerPlan, like: Tensor, pdl: bool) -> Jobs:
     count, chosen, inner = mixture.count, mixture.chosen, mixture.down.weight.shape[2]
-    x, logits = like.new_zeros(1, len(like)), like.new_zeros(1, mixture.router.shape[0])
+    x, logits = like.new_zeros(1, len(like)), like.new_zeros(1, mixture.router.key.out_features)
     shared = None if mixture.shared is None else Shared(x, logits[:, count] if mixture.gates_shared else None)
     ending = Ending(shared, x.clone(), layer.multiplier) if layer.mlp_post_norm is None else Ending(shared)
-    folded = layer.mlp_norm if layer.folds else None
-    norm = None if folded is None else (folded.weight, folded.eps)
+    norm = layer.mlp_norm if layer.folds else None
     yield partial(single_inner, x, logits, mixture.up, chosen, mixture.activation, norm=norm, pdl=pdl)
     rows = like.new_zeros(chosen, inner)
     yield partial(single_outer, rows, logits, mixture.down, normalized=mixture.normalized, ending=ending, pdl=pdl)

@@ -26,32 +26,30 @@ from ostro.backends.cuda.attention import StepAttention
 from ostro.backends.cuda.choices import Choices, adding
 from ostro.backends.cuda.layer_plan import AttentionPlan, LayerPlan, MixturePlan, MlpPlan, layer_plans, norm_weights
 from ostro.backends.cuda.measuring import Operand
-from ostro.backends.cuda.projections import QuantizedLinear, matmul, matmul_of, own_tiling, small_matmul
+from ostro.backends.cuda.projections import (
+    FusedMatmul,
+    QuantizedLinear,
+    large_matmul,
+    matmul_of,
+    own_tiling,
+    small_matmul,
+)
 from ostro.kernels.gpu.experts import Ending, Shared, add_up, inner_rows, outer_rows
 from ostro.kernels.gpu.invariant_linear import invariant_linear
 from ostro.kernels.gpu.logits import finished_logits
 from ostro.kernels.gpu.mlp import activated
 from ostro.kernels.gpu.norm import NormWeights, add_norm
+from ostro.kernels.gpu.prologue import NO_PROLOGUE, Delta, Prologue
 from ostro.kernels.gpu.rope_store import rope_store, rotation_table
 from ostro.kernels.gpu.routing import INVARIANT_HEIGHT, by_expert, route, tile_height
 from ostro.kernels.gpu.single_experts import single_inner, single_outer
 from ostro.kernels.gpu.small_batch import small_linear
 from ostro.kernels.gpu.step_inputs import StepInputs
 from ostro.kernels.gpu.tilings import Matmul
-from ostro.kernels.gpu.vector_linear import Joined
 from ostro.torch_models.decoder import Decoder
-from ostro.torch_models.layers import Linear
 from ostro.torch_models.rope import Rotary
 
 _NARROW = 2048
-
-
-class Delta(NamedTuple):
-    """What is still to be added to the residual stream: normed and multiplied first."""
-
-    value: Tensor
-    norm: NormWeights | None
-    multiplier: float
 
 
 @dataclass(slots=True)
@@ -66,8 +64,7 @@ class _Read(NamedTuple):
     """What a matmul reads, and what it does to it first: add, then norm."""
 
     x: Tensor
-    norm: tuple[Tensor, float] | None = None
-    joined: Joined | None = None
+    prologue: Prologue = NO_PROLOGUE
 
 
 class _Step(NamedTuple):
@@ -102,9 +99,9 @@ class FusedDecoder:
         """Those whose kernel can be chosen, with the weights of each."""
         found: defaultdict[Matmul, list[Operand]] = defaultdict(list)
         for layer in self.layers:
-            for linear, epilogue in layer.matmuls:
-                if not isinstance(linear, QuantizedLinear):
-                    found[matmul_of(linear, epilogue)].append(Operand(linear.weight, linear.bias))
+            for matmul in layer.matmuls:
+                if not isinstance(linear := matmul.linear, QuantizedLinear):
+                    found[matmul.key].append(Operand(linear.weight, linear.bias))
         if (head := self.model.lm_head) is not None:
             found[matmul_of(head)].append(Operand(head.weight, None))
         return found
@@ -136,7 +133,7 @@ class FusedDecoder:
             return model.raw_logits(hidden)
         if self.invariant:
             logits = invariant_linear(hidden, head.weight, pdl=self.overlaps)
-        elif (tiling := own_tiling(head, len(hidden), "plain", self.choices)) is not None:
+        elif (tiling := own_tiling(head, matmul_of(head), len(hidden), self.choices)) is not None:
             logits = small_linear(hidden, head.weight, tiling=tiling, pdl=self.overlaps)
         else:
             logits = head.matmul(hidden)
@@ -154,13 +151,13 @@ class FusedDecoder:
     def _in_turn(self, layer: LayerPlan, stream: _Stream, step: _Step) -> None:
         own, attention, mlp = step.own, layer.attention, layer.mlp
         add = partial(self._add, multiplier=layer.multiplier, own=own)
-        read = self._read(stream, layer, layer.attention_norm, own)
+        read = self._reads_attention(stream, layer, own)
         attended = self._attend(attention, self._matmul(attention.qkv, read, own), step)
         add(attention.output, attended, stream, layer.attention_post_norm)
         if isinstance(mlp, MixturePlan):
             self._mix(mlp, layer, stream, own)
             return
-        read = self._read(stream, layer, layer.mlp_norm, own)
+        read = self._reads_mlp(stream, layer, own)
         add(mlp.down, self._inner(mlp, read, own), stream, layer.mlp_post_norm)
 
     def _parallel(self, layer: LayerPlan, stream: _Stream, step: _Step) -> None:
@@ -177,19 +174,21 @@ class FusedDecoder:
 
     # ---- its parts
 
-    def _read(self, stream: _Stream, layer: LayerPlan, norm: NormWeights | None, own: bool) -> _Read:
-        """The input of a matmul, with what the matmul does before it if there is one row: every program of its kernel
-        adds up squares for itself.
+    def _reads_attention(self, stream: _Stream, layer: LayerPlan, own: bool) -> _Read:
+        if self._is_folded(stream, layer, own):
+            return _folded(stream, layer.attention_prologue)
+        return _Read(self._joined(stream, layer.attention_norm))
+
+    def _reads_mlp(self, stream: _Stream, layer: LayerPlan, own: bool) -> _Read:
+        if self._is_folded(stream, layer, own):
+            return _folded(stream, layer.mlp_prologue)
+        return _Read(self._joined(stream, layer.mlp_norm))
+
+    def _is_folded(self, stream: _Stream, layer: LayerPlan, own: bool) -> bool:
+        """Whether matmuls do what stands before them: every program of their kernels adds up squares for itself, which
+        pays for a single row alone.
         """
-        x, delta, joined = stream.x, stream.delta, None
-        if len(x) > 1 or not own or not self.folds or not layer.folds:
-            return _Read(self._joined(stream, norm))
-        if delta is not None:
-            assert delta.norm is not None
-            weight, eps, _ = delta.norm
-            joined = Joined(delta.value, weight, eps, delta.multiplier, torch.empty_like(x))
-            stream.x, stream.delta = joined.out, None
-        return _Read(x, None if norm is None else (norm.weight, norm.eps), joined)
+        return len(stream.x) == 1 and own and self.folds and layer.folds
 
     def _joined(self, stream: _Stream, norm: NormWeights | None) -> Tensor:
         """The norm of the stream, after adding to it what is still to be added."""
@@ -207,7 +206,7 @@ class FusedDecoder:
 
     def _add(
         self,
-        layer: Linear,
+        matmul: FusedMatmul,
         x: Tensor,
         stream: _Stream,
         norm: NormWeights | None,
@@ -218,35 +217,26 @@ class FusedDecoder:
         """Adds a matmul to the stream, or leaves it to be added later: if a norm stands between, if the ranks' results
         must be summed up first, or if it is the library's.
         """
-        if adding(normed=norm is not None, reduced=layer.reduce is not None) == "plain":
-            stream.delta = Delta(self._matmul(layer, _Read(x), own), norm, multiplier)
-        elif own and (tiling := own_tiling(layer, len(x), "added", self.choices)) is not None:
-            small_matmul(layer, x, residual=stream.x, multiplier=multiplier, tiling=tiling, pdl=self.overlaps)
+        if not matmul.epilogue.adds:
+            stream.delta = Delta(self._matmul(matmul, _Read(x), own), norm, multiplier)
+        elif own and (tiling := matmul.tiling(len(x), self.choices)) is not None:
+            small_matmul(matmul, x, residual=stream.x, tiling=tiling, pdl=self.overlaps)
         else:
-            stream.delta = Delta(self._many(layer, x), norm, multiplier)
+            stream.delta = Delta(self._many(matmul, x), norm, multiplier)
 
     def _inner(self, mlp: MlpPlan, read: _Read, own: bool) -> Tensor:
-        x, norm, joined = read
-        if own and (tiling := own_tiling(mlp.up, len(x), mlp.epilogue, self.choices)) is not None:
-            return small_matmul(
-                mlp.up,
-                x,
-                norm=norm,
-                joined=joined,
-                activation=mlp.activation,
-                gated=mlp.gated,
-                tiling=tiling,
-                pdl=self.overlaps,
-            )
+        x, prologue = read
+        if own and (tiling := mlp.up.tiling(len(x), self.choices)) is not None:
+            return small_matmul(mlp.up, x, prologue, tiling=tiling, pdl=self.overlaps)
         return activated(self._many(mlp.up, x), mlp.activation, gated=mlp.gated, pdl=self.overlaps)
 
     def _mix(self, mixture: MixturePlan, layer: LayerPlan, stream: _Stream, own: bool) -> None:
         """Adds a mixture of experts to the stream, or leaves it to be added if a norm stands between."""
-        read = self._read(stream, layer, layer.mlp_norm, own)
+        read = self._reads_mlp(stream, layer, own)
         logits = self._matmul(mixture.router, read, own)
-        if read.joined is not None:
+        if read.prologue.delta is not None:
             # The router's kernel has added it.
-            read = _Read(stream.x, norm=read.norm)
+            read = _Read(stream.x, layer.mlp_prologue)
         beside = None
         if mixture.shared is not None:
             rows = self._matmul(mixture.shared.down, _Read(self._inner(mixture.shared, read, own)), own)
@@ -255,7 +245,13 @@ class FusedDecoder:
         ending = Ending(beside, stream.x, layer.multiplier) if adds else Ending(beside)
         if len(read.x) == 1 and not self.invariant:
             inner = single_inner(
-                read.x, logits, mixture.up, mixture.chosen, mixture.activation, norm=read.norm, pdl=self.overlaps
+                read.x,
+                logits,
+                mixture.up,
+                mixture.chosen,
+                mixture.activation,
+                norm=read.prologue.norm,
+                pdl=self.overlaps,
             )
             added = single_outer(
                 inner, logits, mixture.down, normalized=mixture.normalized, ending=ending, pdl=self.overlaps
@@ -274,21 +270,22 @@ class FusedDecoder:
         inner = inner_rows(x, mixture.up, rows, chosen, mixture.activation, pdl=pdl)
         return add_up(outer_rows(inner, mixture.down, rows, pdl=pdl), routed, ending, pdl=pdl)
 
-    def _matmul(self, layer: Linear, read: _Read, own: bool) -> Tensor:
-        x, norm, joined = read
-        if own and (tiling := own_tiling(layer, len(x), "plain", self.choices)) is not None:
-            y = small_matmul(layer, x, norm=norm, joined=joined, tiling=tiling, pdl=self.overlaps)
-            return y if layer.reduce is None else layer.reduce(y)
-        return self._many(layer, x)
+    def _matmul(self, matmul: FusedMatmul, read: _Read, own: bool) -> Tensor:
+        x, prologue = read
+        if own and (tiling := matmul.tiling(len(x), self.choices)) is not None:
+            y = small_matmul(matmul, x, prologue, tiling=tiling, pdl=self.overlaps)
+            return y if matmul.linear.reduce is None else matmul.linear.reduce(y)
+        return self._many(matmul, x)
 
-    def _many(self, layer: Linear, x: Tensor) -> Tensor:
+    def _many(self, matmul: FusedMatmul, x: Tensor) -> Tensor:
         """The library's matmul, or the one that gives the same bits for any number of rows."""
+        linear = matmul.linear
         if self.invariant:
-            return invariant_linear(x, layer.weight, layer.bias, pdl=self.overlaps)
-        y = matmul(layer, x, pdl=self.overlaps)
-        if layer.adapt is not None:
-            layer.adapt(x, y)
-        return y if layer.reduce is None else layer.reduce(y)
+            return invariant_linear(x, linear.weight, linear.bias, pdl=self.overlaps)
+        y = large_matmul(matmul, x, pdl=self.overlaps)
+        if linear.adapt is not None:
+            linear.adapt(x, y)
+        return y if linear.reduce is None else linear.reduce(y)
 
     def _attend(self, attention: AttentionPlan, qkv: Tensor, step: _Step) -> Tensor:
         keys, values = step.attention.pages.layers[attention.layer]
@@ -307,3 +304,12 @@ class FusedDecoder:
             pdl=self.overlaps,
             leads=self.leads_from_attention,
         )
+
+
+def _folded(stream: _Stream, prologue: Prologue) -> _Read:
+    """The stream before what is still to be added to it, which the next matmul's kernel adds."""
+    x, delta = stream.x, stream.delta
+    if delta is None:
+        return _Read(x, prologue)
+    stream.x, stream.delta = torch.empty_like(x), None
+    return _Read(x, Prologue(prologue.norm, delta, stream.x))

@@ -6,17 +6,18 @@ the code that carries a plan out (`fused`) knows none of them. The model's own `
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from ostro.backends.cuda import fusible
 from ostro.backends.cuda.choices import adding
-from ostro.backends.cuda.projections import QuantizedLinear
+from ostro.backends.cuda.projections import FusedMatmul, QuantizedLinear, fused_matmul
 from ostro.kernels.gpu.experts import Matrices
 from ostro.kernels.gpu.norm import NormWeights
+from ostro.kernels.gpu.prologue import Prologue
 from ostro.kernels.gpu.rope_store import QKNormWeights
-from ostro.kernels.gpu.tilings import Epilogue
 from ostro.models import architecture as arch
 from ostro.torch_models.base import Model
 from ostro.torch_models.decoder import Decoder, DecoderLayer
@@ -38,30 +39,25 @@ from ostro.torch_models.reading_attention import ReadingAttention
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionPlan:
     layer: int
-    qkv: Linear
-    output: Linear
+    qkv: FusedMatmul
+    output: FusedMatmul
     spec: arch.AttentionSpec
     rope: int | None
     """Which of the model's ropes rotates queries and keys; None for no rotation."""
     sinks: Tensor | None
     """[heads]: see `architecture.Sinks`."""
     norm: QKNormWeights | None
-    """Of queries and keys, before they are rotated."""
+    """The norm of queries and keys before they are rotated."""
     joint_norm: Callable[[Tensor], Tensor] | None
     """The same as a module, [tokens, heads, head_dim], where ranks must add up their sums for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MlpPlan:
-    up: Linear
-    down: Linear
+    up: FusedMatmul
+    down: FusedMatmul
     activation: arch.Activation
     gated: bool
-
-    @property
-    def epilogue(self) -> Epilogue:
-        """What the first matmul's kernel can do with its result."""
-        return "gated" if self.gated else "activated"
 
     @property
     def dense(self) -> "MlpPlan | None":
@@ -69,25 +65,25 @@ class MlpPlan:
         return self
 
     @property
-    def reads(self) -> tuple[Linear, ...]:
-        """Matmuls of the stream."""
+    def reads(self) -> tuple[FusedMatmul, ...]:
+        """The matmuls that read the residual stream."""
         return (self.up,)
 
     @property
     def reduce(self) -> Callable[[Tensor], Tensor] | None:
         """Sums up the ranks' results."""
-        return self.down.reduce
+        return self.down.linear.reduce
 
-    def matmuls(self, added: Epilogue) -> tuple[tuple[Linear, Epilogue], ...]:
-        """See `LayerPlan.matmuls`; `added` is the epilogue of what the MLP adds."""
-        return (self.up, self.epilogue), (self.down, added)
+    @property
+    def matmuls(self) -> tuple[FusedMatmul, ...]:
+        return self.up, self.down
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MixturePlan:
     """See `architecture.Experts`."""
 
-    router: Linear
+    router: FusedMatmul
     """A row per expert, then, if there is one, that of the shared MLP's gate."""
     up: Matrices
     """Gates above ups."""
@@ -96,6 +92,7 @@ class MixturePlan:
     chosen: int
     normalized: bool
     shared: MlpPlan | None
+    """Its result is added to the experts' first."""
     gates_shared: bool
     """Whether the shared MLP has a gate."""
 
@@ -104,7 +101,7 @@ class MixturePlan:
         return len(self.up.weight)
 
     @property
-    def reads(self) -> tuple[Linear, ...]:
+    def reads(self) -> tuple[FusedMatmul, ...]:
         return (self.router,) if self.shared is None else (self.router, self.shared.up)
 
     @property
@@ -112,16 +109,17 @@ class MixturePlan:
         """Experts are not divided over ranks."""
         return
 
-    def matmuls(self, added: Epilogue) -> tuple[tuple[Linear, Epilogue], ...]:
-        """Those of all tokens. The shared MLP's result is added to the experts' first."""
-        return (self.router, "plain"), *(() if self.shared is None else self.shared.matmuls("plain"))
+    @property
+    def matmuls(self) -> tuple[FusedMatmul, ...]:
+        """Those that all tokens go through."""
+        return (self.router, *(() if self.shared is None else self.shared.matmuls))
 
     @property
     def dense(self) -> MlpPlan | None:
         return self.shared
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class LayerPlan:
     """See `Architecture` for what is added to what."""
 
@@ -132,10 +130,10 @@ class LayerPlan:
     mlp_norm: NormWeights | None
     mlp_post_norm: NormWeights | None
     multiplier: float
-    """Of what attention and MLP add."""
+    """Multiplies what attention and MLP add to the stream."""
     parallel: bool
 
-    @property
+    @cached_property
     def folds(self) -> bool:
         """Whether, for a single row, matmuls can do what stands before them: norm the stream, and, if it is normed
         first, add to it. All norms must be RMS norms.
@@ -144,19 +142,23 @@ class LayerPlan:
         if self.parallel or any(norm is not None and norm.kind != "rms" for norm in before + after):
             return False
         if after == (None, None):
-            return None not in before and self.attention.output.reduce is self.mlp.reduce is None
+            return None not in before and self.attention.output.linear.reduce is self.mlp.reduce is None
         read = (self.attention.qkv, *self.mlp.reads)
-        return None not in after and not any(isinstance(each, QuantizedLinear) for each in read)
+        return None not in after and not any(isinstance(each.linear, QuantizedLinear) for each in read)
+
+    @cached_property
+    def attention_prologue(self) -> Prologue:
+        """What the matmul before attention does to a single row if the layer folds; a delta comes with the step."""
+        return Prologue(self.attention_norm)
+
+    @cached_property
+    def mlp_prologue(self) -> Prologue:
+        """The same for the first matmul of the MLP."""
+        return Prologue(self.mlp_norm)
 
     @property
-    def matmuls(self) -> tuple[tuple[Linear, Epilogue], ...]:
-        """Each matmul, with what its kernel can do with the result."""
-        attention, mlp = self.attention, self.mlp
-        # What attention and MLP add in parallel is added up first.
-        waits = self.attention_post_norm is not None or self.parallel
-        output = adding(normed=waits, reduced=attention.output.reduce is not None)
-        down = adding(normed=self.mlp_post_norm is not None, reduced=mlp.reduce is not None)
-        return (attention.qkv, "plain"), (attention.output, output), *mlp.matmuls(down)
+    def matmuls(self) -> tuple[FusedMatmul, ...]:
+        return self.attention.qkv, self.attention.output, *self.mlp.matmuls
 
 
 def why_unfused(model: Model) -> str | None:
@@ -192,46 +194,64 @@ def _layer(layer: DecoderLayer, described: arch.Layer) -> LayerPlan:
     if layer.mlp_norm is layer.attention_norm:
         mlp_norm = attention_norm
     attention_post_norm, mlp_post_norm = (None if norm is None else norm_weights(norm) for norm in after)
-    assert not described.parallel or after == (None, None), "what parallel parts add is added up before it is normed"
+    parallel, multiplier = described.parallel, described.residual_scale
+    assert not parallel or after == (None, None), "what parallel parts add is added up before it is normed"
     return LayerPlan(
-        attention=_attention(layer.self_attn, described.attention),
-        mlp=_mlp(layer.mlp, described.mlp),
+        # What attention and MLP add in parallel is added up first.
+        attention=_attention(
+            layer.self_attn,
+            described.attention,
+            _adding(layer.self_attn.o_proj, waits=attention_post_norm is not None or parallel, multiplier=multiplier),
+        ),
+        mlp=_mlp(layer.mlp, described.mlp, waits=mlp_post_norm is not None, multiplier=1.0 if parallel else multiplier),
         attention_norm=attention_norm,
         attention_post_norm=attention_post_norm,
         mlp_norm=mlp_norm,
         mlp_post_norm=mlp_post_norm,
-        multiplier=described.residual_scale,
-        parallel=described.parallel,
+        multiplier=multiplier,
+        parallel=parallel,
     )
 
 
-def _mlp(mlp: GatedMLP | PlainMLP | Experts, described: arch.MLP | arch.Experts) -> MlpPlan | MixturePlan:
+def _adding(linear: Linear, *, waits: bool, multiplier: float) -> FusedMatmul:
+    """A matmul whose result is added to the stream: by its kernel, unless something comes first."""
+    adds = adding(normed=waits, reduced=linear.reduce is not None) == "added"
+    return fused_matmul(linear, adds=adds, multiplier=multiplier)
+
+
+def _mlp(
+    mlp: GatedMLP | PlainMLP | Experts, described: arch.MLP | arch.Experts, *, waits: bool, multiplier: float
+) -> MlpPlan | MixturePlan:
     if isinstance(mlp, Experts):
         assert isinstance(described, arch.Experts)
+        shared = None
+        if mlp.shared is not None and described.shared is not None:
+            shared = _dense(mlp.shared, described.shared, fused_matmul(mlp.shared.down_proj))
         return MixturePlan(
-            router=mlp.router,
+            router=fused_matmul(mlp.router),
             up=Matrices(mlp.up.weight, mlp.up.bias),
             down=Matrices(mlp.down.weight, mlp.down.bias),
             activation=described.activation,
             chosen=described.chosen,
             normalized=described.normalized,
-            shared=None if mlp.shared is None or described.shared is None else _dense(mlp.shared, described.shared),
+            shared=shared,
             gates_shared=mlp.is_gated,
         )
     assert isinstance(described, arch.MLP)
-    return _dense(mlp, described)
+    return _dense(mlp, described, _adding(mlp.down_proj, waits=waits, multiplier=multiplier))
 
 
-def _dense(mlp: GatedMLP | PlainMLP, described: arch.MLP) -> MlpPlan:
+def _dense(mlp: GatedMLP | PlainMLP, described: arch.MLP, down: FusedMatmul) -> MlpPlan:
+    up = mlp.gate_up_proj if isinstance(mlp, GatedMLP) else mlp.up_proj
+    activation, gated = described.activation, described.gated
     return MlpPlan(
-        up=mlp.gate_up_proj if isinstance(mlp, GatedMLP) else mlp.up_proj,
-        down=mlp.down_proj,
-        activation=described.activation,
-        gated=described.gated,
+        up=fused_matmul(up, activation=activation, gated=gated), down=down, activation=activation, gated=gated
     )
 
 
-def _attention(attention: Attention | ReadingAttention, described: arch.Attention) -> AttentionPlan:
+def _attention(
+    attention: Attention | ReadingAttention, described: arch.Attention, output: FusedMatmul
+) -> AttentionPlan:
     assert isinstance(attention, Attention), "fused kernels store every layer's keys and values"
     norm = attention.qk_norm
     weights = None
@@ -241,8 +261,8 @@ def _attention(attention: Attention | ReadingAttention, described: arch.Attentio
         weights = QKNormWeights(torch.cat((norm.q_weight, norm.k_weight)), norm.eps, "width")
     return AttentionPlan(
         layer=attention.layer,
-        qkv=attention.qkv_proj,
-        output=attention.o_proj,
+        qkv=fused_matmul(attention.qkv_proj),
+        output=output,
         spec=attention.spec,
         rope=described.rope,
         sinks=None if attention.sinks is None else attention.sinks.weight,

@@ -16,8 +16,10 @@ from torch import Tensor
 from ostro.backends.cuda.choices import TRIED, Gpu, to_try
 from ostro.backends.cuda.graphs import StepGraphs
 from ostro.kernels.gpu.dot_linear import most_shared_memory
+from ostro.kernels.gpu.epilogue import Epilogue
 from ostro.kernels.gpu.mlp import activated
 from ostro.kernels.gpu.norm import NormWeights, add_norm
+from ostro.kernels.gpu.prologue import Prologue
 from ostro.kernels.gpu.small_batch import UNUSABLE, small_linear
 from ostro.kernels.gpu.tilings import Matmul, Multiprocessors, Tiling, binary_of
 from ostro.models.architecture import Activation
@@ -142,31 +144,28 @@ class DeviceClock:
         """As `fused` does it, so that what is launched ahead is too."""
         (matmul, tiling), (x, stream, norm), pdl = kind, scratch, self._overlaps
         weight, bias = matrix
-        own = partial(small_linear, tiling=tiling, pdl=pdl)
-        match matmul.epilogue:
-            case "added":
-                delta = None
-                if tiling is None:
-                    delta = F.linear(x, weight, bias)
-                else:
-                    own(x, weight, bias, residual=stream)
-                add_norm(stream, delta, norm, pdl=pdl)
-            case "plain":
-                if len(x) == 1:
-                    own(x, weight, bias, norm=(norm.weight, norm.eps))
-                else:
-                    read = add_norm(x, None, norm, pdl=pdl)
-                    _ = F.linear(read, weight, bias) if tiling is None else own(read, weight, bias)
-            case "activated" | "gated":
-                gated = matmul.is_gated
-                if len(x) == 1:
-                    own(x, weight, bias, norm=(norm.weight, norm.eps), activation=self._activation, gated=gated)
-                    return
-                read = add_norm(x, None, norm, pdl=pdl)
-                if tiling is None:
-                    activated(F.linear(read, weight, bias), self._activation, gated=gated, pdl=pdl)
-                else:
-                    own(read, weight, bias, activation=self._activation, gated=gated)
+        epilogue, prologue = self._epilogue(matmul, bias), Prologue(norm)
+        if epilogue.adds:
+            delta = None
+            if tiling is None:
+                delta = F.linear(x, weight, bias)
+            else:
+                small_linear(x, weight, epilogue=epilogue, residual=stream, tiling=tiling, pdl=pdl)
+            add_norm(stream, delta, norm, pdl=pdl)
+        elif len(x) == 1:
+            small_linear(x, weight, prologue, epilogue, tiling=tiling, pdl=pdl)
+        else:
+            read = add_norm(x, None, norm, pdl=pdl)
+            if tiling is not None:
+                small_linear(read, weight, epilogue=epilogue, tiling=tiling, pdl=pdl)
+                return
+            y = F.linear(read, weight, bias)
+            if epilogue.activation is not None:
+                activated(y, epilogue.activation, gated=epilogue.gated, pdl=pdl)
+
+    def _epilogue(self, matmul: Matmul, bias: Tensor | None) -> Epilogue:
+        activation = self._activation if matmul.epilogue in ("activated", "gated") else None
+        return Epilogue(bias, activation, matmul.is_gated, adds=matmul.epilogue == "added")
 
 
 def _elapsed(replay: Callable[[], None]) -> float:

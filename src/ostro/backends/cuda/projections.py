@@ -1,6 +1,6 @@
 """A projection's matmul on a GPU, with the kernels for its weights' format."""
 
-from functools import partial
+from dataclasses import dataclass
 from typing import Self
 
 import torch
@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ostro.backends.cuda.choices import Choices
+from ostro.kernels.gpu.epilogue import Epilogue
 from ostro.kernels.gpu.fp8 import (
     MOST_FEW,
     default_tiling,
@@ -20,9 +21,9 @@ from ostro.kernels.gpu.fp8 import (
 from ostro.kernels.gpu.packed import default_tiling as packed_tiling
 from ostro.kernels.gpu.packed import is_fused, packed_linear, packed_linear_plain, packed_small_linear
 from ostro.kernels.gpu.packed_words import Packed
+from ostro.kernels.gpu.prologue import NO_PROLOGUE, Prologue
 from ostro.kernels.gpu.small_batch import small_linear
-from ostro.kernels.gpu.tilings import Epilogue, Matmul, Tiling
-from ostro.kernels.gpu.vector_linear import Joined
+from ostro.kernels.gpu.tilings import EpilogueKind, Matmul, Tiling
 from ostro.torch_models.layers import Linear, Matrix
 from ostro.torch_models.shard import Collective
 
@@ -55,8 +56,9 @@ class Fp8Linear(QuantizedLinear):
         return cls(plain, *quantize_weight(plain.weight.data, agree))
 
     def matmul(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        plain = fp8_small_linear_plain if len(x) <= MOST_FEW else fp8_linear_plain
-        return plain(x, self.weight, self.scale, bias)
+        if len(x) <= MOST_FEW:
+            return fp8_small_linear_plain(x, self.weight, self.scale, epilogue=Epilogue(bias))
+        return fp8_linear_plain(x, self.weight, self.scale, bias)
 
 
 class PackedLinear(QuantizedLinear):
@@ -82,61 +84,81 @@ class PackedLinear(QuantizedLinear):
         return Packed(self.weight.view(torch.int32), self.pairs, self._bits, self._group, self._has_minimum)
 
     def matmul(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        return packed_linear_plain(x, self.packed_weight, bias)
+        return packed_linear_plain(x, self.packed_weight, Epilogue(bias))
 
 
-def matmul_of(layer: Matrix, epilogue: Epilogue = "plain") -> Matmul:
-    """What a layer's matmul is to the choice of its kernel."""
-    bits = layer.packed_weight.bits if isinstance(layer, PackedLinear) else 8 * layer.weight.element_size()
-    return Matmul(*layer.shape, bits, epilogue)
+@dataclass(frozen=True, slots=True, eq=False)
+class FusedMatmul:
+    """A layer's projection with what its kernel does with the result, built once: see `fused_matmul`."""
+
+    linear: Linear
+    epilogue: Epilogue
+    """What our own kernel for few rows does."""
+    biased: Epilogue
+    """What is left of it for many rows: the rest has kernels of its own."""
+    key: Matmul
+    """What the choice of its kernel depends on."""
+
+    def tiling(self, rows: int, choices: Choices) -> Tiling | None:
+        return own_tiling(self.linear, self.key, rows, choices)
 
 
-def own_tiling(layer: Matrix, rows: int, epilogue: Epilogue, choices: Choices) -> Tiling | None:
-    """How our own kernel is to compute a layer's matmul; None if `matmul` is to."""
-    gated = epilogue == "gated"
-    if isinstance(layer, Fp8Linear):
-        return default_tiling(rows, *layer.shape, gated=gated) if rows <= MOST_FEW else None
-    if isinstance(layer, PackedLinear):
-        return packed_tiling(rows, layer.packed_weight, gated=gated) if is_fused(rows, gated=gated) else None
-    return choices.tiling(matmul_of(layer, epilogue), rows)
+def fused_matmul(
+    linear: Linear,
+    *,
+    activation: str | None = None,
+    gated: bool = False,
+    adds: bool = False,
+    multiplier: float = 1.0,
+) -> FusedMatmul:
+    """The multiplier is that of a result that is added to the stream."""
+    bias = linear.bias
+    epilogue = Epilogue(bias, activation, gated, adds, multiplier if adds else 1.0)
+    biased = epilogue if epilogue.kind == "plain" else Epilogue(bias)
+    return FusedMatmul(linear, epilogue, biased, matmul_of(linear, epilogue.kind))
 
 
-def matmul(layer: Linear, x: Tensor, *, pdl: bool = False) -> Tensor:
-    """Matmul for many rows."""
-    if isinstance(layer, Fp8Linear):
-        return fp8_linear(x, layer.weight, layer.scale, layer.bias, pdl=pdl)
-    if isinstance(layer, PackedLinear):
-        return packed_linear(x, layer.packed_weight, layer.bias, pdl=pdl)
-    return F.linear(x, layer.weight, layer.bias)
+def matmul_of(matrix: Matrix, epilogue: EpilogueKind = "plain") -> Matmul:
+    """What a matrix's matmul is to the choice of its kernel."""
+    bits = matrix.packed_weight.bits if isinstance(matrix, PackedLinear) else 8 * matrix.weight.element_size()
+    return Matmul(*matrix.shape, bits, epilogue)
+
+
+def own_tiling(matrix: Matrix, matmul: Matmul, rows: int, choices: Choices) -> Tiling | None:
+    """How our own kernel is to compute a matrix's matmul; None if the library is to."""
+    gated = matmul.is_gated
+    if isinstance(matrix, Fp8Linear):
+        return default_tiling(rows, *matrix.shape, gated=gated) if rows <= MOST_FEW else None
+    if isinstance(matrix, PackedLinear):
+        return packed_tiling(rows, matrix.packed_weight, gated=gated) if is_fused(rows, gated=gated) else None
+    return choices.tiling(matmul, rows)
+
+
+def large_matmul(matmul: FusedMatmul, x: Tensor, *, pdl: bool = False) -> Tensor:
+    """For many rows: x Wᵀ + b alone."""
+    linear = matmul.linear
+    if isinstance(linear, Fp8Linear):
+        return fp8_linear(x, linear.weight, linear.scale, linear.bias, pdl=pdl)
+    if isinstance(linear, PackedLinear):
+        return packed_linear(x, linear.packed_weight, matmul.biased, pdl=pdl)
+    return F.linear(x, linear.weight, linear.bias)
 
 
 def small_matmul(
-    layer: Linear,
+    matmul: FusedMatmul,
     x: Tensor,
+    prologue: Prologue = NO_PROLOGUE,
     *,
-    norm: tuple[Tensor, float] | None = None,
-    joined: Joined | None = None,
     residual: Tensor | None = None,
-    activation: str | None = None,
-    gated: bool = False,
-    multiplier: float = 1.0,
     tiling: Tiling | None = None,
     pdl: bool = False,
 ) -> Tensor:
     """Small-batch matmul with fused prologue and epilogue: see `small_linear`."""
-    if isinstance(layer, Fp8Linear):
-        multiply = partial(fp8_small_linear, x, layer.weight, layer.scale, layer.bias)
-    elif isinstance(layer, PackedLinear):
-        multiply = partial(packed_small_linear, x, layer.packed_weight, layer.bias)
-    else:
-        multiply = partial(small_linear, x, layer.weight, layer.bias, joined=joined)
-    assert joined is None or not isinstance(layer, QuantizedLinear)
-    return multiply(
-        norm=norm,
-        residual=residual,
-        activation=activation,
-        gated=gated,
-        multiplier=multiplier,
-        tiling=tiling,
-        pdl=pdl,
-    )
+    linear, epilogue = matmul.linear, matmul.epilogue
+    if isinstance(linear, Fp8Linear):
+        weight, scale = linear.weight, linear.scale
+        return fp8_small_linear(x, weight, scale, prologue, epilogue, residual=residual, tiling=tiling, pdl=pdl)
+    if isinstance(linear, PackedLinear):
+        packed = linear.packed_weight
+        return packed_small_linear(x, packed, prologue, epilogue, residual=residual, tiling=tiling, pdl=pdl)
+    return small_linear(x, linear.weight, prologue, epilogue, residual=residual, tiling=tiling, pdl=pdl)

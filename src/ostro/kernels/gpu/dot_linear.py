@@ -1,10 +1,5 @@
 """Small-batch matmul on tensor cores: up to 256 rows, all in one tile, for steps that are bound by reading weights.
 
-    x ─> · weightᵀ ─(· scales)─(+ bias)─┬───────────────────────────> out
-                                        ├─(· multiplier + residual)─> residual, in place
-                                        ├─ act ─────────────────────> out
-                                        └─ act(gate) * up ──────────> out, gate above up in the weight
-
 The weight is the first operand, so that the tensor cores read it from shared memory, 64 outputs at a time, where the
 copy engine has put it. A row's result never depends on the other rows. 8-bit weights are widened on the way, unless
 the inputs have 8 bits too.
@@ -25,7 +20,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from triton.runtime import driver
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from ostro.kernels.gpu.epilogue import finish, previous
+from ostro.kernels.gpu.epilogue import NO_EPILOGUE, Epilogue, finish, previous
 from ostro.kernels.gpu.tilings import MOST_ROWS, DotTiling, block_rows
 
 MOST_TILES = 65536
@@ -35,16 +30,12 @@ _ALIGNMENT = 16
 def dot_linear(
     x: Tensor,
     weight: Tensor,
-    bias: Tensor | None,
     out: Tensor,
     tiling: DotTiling,
+    epilogue: Epilogue = NO_EPILOGUE,
     *,
     scale: Tensor | None = None,
     x_scale: Tensor | None = None,
-    adds: bool = False,
-    activation: str | None = None,
-    gated: bool = False,
-    multiplier: float = 1.0,
     pdl: bool = False,
 ) -> None:
     """Writes out [rows, outs], or adds to it. The weight's rows have a `scale` each, and so have those of x, `x_scale`,
@@ -52,11 +43,11 @@ def dot_linear(
     matmuls.
     """
     rows, in_features = x.shape
-    outs = weight.shape[0] // (2 if gated else 1)
+    outs = weight.shape[0] // epilogue.copies
     tiles, splits = triton.cdiv(outs, tiling.outs), tiling.splits
     assert rows <= MOST_ROWS
     assert tiles <= MOST_TILES
-    assert splits == 1 or not gated
+    assert splits == 1 or not epilogue.gated
     for each in (x, weight):
         assert each.stride(0) * each.element_size() % _ALIGNMENT == 0, "the copy engine reads whole 16 bytes"
     partials, counters = x, x
@@ -72,7 +63,7 @@ def dot_linear(
         weight,
         nothing if scale is None else scale,
         nothing if x_scale is None else x_scale,
-        nothing if bias is None else bias,
+        epilogue.bias_or(nothing),
         out,
         partials,
         counters,
@@ -89,11 +80,7 @@ def dot_linear(
         loops=held * tiling.ins < ins_a_split,
         has_scale=scale is not None,
         has_x_scale=x_scale is not None,
-        has_bias=bias is not None,
-        adds=adds,
-        activation=activation or "",
-        gated=gated,
-        multiplier=multiplier,
+        **epilogue.flags,
         pdl=pdl,
         num_warps=tiling.warps,
         num_stages=tiling.stages,

@@ -1,12 +1,87 @@
 """Matmul epilogues: output scales, bias, activation, and adding to the residual, before the result is stored.
 
-Works on finished accumulators; knows nothing of how they were computed.
+    y ──(· scales)──(+ bias)──┬───────────────────────────> out
+                              ├─(· multiplier + residual)─> residual, in place
+                              ├─ act ─────────────────────> out
+                              └─ act(gate) * up ──────────> out, where the weight holds gate above up
+
+`Epilogue` says which; `finish` does it in a kernel, on finished accumulators. Neither knows how they were computed.
 """
 
+from dataclasses import dataclass, field
+
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
-from ostro.kernels.gpu.mlp import activate
+from ostro.kernels.gpu.mlp import PLAIN, activate
+from ostro.kernels.gpu.tilings import EpilogueKind
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Epilogue:
+    """What a matmul does with its result. Built once per layer: kernels are launched with its `flags`."""
+
+    bias: Tensor | None = None
+    activation: str | None = None
+    """A name in mlp.PLAIN."""
+    gated: bool = False
+    """Whether the result is act(gate) * up, half as wide as the weight is high."""
+    adds: bool = False
+    """Whether the result, times the `multiplier`, is added to the residual stream."""
+    multiplier: float = 1.0
+    flags: dict[str, object] = field(init=False, repr=False, compare=False)
+    """The constants of every matmul kernel that depend on nothing but this."""
+
+    def __post_init__(self) -> None:
+        assert self.activation is not None or not self.gated
+        assert self.activation is None or not self.adds
+        assert self.adds or self.multiplier == 1.0
+        flags = {
+            "has_bias": self.bias is not None,
+            "adds": self.adds,
+            "activation": self.activation or "",
+            "gated": self.gated,
+            "multiplier": self.multiplier,
+        }
+        object.__setattr__(self, "flags", flags)
+
+    @property
+    def kind(self) -> EpilogueKind:
+        if self.activation is not None:
+            return "gated" if self.gated else "activated"
+        return "added" if self.adds else "plain"
+
+    @property
+    def copies(self) -> int:
+        """Rows of the weight per output."""
+        return 2 if self.gated else 1
+
+    def target(self, x: Tensor, out_features: int, residual: Tensor | None, dtype: torch.dtype | None = None) -> Tensor:
+        """Where the result is stored: the residual if it is added, or else new memory, [rows, outs]."""
+        assert (residual is not None) == self.adds
+        if residual is not None:
+            return residual
+        return torch.empty(len(x), out_features // self.copies, dtype=dtype or x.dtype, device=x.device)
+
+    def bias_or(self, nothing: Tensor) -> Tensor:
+        """The bias as an argument of a kernel; without one, what the kernel does not read."""
+        return nothing if self.bias is None else self.bias
+
+    def plain(self, y: Tensor, residual: Tensor | None, dtype: torch.dtype) -> Tensor:
+        """What becomes of a float32 result y: the plain twin of `finish`."""
+        if self.bias is not None:
+            y = y + self.bias.float()
+        if self.activation is not None:
+            y, up = y.chunk(2, -1) if self.gated else (y, None)
+            y = PLAIN[self.activation](y) if up is None else PLAIN[self.activation](y) * up
+        if residual is not None:
+            return residual.copy_(residual.float() + y * self.multiplier)
+        return y.to(dtype)
+
+
+NO_EPILOGUE = Epilogue()
 
 
 @triton.jit

@@ -20,7 +20,8 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ostro.kernels.gpu.dot_linear import dot_linear
-from ostro.kernels.gpu.epilogue import finish, previous
+from ostro.kernels.gpu.epilogue import NO_EPILOGUE, Epilogue, finish, previous
+from ostro.kernels.gpu.prologue import NO_PROLOGUE, Prologue
 from ostro.kernels.gpu.small_batch import small_linear_plain
 from ostro.kernels.gpu.tilings import MOST_ROWS, Tiling, VectorTiling, default_dot_tiling
 from ostro.kernels.gpu.vector_linear import word_unit
@@ -173,7 +174,7 @@ def fp8_linear_plain(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | No
 def _matmul_plain(
     small: Tensor, by: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None, dtype: torch.dtype
 ) -> Tensor:
-    return small_linear_plain(widened(small, by), widened(weight, scale), bias, out_dtype=dtype)
+    return small_linear_plain(widened(small, by), widened(weight, scale), epilogue=Epilogue(bias), out_dtype=dtype)
 
 
 # --- few rows -------------------------------------------------------------------------------------------------------
@@ -200,61 +201,35 @@ def fp8_small_linear(
     x: Tensor,
     weight: Tensor,
     scale: Tensor,
-    bias: Tensor | None = None,
+    prologue: Prologue = NO_PROLOGUE,
+    epilogue: Epilogue = NO_EPILOGUE,
     *,
-    norm: tuple[Tensor, float] | None = None,
     residual: Tensor | None = None,
-    activation: str | None = None,
-    gated: bool = False,
-    multiplier: float = 1.0,
     tiling: Tiling | None = None,
     pdl: bool = False,
 ) -> Tensor:
     """x [rows, in], weight in 8 bits [out, in] with its scales [out] -> [rows, out], for 1 to 256 rows.
 
-    More than MOST_UNROUNDED rows are rounded to 8 bits first. `norm` (weight, eps) applies an RMSNorm to x first, for
-    one row only. With `residual` [rows, out], the result is added to it in place, times the `multiplier`, and it is
-    returned. With `activation`, a name in mlp.PLAIN, the result is act(y), or if `gated`, where the weight is gate
-    above up, act(gate) * up, [rows, out / 2].
+    More than MOST_UNROUNDED rows are rounded to 8 bits first. A prologue takes one row, and no delta. Where the
+    epilogue adds, the result is added to the `residual` [rows, out] in place, and it is returned.
 
     The first call on a device must not be inside a graph capture: it allocates the counters of split matmuls.
     """
     rows, in_features = x.shape
-    outs = weight.shape[0] // (2 if gated else 1)
     assert 1 <= rows <= MOST_ROWS
-    assert norm is None or rows == 1
-    assert activation is not None or not gated
-    assert activation is None or residual is None
-    assert residual is not None or multiplier == 1.0
     assert weight.is_contiguous()
     assert in_features % MULTIPLE == 0
-    tiling = tiling or default_tiling(rows, weight.shape[0], in_features, gated=gated)
-    out = residual
-    if out is None:
-        out = torch.empty(rows, outs, dtype=x.dtype, device=x.device)
-    adds = residual is not None
+    tiling = tiling or default_tiling(rows, weight.shape[0], in_features, gated=epilogue.gated)
+    out = epilogue.target(x, weight.shape[0], residual)
     if isinstance(tiling, VectorTiling):
         assert rows == 1
-        _run_vector(x, weight, scale, bias, norm, out, outs, adds, activation, gated, multiplier, tiling, pdl)
+        _fp8_vector(x, weight, scale, out, tiling, prologue, epilogue, pdl=pdl)
     else:
-        assert norm is None
+        assert prologue.is_empty
         by = None
         if rows > MOST_UNROUNDED:
             x, by = quantize_rows(x, pdl=pdl)
-        dot_linear(
-            x,
-            weight,
-            bias,
-            out,
-            tiling,
-            scale=scale,
-            x_scale=by,
-            adds=adds,
-            activation=activation,
-            gated=gated,
-            multiplier=multiplier,
-            pdl=pdl,
-        )
+        dot_linear(x, weight, out, tiling, epilogue, scale=scale, x_scale=by, pdl=pdl)
     return out
 
 
@@ -262,58 +237,43 @@ def fp8_small_linear_plain(
     x: Tensor,
     weight: Tensor,
     scale: Tensor,
-    bias: Tensor | None = None,
+    prologue: Prologue = NO_PROLOGUE,
+    epilogue: Epilogue = NO_EPILOGUE,
     *,
-    norm: tuple[Tensor, float] | None = None,
     residual: Tensor | None = None,
-    activation: str | None = None,
-    gated: bool = False,
-    multiplier: float = 1.0,
 ) -> Tensor:
     dtype = x.dtype
     if len(x) > MOST_UNROUNDED:
         x = widened(*quantize_rows_plain(x))
-    return small_linear_plain(
-        x,
-        widened(weight, scale),
-        bias,
-        norm=norm,
-        residual=residual,
-        activation=activation,
-        gated=gated,
-        multiplier=multiplier,
-        out_dtype=dtype,
-    )
+    return small_linear_plain(x, widened(weight, scale), prologue, epilogue, residual=residual, out_dtype=dtype)
 
 
-def _run_vector(
+def _fp8_vector(
     x: Tensor,
     weight: Tensor,
     scale: Tensor,
-    bias: Tensor | None,
-    norm: tuple[Tensor, float] | None,
     out: Tensor,
-    outs: int,
-    adds: bool,
-    activation: str | None,
-    gated: bool,
-    multiplier: float,
     tiling: VectorTiling,
+    prologue: Prologue,
+    epilogue: Epilogue,
+    *,
     pdl: bool,
 ) -> None:
+    assert prologue.delta is None
+    outs = weight.shape[0] // epilogue.copies
     in_words = x.shape[1] // 4
     unit = word_unit(in_words)
-    norm_weight, eps = (x, 0.0) if norm is None else norm
+    norm_weight, eps = prologue.norm_arguments(x)
     block_words = max(1, tiling.ins // 4)
     chunks = triton.cdiv(in_words, block_words)
     # At most 64 registers of weights per thread are loaded before the wait; the rest is loaded in a loop after it.
-    bytes_a_chunk = tiling.outs * block_words * 4 * (2 if gated else 1)
+    bytes_a_chunk = tiling.outs * block_words * 4 * epilogue.copies
     held = min(chunks, max(1, 64 * 4 * 32 * tiling.warps // bytes_a_chunk))
     _vector_kernel[(triton.cdiv(outs, tiling.outs),)](
         _quads(x),
         weight.view(torch.int32),
         scale,
-        scale if bias is None else bias,
+        epilogue.bias_or(scale),
         _quads(norm_weight),
         out,
         eps,
@@ -326,12 +286,8 @@ def _run_vector(
         loops=held < chunks,
         even_out=outs % tiling.outs == 0,
         even_in=in_words % block_words == 0,
-        has_norm=norm is not None,
-        has_bias=bias is not None,
-        adds=adds,
-        activation=activation or "",
-        gated=gated,
-        multiplier=multiplier,
+        has_norm=prologue.norm is not None,
+        **epilogue.flags,
         pdl=pdl,
         num_warps=tiling.warps,
         num_stages=1,

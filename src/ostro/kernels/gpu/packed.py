@@ -15,12 +15,12 @@ import triton.language as tl
 from torch import Tensor
 
 from ostro.kernels.gpu import packed_dot, packed_vector
+from ostro.kernels.gpu.epilogue import NO_EPILOGUE, Epilogue
 from ostro.kernels.gpu.packed_vector import PackedVectorTiling
 from ostro.kernels.gpu.packed_words import Packed, halves, integers, widened
+from ostro.kernels.gpu.prologue import NO_PROLOGUE, Prologue
 from ostro.kernels.gpu.small_batch import small_linear_plain
-from ostro.kernels.gpu.tilings import MOST_ROWS, DotTiling
-
-PackedTiling = PackedVectorTiling | DotTiling
+from ostro.kernels.gpu.tilings import MOST_ROWS, Tiling, VectorTiling
 
 MOST_FEW = MOST_ROWS
 """The maximum number of rows that `packed_small_linear` takes."""
@@ -35,7 +35,7 @@ def is_fused(rows: int, *, gated: bool) -> bool:
     return rows == 1 or (rows <= _MOST_FUSED and not gated)
 
 
-def default_tiling(rows: int, weight: Packed, *, gated: bool) -> PackedTiling:
+def default_tiling(rows: int, weight: Packed, *, gated: bool) -> Tiling:
     if rows == 1:
         return packed_vector.default_tiling(*weight.shape, bits=weight.bits, gated=gated)
     return packed_dot.default_tiling(rows, weight, gated=gated)
@@ -44,100 +44,58 @@ def default_tiling(rows: int, weight: Packed, *, gated: bool) -> PackedTiling:
 def packed_small_linear(
     x: Tensor,
     weight: Packed,
-    bias: Tensor | None = None,
+    prologue: Prologue = NO_PROLOGUE,
+    epilogue: Epilogue = NO_EPILOGUE,
     *,
-    norm: tuple[Tensor, float] | None = None,
     residual: Tensor | None = None,
-    activation: str | None = None,
-    gated: bool = False,
-    multiplier: float = 1.0,
-    tiling: PackedTiling | None = None,
+    tiling: Tiling | None = None,
     pdl: bool = False,
 ) -> Tensor:
-    """x [rows, in], weight [out, in] -> [rows, out], for 1 to MOST_FEW rows.
-
-    `norm` (weight, eps) applies an RMSNorm to x first, for one row only. With `residual` [rows, out], the result is
-    added to it in place, times the `multiplier`, and it is returned. With `activation`, a name in mlp.PLAIN, the result
-    is act(y), or if `gated`, where the weight is gate above up, act(gate) * up, [rows, out / 2].
+    """x [rows, in], weight [out, in] -> [rows, out], for 1 to MOST_FEW rows. A prologue takes one row, and no delta.
+    Where the epilogue adds, the result is added to the `residual` [rows, out] in place, and it is returned.
 
     The first call on a device must not be inside a graph capture: it allocates the counters of split matmuls.
     """
-    rows, adds = len(x), residual is not None
+    rows = len(x)
     assert 1 <= rows <= MOST_FEW
-    assert activation is not None or not gated
-    assert activation is None or not adds
-    assert adds or multiplier == 1.0
     assert weight.words.is_contiguous()
     assert weight.pairs.is_contiguous()
-    tiling = tiling or default_tiling(rows, weight, gated=gated)
-    out = residual
-    if out is None:
-        out = torch.empty(rows, weight.shape[0] // (2 if gated else 1), dtype=x.dtype, device=x.device)
-    if isinstance(tiling, PackedVectorTiling):
+    tiling = tiling or default_tiling(rows, weight, gated=epilogue.gated)
+    out = epilogue.target(x, weight.shape[0], residual)
+    if isinstance(tiling, VectorTiling):
+        assert isinstance(tiling, PackedVectorTiling)
         assert rows == 1
-        packed_vector.packed_vector(
-            x,
-            weight,
-            bias,
-            out,
-            tiling,
-            norm=norm,
-            adds=adds,
-            activation=activation,
-            gated=gated,
-            multiplier=multiplier,
-            pdl=pdl,
-        )
+        packed_vector.packed_vector(x, weight, out, tiling, prologue, epilogue, pdl=pdl)
     else:
-        assert norm is None
-        packed_dot.packed_dot(
-            x,
-            weight,
-            bias,
-            out,
-            tiling,
-            adds=adds,
-            activation=activation,
-            gated=gated,
-            multiplier=multiplier,
-            pdl=pdl,
-        )
+        assert prologue.is_empty
+        packed_dot.packed_dot(x, weight, out, tiling, epilogue, pdl=pdl)
     return out
 
 
 def packed_small_linear_plain(
     x: Tensor,
     weight: Packed,
-    bias: Tensor | None = None,
+    prologue: Prologue = NO_PROLOGUE,
+    epilogue: Epilogue = NO_EPILOGUE,
     *,
-    norm: tuple[Tensor, float] | None = None,
     residual: Tensor | None = None,
-    activation: str | None = None,
-    gated: bool = False,
-    multiplier: float = 1.0,
 ) -> Tensor:
     wide = widened(weight)
     return small_linear_plain(
-        x,
-        wide if len(x) <= MOST_FEW else wide.to(x.dtype),
-        bias,
-        norm=norm,
-        residual=residual,
-        activation=activation,
-        gated=gated,
-        multiplier=multiplier,
+        x, wide if len(x) <= MOST_FEW else wide.to(x.dtype), prologue, epilogue, residual=residual
     )
 
 
-def packed_linear(x: Tensor, weight: Packed, bias: Tensor | None = None, *, pdl: bool = False) -> Tensor:
-    """x [rows, in] -> [rows, out], for any number of rows."""
+def packed_linear(x: Tensor, weight: Packed, epilogue: Epilogue = NO_EPILOGUE, *, pdl: bool = False) -> Tensor:
+    """x [rows, in] -> [rows, out], for any number of rows. The epilogue is a bias at most."""
+    assert epilogue.kind == "plain"
     if len(x) <= MOST_FEW:
-        return packed_small_linear(x, weight, bias, pdl=pdl)
-    return F.linear(x, unpacked(weight, x.dtype), bias)
+        return packed_small_linear(x, weight, epilogue=epilogue, pdl=pdl)
+    return F.linear(x, unpacked(weight, x.dtype), epilogue.bias)
 
 
-def packed_linear_plain(x: Tensor, weight: Packed, bias: Tensor | None = None) -> Tensor:
-    return packed_small_linear_plain(x, weight, bias)
+def packed_linear_plain(x: Tensor, weight: Packed, epilogue: Epilogue = NO_EPILOGUE) -> Tensor:
+    return packed_small_linear_plain(x, weight, epilogue=epilogue)
 
 
 def unpacked(weight: Packed, dtype: torch.dtype) -> Tensor:

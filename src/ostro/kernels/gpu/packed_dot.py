@@ -15,7 +15,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ostro.kernels.gpu.dot_linear import MOST_TILES, arrival_counters, conclude
-from ostro.kernels.gpu.epilogue import previous
+from ostro.kernels.gpu.epilogue import NO_EPILOGUE, Epilogue, previous
 from ostro.kernels.gpu.packed_words import Packed, halves, integers
 from ostro.kernels.gpu.tilings import MOST_ROWS, DotTiling, block_rows
 
@@ -52,25 +52,21 @@ def default_tiling(rows: int, weight: Packed, *, gated: bool, multiprocessors: i
 def packed_dot(
     x: Tensor,
     weight: Packed,
-    bias: Tensor | None,
     out: Tensor,
     tiling: DotTiling,
+    epilogue: Epilogue = NO_EPILOGUE,
     *,
-    adds: bool = False,
-    activation: str | None = None,
-    gated: bool = False,
-    multiplier: float = 1.0,
     pdl: bool = False,
 ) -> None:
     """Writes out [rows, outs], or adds to it. The first call on a device must not be inside a graph capture, because it
     allocates the counters of split matmuls.
     """
     rows, in_features = x.shape
-    outs = weight.shape[0] // (2 if gated else 1)
+    outs = weight.shape[0] // epilogue.copies
     tiles, splits = triton.cdiv(outs, tiling.outs), tiling.splits
     assert rows <= MOST_ROWS
     assert tiles <= MOST_TILES
-    assert splits == 1 or not gated
+    assert splits == 1 or not epilogue.gated
     partials, counters = x, weight.pairs
     if splits > 1:
         partials = torch.empty(splits, rows, outs, dtype=torch.float32, device=x.device)
@@ -81,7 +77,7 @@ def packed_dot(
         TensorDescriptor.from_tensor(x, [block_rows(rows), block]),
         TensorDescriptor.from_tensor(weight.words, [tiling.outs, block * weight.bits // 32]),
         weight.pairs,
-        weight.pairs if bias is None else bias,
+        epilogue.bias_or(weight.pairs),
         out,
         partials,
         counters,
@@ -99,11 +95,7 @@ def packed_dot(
         block_rows=block_rows(rows),
         block_out=tiling.outs,
         splits=splits,
-        has_bias=bias is not None,
-        adds=adds,
-        activation=activation or "",
-        gated=gated,
-        multiplier=multiplier,
+        **epilogue.flags,
         pdl=pdl,
         num_warps=tiling.warps,
         num_stages=tiling.stages,

@@ -21,9 +21,10 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from ostro.kernels.gpu.epilogue import finish, previous
+from ostro.kernels.gpu.epilogue import NO_EPILOGUE, Epilogue, finish, previous
 from ostro.kernels.gpu.packed_layout import quad_inputs
 from ostro.kernels.gpu.packed_words import Packed, coded, halves, lifted
+from ostro.kernels.gpu.prologue import NO_PROLOGUE, Prologue
 from ostro.kernels.gpu.tilings import VectorTiling, power_of_two
 
 # Rows of a step: with the words of one or two steps, the inputs and the sums, a thread has no room for more.
@@ -60,29 +61,26 @@ def default_tiling(
 def packed_vector(
     x: Tensor,
     weight: Packed,
-    bias: Tensor | None,
     out: Tensor,
     tiling: PackedVectorTiling,
+    prologue: Prologue = NO_PROLOGUE,
+    epilogue: Epilogue = NO_EPILOGUE,
     *,
-    norm: tuple[Tensor, float] | None = None,
-    adds: bool = False,
-    activation: str | None = None,
-    gated: bool = False,
-    multiplier: float = 1.0,
     pdl: bool = False,
 ) -> None:
     """Writes out [1, outs], or adds to it."""
+    assert prologue.delta is None
     out_features, in_features = weight.shape
-    outs = out_features // (2 if gated else 1)
+    outs = out_features // epilogue.copies
     a_quad = quad_inputs(weight.bits)
     quads = in_features // a_quad
     block_quads = max(1, tiling.ins // a_quad)
-    norm_weight, eps = (x, 0.0) if norm is None else norm
+    norm_weight, eps = prologue.norm_arguments(x)
     _vector_kernel[(triton.cdiv(triton.cdiv(outs, tiling.outs), tiling.turns),)](
         _pairs_of(x),
         weight.words,
         weight.pairs,
-        weight.pairs if bias is None else bias,
+        epilogue.bias_or(weight.pairs),
         _pairs_of(norm_weight),
         out,
         eps,
@@ -99,12 +97,8 @@ def packed_vector(
         even_out=outs % tiling.outs == 0,
         even_in=quads % block_quads == 0,
         loops=tiling.turns > 1 or quads > block_quads,
-        has_norm=norm is not None,
-        has_bias=bias is not None,
-        adds=adds,
-        activation=activation or "",
-        gated=gated,
-        multiplier=multiplier,
+        has_norm=prologue.norm is not None,
+        **epilogue.flags,
         pdl=pdl,
         num_warps=tiling.warps,
         num_stages=1,

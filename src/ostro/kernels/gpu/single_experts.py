@@ -22,6 +22,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from ostro.kernels.gpu.epilogue import previous
 from ostro.kernels.gpu.experts import Ending, Matrices
 from ostro.kernels.gpu.mlp import GATES, gate_up
+from ostro.kernels.gpu.norm import NormWeights
 from ostro.kernels.gpu.routing import choose, expert_of, load_keys, without
 from ostro.kernels.gpu.tilings import VectorTiling, default_vector_tiling, power_of_two
 from ostro.kernels.gpu.vector_linear import add_products, load_inputs, load_weights, numbers, pairs, word_unit
@@ -41,10 +42,10 @@ def single_inner(
     chosen: int,
     activation: str,
     *,
-    norm: tuple[Tensor, float] | None = None,
+    norm: NormWeights | None = None,
     pdl: bool = False,
 ) -> Tensor:
-    """x [1, in], normed first by an RMS norm (weight, eps) if there is one; logits [1, experts or more]; up
+    """x [1, in], normed first by an RMS norm if there is one; logits [1, experts or more]; up
     [experts, 2 * inner, in], gate above up -> [chosen, inner], by falling logit.
     """
     assert len(x) == 1
@@ -53,7 +54,7 @@ def single_inner(
     experts, rows, in_features = weight.shape
     out = torch.empty(chosen, rows // 2, dtype=x.dtype, device=x.device)
     tiling = _tiling(rows, in_features, gated=True)
-    norm_weight, eps = (x, 0.0) if norm is None else norm
+    norm_weight, eps, _ = norm or (x, 0.0, None)
     paired = _is_paired(x, weight)
     if paired:
         x, weight, norm_weight = pairs(x), pairs(weight), pairs(norm_weight)

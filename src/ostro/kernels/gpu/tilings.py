@@ -13,7 +13,7 @@ ROWS = (1, 4, 16, 32, 64, 128, 256)
 """Numbers of rows that tilings are chosen for: each applies to fewer rows as well, down to the next smaller one."""
 MOST_ROWS = ROWS[-1]
 MOST_VECTOR_ROWS = 4
-Epilogue = Literal["plain", "added", "activated", "gated"]
+EpilogueKind: TypeAlias = Literal["plain", "added", "activated", "gated"]
 """What a matmul's kernel can do with its result: store it, add it to the residual, or apply an activation, also with
 gate and up.
 """
@@ -74,7 +74,7 @@ class Matmul:
     """The weight's rows: with gate and up, both."""
     in_features: int
     bits: int
-    epilogue: Epilogue = "plain"
+    epilogue: EpilogueKind = "plain"
 
     @property
     def is_gated(self) -> bool:

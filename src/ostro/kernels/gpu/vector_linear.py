@@ -1,20 +1,12 @@
 """GEMV at memory speed, for one row or very few, with fused prologue and epilogue.
 
-    x ──(norm)──> · weightᵀ ──(+ bias)──┬───────────────────────────> out
-                                        ├─(· multiplier + residual)─> residual, in place
-                                        ├─ act ─────────────────────> out
-                                        └─ act(gate) * up ──────────> out, where the weight holds gate above up
-
 Multiplies and adds in float32, and keeps a program's weights in registers. The norm's factor is the same for the whole
 row, so the result is scaled by it at the end instead of waiting for it at the start.
 
-What is added to x before its norm (`Joined`) is normed and added by every program for itself; the first one writes the
-sum.
+Every program norms and adds the prologue's delta for itself; the first one writes the sum.
 
 For programmatic dependent launch (`pdl`) see `small_batch`. Knows shapes; knows no layers.
 """
-
-from typing import NamedTuple
 
 import torch
 import triton
@@ -22,42 +14,27 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from ostro.kernels.gpu.epilogue import finish, previous
+from ostro.kernels.gpu.epilogue import NO_EPILOGUE, Epilogue, finish, previous
+from ostro.kernels.gpu.prologue import NO_PROLOGUE, Prologue
 from ostro.kernels.gpu.tilings import VectorTiling
-
-
-class Joined(NamedTuple):
-    """A row that is added to x, the residual stream, before the norm: itself normed by an RMS norm, and multiplied."""
-
-    delta: Tensor
-    weight: Tensor
-    eps: float
-    multiplier: float
-    out: Tensor
-    """The sum; not x itself, which other programs still read."""
 
 
 def vector_linear(
     x: Tensor,
     weight: Tensor,
-    bias: Tensor | None,
     out: Tensor,
     tiling: VectorTiling,
+    prologue: Prologue = NO_PROLOGUE,
+    epilogue: Epilogue = NO_EPILOGUE,
     *,
-    norm: tuple[Tensor, float] | None = None,
-    joined: Joined | None = None,
-    adds: bool = False,
-    activation: str | None = None,
-    gated: bool = False,
-    multiplier: float = 1.0,
     pdl: bool = False,
 ) -> None:
-    """Writes out [rows, outs], or adds to it. Only a single row can be `joined`."""
+    """Writes out [rows, outs], or adds to it. A prologue with a delta takes a single row."""
     rows, in_features = x.shape
-    assert joined is None or rows == 1
-    outs = weight.shape[0] // (2 if gated else 1)
-    norm_weight, eps = (x, 0.0) if norm is None else norm
-    delta, delta_weight, delta_eps, delta_multiplier, stream = joined or Joined(x, x, 0.0, 1.0, x)
+    assert prologue.delta is None or rows == 1
+    outs = weight.shape[0] // epilogue.copies
+    norm_weight, eps = prologue.norm_arguments(x)
+    delta, delta_weight, stream, delta_eps, delta_multiplier = prologue.delta_arguments(x)
     if x.dtype == weight.dtype == torch.bfloat16 and in_features % 2 == x.stride(0) % 2 == 0:
         # Pairs stay packed in registers until they are multiplied: unpacking would have to wait for the loads, and
         # would come before the wait for the previous kernel.
@@ -68,12 +45,12 @@ def vector_linear(
     block_words = max(1, tiling.ins * in_words // in_features)
     chunks = triton.cdiv(in_words, block_words)
     # At most 64 registers of weights per thread are loaded before the wait; the rest is loaded in a loop after it.
-    bytes_a_chunk = tiling.outs * block_words * weight.element_size() * (2 if gated else 1)
+    bytes_a_chunk = tiling.outs * block_words * weight.element_size() * epilogue.copies
     held = min(chunks, max(1, 64 * 4 * 32 * tiling.warps // bytes_a_chunk))
     _vector_kernel[(triton.cdiv(outs, tiling.outs),)](
         x,
         weight,
-        weight if bias is None else bias,
+        epilogue.bias_or(weight),
         norm_weight,
         delta,
         delta_weight,
@@ -96,14 +73,10 @@ def vector_linear(
         warp_a_row=tiling.outs >= tiling.warps and block_words * weight.element_size() <= 512,
         even_out=outs % tiling.outs == 0,
         even_in=in_words % block_words == 0,
-        has_norm=norm is not None,
-        has_delta=joined is not None,
+        has_norm=prologue.norm is not None,
+        has_delta=prologue.delta is not None,
         delta_multiplier=delta_multiplier,
-        has_bias=bias is not None,
-        adds=adds,
-        activation=activation or "",
-        gated=gated,
-        multiplier=multiplier,
+        **epilogue.flags,
         pdl=pdl,
         num_warps=tiling.warps,
         num_stages=1,
