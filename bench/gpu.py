@@ -266,7 +266,7 @@ def first_token(config: dict[str, object], options: argparse.Namespace) -> None:
         import torch
 
         from ostro.backends.cuda.choices import choose
-        from ostro.backends.cuda.first_launches import compile_kernels
+        from ostro.backends.cuda.compiling import compile_kernels
         from ostro.backends.cuda.graphs import StepGraphs
         from ostro.backends.cuda.measuring import this_gpu
         from ostro.devices import DEVICE_KINDS
@@ -282,7 +282,7 @@ def first_token(config: dict[str, object], options: argparse.Namespace) -> None:
             )
         with (
             patch("ostro.backends.cuda.part.compile_kernels", took.of("first launches", compile_kernels)),
-            patch("ostro.backends.cuda.first_launches.choose", took.of("choice of kernels", choose)),
+            patch("ostro.backends.cuda.compiling.choose", took.of("choice of kernels", choose)),
             patch.object(StepGraphs, "_capture", took.of("capture", StepGraphs._capture)),
         ):
             model = random_model(config, options)

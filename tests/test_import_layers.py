@@ -84,7 +84,6 @@ LIBRARIES: Mapping[str, Mapping[str, When | None]] = {
         "kernels.plain_attention_memory": None,
         "torch_models": "anywhere",
         "backends": "anywhere",
-        "backends.cuda.kernel_choices": None,
         "backends.cuda.quantized_planning": None,
         "backends.loading": "inside functions",
         "backends.plan": None,

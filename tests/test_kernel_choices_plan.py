@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 from tiny_configs import BY_MODEL_TYPE, MIXTURES
 
-from ostro.backends.cuda.choices import Choices, Gpu, described_matmuls, keep
-from ostro.backends.cuda.kernel_choices import MEASURED_LATER, own_kernels
+from ostro.backends.cuda.choices import MEASURED_LATER, Choices, Gpu, described_matmuls, keep, own_kernels
 from ostro.config import EngineConfig
 from ostro.devices import DEVICE_KINDS
 from ostro.errors import BadRequest

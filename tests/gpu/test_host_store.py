@@ -12,8 +12,7 @@ from tiny_models import LLAMA, VOCAB, random_model
 from torch import Tensor
 from triton_device import DEVICE
 
-from ostro.backends.cuda.host_store import HostStore
-from ostro.backends.cuda.pinned import pinned, unpin
+from ostro.backends.cuda.host_store import HostStore, pinned, unpin
 from ostro.backends.cuda.runner import GpuRunner
 from ostro.backends.cuda.tiers import pinned_store
 from ostro.config import EngineConfig

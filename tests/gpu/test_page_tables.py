@@ -2,7 +2,7 @@ import random
 
 import torch
 
-from ostro.backends.cuda.page_tables import PageTables
+from ostro.backends.cuda.attention import PageTables
 
 
 def test_device_has_what_the_rows_hold_after_any_change(device: torch.device) -> None:

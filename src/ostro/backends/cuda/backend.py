@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 from ostro.backends.backend import OpenedModel, Reasons
-from ostro.backends.cuda.kernel_choices import own_kernels
+from ostro.backends.cuda.choices import own_kernels
 from ostro.backends.cuda.precompiling import Precompiler, precompiler
 from ostro.backends.cuda.quantized_weights import kept_weights, largest_packed, why_widened
 from ostro.backends.plan import Parts

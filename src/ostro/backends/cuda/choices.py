@@ -22,6 +22,9 @@ from pathlib import Path
 from typing import Literal, NamedTuple, TypeAlias, cast, get_args
 
 import ostro.kernels.gpu
+from ostro.backends.cuda.fusible import why_unfused
+from ostro.config import ResolvedConfig
+from ostro.devices import DEVICE_KINDS
 from ostro.errors import BadRequest
 from ostro.kernels.gpu.tilings import (
     MOST_ROWS,
@@ -37,13 +40,16 @@ from ostro.kernels.gpu.tilings import (
     fits,
 )
 from ostro.models.architecture import MLP, Architecture, Experts, Layer, Projection
+from ostro.models.description import Causal, plain_decoder
 from ostro.sources.cache import cache_root, locked, publish
+from ostro.system.machine import gpu_name
 
 _log = logging.getLogger(__name__)
 
 TRIED: Mapping[int, int] = {1: 3, 16: 3, 64: 3, 128: 2, 256: 1}
 """For these numbers of rows so many tilings are measured: not all ROWS, for each binary takes long to compile."""
 LIBRARY: Literal["library"] = "library"
+MEASURED_LATER = "measured at the first start"
 _SHIPPED = Path(__file__).with_name("shipped_choices")
 # Kernels whose speed choices depend on.
 _KERNELS = ("dot_linear", "vector_linear", "epilogue", "mlp", "norm", "prologue", "small_batch", "tilings")
@@ -175,6 +181,31 @@ def _fastest(matmul: Matmul, rows: int, gpu: Gpu, clock: Clock) -> Tiling | None
     times = clock(matmul, rows, tried)
     ran = [(time, order) for order, time in enumerate(times) if time is not None]
     return tried[min(ran)[1]] if ran else None
+
+
+# ---- what is known without loading a model
+
+
+def own_kernels(config: ResolvedConfig, described: Causal, kept: Container[str] = ()) -> Mapping[str, str] | None:
+    """For each matmul the numbers of rows for which it is ours, but for tensors that are `kept` quantised; None if this
+    machine's GPU, or the model's shapes on it, are not known, or if another format or mode decides.
+    """
+    decided = config.deterministic or config.quantize != "none" or config.tensor_parallel > 1
+    if decided:
+        return None
+    gpu, decoder = gpu_name(), plain_decoder(described)
+    if gpu is None or isinstance(decoder, str) or why_unfused(described) is not None:
+        return None
+    choices = known_for(config.kernel_choices, gpu)
+    if choices is None:
+        if config.kernel_choices != "auto":
+            return None
+        choices = Choices()
+    bits = 32 if DEVICE_KINDS["cuda"].compute_dtype(config.dtype) == "float32" else 16
+    return {
+        name: MEASURED_LATER if config.kernel_choices == "auto" and each not in choices else choices.own_rows(each)
+        for name, each in described_matmuls(decoder, bits, kept).items()
+    }
 
 
 # ---- where choices come from

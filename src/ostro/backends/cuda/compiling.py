@@ -1,21 +1,26 @@
 """Compiles the kernels that steps will need, in parallel: sequentially, they would dominate startup, and compiled on
-demand, they would delay the first request.
+demand, they would delay the first request. If it is not known yet which matmuls are our own, measures that first.
 
 Each is launched once on scratch tensors of its later shapes; Triton caches the result, also on disk. As a rule it is
 there already: `precompiling` has the same launches compiled in other processes while weights are loaded. Kernels not
 listed here are compiled on first use.
 """
 
-from collections.abc import Iterable, Sequence
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
-from ostro.backends.cuda.choices import Choices
-from ostro.backends.cuda.expert_launches import Job, Jobs, integers, mixture_launches
-from ostro.backends.cuda.layer_plan import AttentionPlan, LayerPlan, kinds, norm_weights
+from ostro.backends.cuda.attention import AttentionWorkspace
+from ostro.backends.cuda.choices import Choices, Gpu, choose, conceivable, keep, known
+from ostro.backends.cuda.fused import FusedDecoder
+from ostro.backends.cuda.layer_plan import AttentionPlan, LayerPlan, MixturePlan, kinds, norm_weights
+from ostro.backends.cuda.measuring import DeviceClock, l2_cache_bytes, this_gpu
 from ostro.backends.cuda.projections import Fp8Linear, PackedLinear, large_matmul, matmul_of, own_tiling, small_matmul
 from ostro.backends.cuda.shared_prefixes import PrefixLimits
 from ostro.kernels.gpu.decode_attention import (
@@ -25,6 +30,7 @@ from ostro.kernels.gpu.decode_attention import (
     plan_sizes,
 )
 from ostro.kernels.gpu.dot_linear import arrival_counters
+from ostro.kernels.gpu.experts import Ending, Shared, add_up, inner_rows, outer_rows
 from ostro.kernels.gpu.fp8 import quantize_rows
 from ostro.kernels.gpu.logits import finished_logits
 from ostro.kernels.gpu.mlp import activated
@@ -34,8 +40,10 @@ from ostro.kernels.gpu.prefill_attention import prefill_attention
 from ostro.kernels.gpu.prefix_attention import GROUP_ARRAYS
 from ostro.kernels.gpu.prologue import NO_PROLOGUE, Delta, Prologue
 from ostro.kernels.gpu.rope_store import QKNormWeights, rope_store, rotation_table
+from ostro.kernels.gpu.routing import Routed, by_expert, empty_tiles, route, tile_height
 from ostro.kernels.gpu.sampling import SamplerTables, sample_tokens
 from ostro.kernels.gpu.signatures import digest_sources
+from ostro.kernels.gpu.single_experts import single_inner, single_outer
 from ostro.kernels.gpu.small_batch import small_linear
 from ostro.kernels.gpu.step_inputs import FIELDS, unpack
 from ostro.kernels.gpu.tilings import Matmul, Tiling, binary_of
@@ -48,27 +56,74 @@ _THREADS = 16
 _TOKENS = (1, 256, 2048)
 # Each of these numbers of rows has its own small-batch matmul kernel.
 _ROWS = (1, 2, 4, 16, 32, 64, 128, 256)
+# With these, tiles of experts have every height that they may have.
+_MIXED_ROWS = tuple(1 << power for power in range(1, 15))
 # The sampler likewise has one kernel for few rows and one for many.
 _SAMPLED = (1, 32)
+
+Job: TypeAlias = Callable[[], object]
+Jobs: TypeAlias = Iterator[Job]
+
+_log = logging.getLogger(__name__)
+
+
+def compile_kernels(decoder: FusedDecoder, attention: AttentionWorkspace, kernel_choices: str) -> None:
+    """Decides which of the decoder's matmuls are our own, as `EngineConfig.kernel_choices` says, and compiles what its
+    steps will need.
+    """
+    device = attention.scratch.arrived.device
+    gpu, compiler = this_gpu(device), Compiler(decoder, attention)
+    decoder.choices = _known(decoder, kernel_choices, gpu)
+    unknown = _to_measure(decoder, decoder.choices, kernel_choices)
+    if not unknown:
+        compiler.compile(decoder.choices)
+        return
+    clock = _clock(decoder, cache_bytes=l2_cache_bytes(device))
+    compiler.compile(decoder.choices, clock.trials(unknown, gpu))
+    started = time.monotonic()
+    measured = choose(unknown, gpu, clock)
+    _log.info("measured kernels for %d matmuls in %.1f s", len(unknown), time.monotonic() - started)
+    for each in unknown:
+        _log.info("our own kernel computes %s for %s rows", each, measured.own_rows(each))
+    keep(measured, gpu)
+    decoder.choices |= measured
+    compiler.compile_matmuls(decoder.choices)
+
+
+def launches(decoder: FusedDecoder, attention: AttentionWorkspace, kernel_choices: str, gpu: Gpu) -> list[Job]:
+    """What `compile_kernels` launches on this GPU, whatever it will choose."""
+    compiler, choices = Compiler(decoder, attention), _known(decoder, kernel_choices, gpu)
+    unknown = _to_measure(decoder, choices, kernel_choices)
+    if not unknown:
+        return compiler.launches(choices)
+    found = compiler.launches(choices, _clock(decoder).trials(unknown, gpu))
+    for each in conceivable(unknown, gpu):
+        found += compiler.matmul_launches(choices | each)
+    return found
+
+
+def _known(decoder: FusedDecoder, kernel_choices: str, gpu: Gpu) -> Choices:
+    return known(kernel_choices, gpu).of(decoder.matmuls)
+
+
+def _to_measure(decoder: FusedDecoder, choices: Choices, kernel_choices: str) -> list[Matmul]:
+    return [each for each in decoder.matmuls if each not in choices] if kernel_choices == "auto" else []
+
+
+def _clock(decoder: FusedDecoder, cache_bytes: int = 0) -> DeviceClock:
+    activation = decoder.layers[0].mlp.activation
+    return DeviceClock(decoder.matmuls, activation, overlaps=decoder.overlaps, cache_bytes=cache_bytes)
 
 
 class Compiler:
     """For layers whose matrices have the same shapes."""
 
-    def __init__(
-        self,
-        model: Decoder,
-        layers: Sequence[LayerPlan],
-        scratch: DecodeScratch,
-        *,
-        kv_dtype: torch.dtype,
-        overlaps: bool,
-        leads_from_attention: bool,
-    ) -> None:
-        self._model, self._layers, self._scratch, self._kv_dtype = model, layers, scratch, kv_dtype
-        self._overlaps, self._leads_from_attention = overlaps, leads_from_attention
+    def __init__(self, decoder: FusedDecoder, attention: AttentionWorkspace) -> None:
+        self._model, self._layers, self._scratch = decoder.model, decoder.layers, attention.scratch
+        self._kv_dtype = attention.pages.memory.dtype
+        self._overlaps, self._leads_from_attention = decoder.overlaps, decoder.leads_from_attention
         # A row of the stream.
-        self._like = model.backbone.embed_tokens.weight[0]
+        self._like = self._model.backbone.embed_tokens.weight[0]
 
     def compile(self, choices: Choices, trials: Iterable[Job] = ()) -> None:
         """All kernels that steps need with these choices, and what `trials` run."""
@@ -85,7 +140,7 @@ class Compiler:
             *_sampler(model, like),
             *_attention(model, layers, scratch, like, pages, pdl=self._overlaps, leads=self._leads_from_attention),
             *_matmuls(model, layers, like, self._overlaps, choices),
-            *mixture_launches(layers, like, self._overlaps),
+            *_mixtures(layers, like, self._overlaps),
             *trials,
             *_between(model, layers, like, pages, self._overlaps),
         ]
@@ -140,13 +195,13 @@ def _attention(
     # The maximum number of rows for any of the concurrent plans below.
     rows, heads, dim = scratch.max_rows, shape.num_heads, shape.head_dim
     keys, values = pages
-    groups, least = integers(like, GROUP_ARRAYS, rows), PrefixLimits().rows
-    tables = integers(like, rows, -(-shape.max_seq_len // scratch.page_size))
+    groups, least = _integers(like, GROUP_ARRAYS, rows), PrefixLimits().rows
+    tables = _integers(like, rows, -(-shape.max_seq_len // scratch.page_size))
     q = like.new_zeros(rows, (heads + 2 * shape.num_kv_heads) * dim)[:, : heads * dim].unflatten(1, (heads, dim))
     out = torch.zeros(q.shape, dtype=q.dtype, device=q.device)
     specs, sinks = [layer.attention.spec for layer in layers], layers[0].attention.sinks
     for spec in {(spec.window is None, spec.softcap is None): spec for spec in specs}.values():
-        yield partial(prefill_attention, q, keys, values, tables, integers(like, 1, 4), out, spec, sinks=sinks)
+        yield partial(prefill_attention, q, keys, values, tables, _integers(like, 1, 4), out, spec, sinks=sinks)
         decode = partial(decode_attention, pdl=pdl, leads=leads)
         # Few rows have a kernel of their own.
         for number in sorted({1, rows}):
@@ -155,11 +210,11 @@ def _attention(
             yield partial(decode, q, keys, values, tables, scratch, out, spec, sinks, groups=groups)
     for window in {spec.window is None: spec.window for spec in specs}.values():
         for size in plan_sizes(scratch.max_rows):
-            lens = integers(like, min(size, scratch.max_rows))
+            lens = _integers(like, min(size, scratch.max_rows))
             yield partial(plan_decode, lens, scratch, window)
             if window is None and scratch.prefix is not None and len(lens) >= least:
                 yield partial(plan_decode, lens, scratch, groups=groups)
-    yield partial(unpack, integers(like, FIELDS, 1), integers(like, 1))
+    yield partial(unpack, _integers(like, FIELDS, 1), _integers(like, 1))
 
 
 def _half(model: Decoder, attention: AttentionPlan) -> int | None:
@@ -175,10 +230,10 @@ def _sampler(model: Decoder, like: Tensor) -> Jobs:
     # As `finished_logits` returns them.
     dtype = like.dtype if model.logit_softcap is None else torch.float32
     for rows in _SAMPLED:
-        logits, nobody = like.new_zeros(rows, model.shape.vocab_size, dtype=dtype), integers(like, rows).fill_(-1)
+        logits, nobody = like.new_zeros(rows, model.shape.vocab_size, dtype=dtype), _integers(like, rows).fill_(-1)
         errors = torch.zeros(rows, dtype=torch.int8, device=like.device)
         for truncated in (True, False):
-            sample = partial(sample_tokens, logits, nobody, tables, integers(like, rows), errors)
+            sample = partial(sample_tokens, logits, nobody, tables, _integers(like, rows), errors)
             yield partial(sample, truncated=truncated, penalties=False)
 
 
@@ -308,3 +363,37 @@ def _norms(first: LayerPlan, last: NormWeights, x: Tensor, pdl: bool) -> Jobs:
         yield partial(add_norm, x, None, norm, pdl=pdl)
     for after, norm in {(after and after.kind, norm and norm.kind): (after, norm) for after, norm in added}.values():
         yield partial(add_norm, x, x.clone(), norm, delta_norm=after, multiplier=first.multiplier, pdl=pdl)
+
+
+def _mixtures(layers: Sequence[LayerPlan], like: Tensor, pdl: bool) -> Jobs:
+    """`like` is a row of the stream."""
+    for layer in kinds(layers):
+        if isinstance(layer.mlp, MixturePlan):
+            yield from _mixture(layer.mlp, layer, like, pdl)
+
+
+def _mixture(mixture: MixturePlan, layer: LayerPlan, like: Tensor, pdl: bool) -> Jobs:
+    count, chosen, inner = mixture.count, mixture.chosen, mixture.down.weight.shape[2]
+    x, logits = like.new_zeros(1, len(like)), like.new_zeros(1, mixture.router.key.out_features)
+    shared = None if mixture.shared is None else Shared(x, logits[:, count] if mixture.gates_shared else None)
+    ending = Ending(shared, x.clone(), layer.multiplier) if layer.mlp_post_norm is None else Ending(shared)
+    norm = layer.mlp_norm if layer.folds else None
+    yield partial(single_inner, x, logits, mixture.up, chosen, mixture.activation, norm=norm, pdl=pdl)
+    rows = like.new_zeros(chosen, inner)
+    yield partial(single_outer, rows, logits, mixture.down, normalized=mixture.normalized, ending=ending, pdl=pdl)
+    yield partial(route, logits, count, chosen, normalized=mixture.normalized, pdl=pdl)
+    routed = Routed(_integers(like, 1, chosen), like.new_zeros(1, chosen, dtype=torch.float32))
+    yield partial(add_up, like.new_zeros(chosen, len(like)), routed, ending, pdl=pdl)
+    heights = {tile_height(rows * chosen, count): rows for rows in reversed(_MIXED_ROWS)}
+    for height, number in heights.items():
+        # There are none, so that nothing is multiplied.
+        tiles = empty_tiles(like.device, number * chosen, count, height)
+        x = like.new_zeros(number, len(like))
+        yield partial(inner_rows, x, mixture.up, tiles, chosen, mixture.activation, pdl=pdl)
+        yield partial(outer_rows, like.new_zeros(number * chosen, inner), mixture.down, tiles, pdl=pdl)
+    for number in _MIXED_ROWS:
+        yield partial(by_expert, _integers(like, number, chosen), count, tile_height(number * chosen, count), pdl=pdl)
+
+
+def _integers(like: Tensor, *shape: int) -> Tensor:
+    return torch.zeros(shape, dtype=torch.int32, device=like.device)

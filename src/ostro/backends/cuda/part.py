@@ -9,8 +9,7 @@ from torch import Tensor
 
 from ostro.backends.cuda.attention import AttentionWorkspace, StepAttention
 from ostro.backends.cuda.choices import Gpu
-from ostro.backends.cuda.expert_launches import Job
-from ostro.backends.cuda.first_launches import compile_kernels, launches
+from ostro.backends.cuda.compiling import Job, compile_kernels, launches
 from ostro.backends.cuda.fused import FusedDecoder
 from ostro.backends.cuda.graphs import StepGraphs
 from ostro.backends.cuda.layer_plan import why_unfused

@@ -29,11 +29,10 @@ from ostro.backends.cuda.decode_rows import DecodeRows, asked_logprobs, edits, m
 from ostro.backends.cuda.graphs import StepGraphs
 from ostro.backends.cuda.host_store import HostStore
 from ostro.backends.cuda.layer_plan import can_capture, why_unfused
-from ostro.backends.cuda.masks import TokenMasks, masked
 from ostro.backends.cuda.mixed_graphs import paying_tokens
 from ostro.backends.cuda.part import GpuPart
 from ostro.backends.cuda.projections import PackedLinear, QuantizedLinear
-from ostro.backends.cuda.sampling import DrawnTokens, Sampler, edited, failure
+from ostro.backends.cuda.sampling import DrawnTokens, Sampler, TokenMasks, edited, failure, masked
 from ostro.backends.cuda.shared_prefixes import PrefixLimits, SharedPrefixes
 from ostro.backends.cuda.step_plan import (
     Array,
