@@ -8,22 +8,20 @@ No tokens come back: rank 0 has all results itself.
 
 import logging
 import selectors
-import shutil
 import signal
 import socket
 import subprocess
-import tempfile
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from queue import SimpleQueue
 
 from ostro.backends.ranks.collective import TorchCollective, join_group
 from ostro.backends.ranks.messages import Failed, Group, Here, Join, Loaded, Read, ToRank, encode, receive
 from ostro.backends.ranks.ring import RingClosed, RingWriter
+from ostro.backends.ranks.store_directory import StoreDirectory
 from ostro.errors import ModelError, OstroError, Unavailable, from_process
 from ostro.processes.environment import engine_environment
 from ostro.processes.log_relay import Logged
@@ -46,7 +44,7 @@ class Ranks:
         self._finalizer = weakref.finalize(self, _end, self._watched)
         try:
             self._start()
-            join = Join(ranks, backend, str(Path(self._watched.directory) / "store"), devices)
+            join = Join(ranks, backend, str(self._watched.directory.path / "store"), devices)
             self.send(join)
             self._from_each()
             self.collective: TorchCollective = join_group(join, rank=0)
@@ -152,7 +150,7 @@ class _Watched:
 
     ranks: int
     ring: RingWriter = field(default_factory=RingWriter)
-    directory: str = field(default_factory=lambda: tempfile.mkdtemp(prefix="ostro-ranks-"))
+    directory: StoreDirectory = field(default_factory=StoreDirectory)
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
     sockets: list[socket.socket] = field(default_factory=list)
     answers: SimpleQueue[Here | Loaded | None] = field(default_factory=SimpleQueue)
@@ -235,4 +233,4 @@ def _end(watched: _Watched) -> None:
         sock.close()
     watched.ring.close()
     watched.ring.free()
-    shutil.rmtree(watched.directory, ignore_errors=True)
+    watched.directory.remove()
