@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from statistics import mean
 
 import pytest
 import torch
@@ -309,8 +310,10 @@ def test_keys_and_values_in_8_bits_score_a_prompt_nearly_as_well(device: torch.d
 
 
 @pytest.mark.skipif(not ON_GPU, reason="the interpreter multiplies bfloat16 as if it were integers")
+# torch's notice of a CPU without bfloat16 instructions.
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
 @pytest.mark.parametrize("name", CONFIGS)
-def test_16_bit_logits_are_near_those_of_a_32_bit_twin(name: str, device: torch.device) -> None:
+def test_16_bit_logits_stray_from_32_bits_no_further_than_the_cpus_do(name: str, device: torch.device) -> None:
     params = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0)
     prompt = tuple(torch.randint(0, VOCAB, (100,)).tolist())
     request = Request(id=0, prompt_ids=prompt, params=params, seed=0, prompt_logprobs_from=1)
@@ -318,7 +321,10 @@ def test_16_bit_logits_are_near_those_of_a_32_bit_twin(name: str, device: torch.
     rounded = random_model(CONFIGS[name])
     for parameter in rounded.parameters():
         parameter.data = parameter.data.bfloat16()
+    [twins] = on_cpu(rounded, [request]).values()
     [given] = on_gpu(rounded, device, [request])[0].values()
-    differences = [abs(a.logprob - b.logprob) for a, b in zip(given[2], expected[2], strict=True)]
     # These weights are wide apart, so that rounding to 8 bits of mantissa shows more than in a trained model.
-    assert sum(differences) / len(differences) < 0.2
+    ours, theirs = (
+        mean(abs(a.logprob - b.logprob) for a, b in zip(each[2], expected[2], strict=True)) for each in (given, twins)
+    )
+    assert ours < 1.5 * theirs
