@@ -60,9 +60,7 @@ def pages_of(attention: Attention, shape: PagesShape, mesh: Mesh | AbstractMesh,
     return on(mesh, pages, attention.layout.specs())
 
 
-@pytest.mark.parametrize(
-    "family", ["llama", *(pytest.param(name, marks=pytest.mark.slow) for name in ("gemma2", "olmo2"))]
-)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_steps_lower_for_tpu_and_cuda(family: str) -> None:
     config = FAMILIES[family]
     described = describe(config)

@@ -92,7 +92,7 @@ def run(
     return tokens
 
 
-BOTH = pytest.mark.parametrize("tp", [1, 8])
+BOTH = pytest.mark.parametrize("tp", [pytest.param(1, marks=pytest.mark.full), 8])
 SETTINGS = pytest.mark.parametrize("params", [GREEDY, SEEDED], ids=["greedy", "seeded"])
 
 

@@ -16,6 +16,9 @@ from model_directory import write_model
 
 from ostro import LLM, EngineConfig, SamplingParams
 
+# All programs are compiled, by a process of its own.
+pytestmark = pytest.mark.full
+
 PROMPT = "the quick brown fox"
 SIZES = ("--max-batch-seqs", "8", "--max-batch-tokens", "64", "--kv-memory", "8M")
 NUM_PROGRAMS = 10

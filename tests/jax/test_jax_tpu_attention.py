@@ -42,6 +42,8 @@ def step() -> tuple[Tiles, np.ndarray[Any, np.dtype[np.int32]]]:
     return Tiles(first, start, length, row, jnp.asarray(table)), slots
 
 
+# Each of JAX's operations is compiled. In `make test`, `test_jax_lowering` has steps with this kernel.
+@pytest.mark.full
 @pytest.mark.parametrize(
     "spec", [AttentionSpec(scale=0.3), AttentionSpec(scale=0.3, window=6), AttentionSpec(scale=0.5, softcap=2.0)]
 )
