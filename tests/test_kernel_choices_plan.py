@@ -4,7 +4,7 @@ from collections.abc import Container, Mapping
 from pathlib import Path
 
 import pytest
-from tiny_configs import BY_MODEL_TYPE, MIXTURES
+from every_family import TINY
 
 from ostro.backends.cuda.choices import MEASURED_LATER, Choices, Gpu, described_matmuls, keep, own_kernels
 from ostro.config import EngineConfig
@@ -18,7 +18,7 @@ from ostro.system import machine
 
 H200 = Gpu("NVIDIA H200", "9.0", Multiprocessors(132, 220 << 10))
 QWEN3_06B = {
-    **BY_MODEL_TYPE["qwen3"],
+    **TINY["qwen3"],
     "hidden_size": 1024,
     "intermediate_size": 3072,
     "num_attention_heads": 16,
@@ -57,17 +57,17 @@ def test_shipped_choices_are_shown() -> None:
 
 
 def test_what_is_not_known_yet_will_be_measured_or_is_the_librarys() -> None:
-    names, tiny = ("qkv", "output", "up", "down", "head"), BY_MODEL_TYPE["llama"]
+    names, tiny = ("qkv", "output", "up", "down", "head"), TINY["llama"]
     assert planned(tiny) == dict.fromkeys(names, MEASURED_LATER)
     assert planned(tiny, kernel_choices="off") == dict.fromkeys(names, "1")
 
 
 def test_what_an_earlier_start_measured_is_shown() -> None:
-    described = describe(dict(BY_MODEL_TYPE["llama"]), max_seq_len=None)
+    described = describe(dict(TINY["llama"]), max_seq_len=None)
     assert isinstance(described, Architecture)
     matmuls = described_matmuls(described, 16)
     keep(Choices({matmuls["down"]: {16: DotTiling(64, 32, 4, stages=2), 64: None}}), H200)
-    shown = planned(BY_MODEL_TYPE["llama"])
+    shown = planned(TINY["llama"])
     assert shown is not None
     assert (shown["down"], shown["up"]) == ("1-16", MEASURED_LATER)
 
@@ -83,14 +83,14 @@ def test_where_something_else_decides_nothing_is_shown(settings: dict[str, objec
 
 def test_nothing_is_chosen_for_weights_that_stay_quantised() -> None:
     """They were said to be measured later, and never were."""
-    tiny = BY_MODEL_TYPE["llama"]
+    tiny = TINY["llama"]
     layers = [f"model.layers.{number}.mlp.down_proj.weight" for number in range(int(str(tiny["num_hidden_layers"])))]
     assert planned_beside(layers, tiny) == dict.fromkeys(("qkv", "output", "up", "head"), MEASURED_LATER)
     assert "down" in (planned_beside(layers[:-1], tiny) or ()), "the last layer's is not"
 
 
 def test_nothing_is_chosen_for_models_that_run_unfused() -> None:
-    mixture = MIXTURES["qwen3_moe"]
+    mixture = TINY["qwen3_moe"]
     assert planned(mixture) is not None
     assert planned({**mixture, "moe_intermediate_size": 12}) is None
 

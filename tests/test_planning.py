@@ -8,10 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import tiny_configs
 import tiny_models
 import torch
 from encoder_directory import WIDE, reference, write_encoder
+from every_family import MIXTURES, TINY, family_of_case
+from family_case import EXPERT_SIZES, GRANITE_SCALES
 from fault_proxy import Fault, FaultProxy
 from gguf_factory import write_tiny_gguf
 from hypothesis import given
@@ -45,7 +46,7 @@ from ostro.weights.adapter import read_adapter
 
 MIB, GIB = 1 << 20, 1 << 30
 LLAMA: Mapping[str, object] = {
-    **tiny_configs.LLAMA,
+    **TINY["llama"],
     "vocab_size": 16000,
     "hidden_size": 768,
     "intermediate_size": 2304,
@@ -56,7 +57,7 @@ LLAMA: Mapping[str, object] = {
     "tie_word_embeddings": False,
 }
 GPT2: Mapping[str, object] = {
-    **tiny_configs.GPT2,
+    **TINY["gpt2"],
     "vocab_size": 20000,
     "n_embd": 640,
     "n_layer": 6,
@@ -76,7 +77,7 @@ GEMMA2: Mapping[str, object] = {
     "query_pre_attn_scalar": 64,
 }
 OLMO3: Mapping[str, object] = {**LLAMA, "architectures": ["Olmo3ForCausalLM"], "sliding_window": 512}
-GRANITE: Mapping[str, object] = {**LLAMA, **tiny_configs.GRANITE_SCALES, "architectures": ["GraniteForCausalLM"]}
+GRANITE: Mapping[str, object] = {**LLAMA, **GRANITE_SCALES, "architectures": ["GraniteForCausalLM"]}
 OLMOE: Mapping[str, object] = {
     **LLAMA,
     "architectures": ["OlmoeForCausalLM"],
@@ -297,7 +298,7 @@ def test_of_a_mixture_of_experts_those_that_a_token_goes_through_are_counted(
     backend: BackendName, quantize: Quantization, tmp_path: Path
 ) -> None:
     """As if the others were not there."""
-    config = {**tiny_configs.MIXTURES["qwen3_moe"], "vocab_size": 500, "hidden_size": 192, "head_dim": 32}
+    config = {**TINY["qwen3_moe"], "vocab_size": 500, "hidden_size": 192, "head_dim": 32}
     config |= {"moe_intermediate_size": 96, "num_experts": 10, "num_experts_per_tok": 3, "num_hidden_layers": 4}
     engine = EngineConfig(device="cpu", kv_memory=MIB, quantize=quantize, backend=backend)
     found = plan(write_checkpoint(tmp_path / "all", config, torch.float16), engine)
@@ -310,7 +311,7 @@ def test_of_a_mixture_of_experts_those_that_a_token_goes_through_are_counted(
 
 NATIVE: Mapping[str, object] = {
     **tiny_models.GEMMA2,
-    **tiny_configs.EXPERT_SIZES,
+    **EXPERT_SIZES,
     "vocab_size": 500,
     "hidden_size": 192,
     "intermediate_size": 328,
@@ -347,13 +348,13 @@ def test_what_runs_natively_is_known_and_counted_as_it_is_packed(
     """Every family either runs natively, as was planned, or on torch for the reason that was planned."""
     config = {**NATIVE, **changes, "architectures": [family.architecture]}
     if family.model_type == "gpt2":
-        config = {**tiny_configs.GPT2, "vocab_size": 500, "n_embd": 192, "n_head": 6, "tie_word_embeddings": True}
+        config = {**TINY["gpt2"], "vocab_size": 500, "n_embd": 192, "n_head": 6, "tie_word_embeddings": True}
     directory = write_checkpoint(tmp_path / "model", config, dtype)
     engine = EngineConfig(device="cpu", kv_memory=MIB, quantize=quantize, serving=True)
     try:
         found = plan(directory, engine)
     except Unsupported as error:
-        assert family.model_type in tiny_configs.MIXTURES
+        assert family in map(family_of_case, MIXTURES)
         with pytest.raises(Unsupported, match=re.escape(error.message)):
             load_runner(open_checkpoint(directory), engine)
         return
@@ -612,7 +613,7 @@ def test_keys_and_values_may_be_limited_and_take_less_if_less_is_of_use(
 
 
 def test_on_a_gpu_a_steps_rows_of_experts_are_counted(tmp_path: Path) -> None:
-    config = {**tiny_configs.MIXTURES["qwen3_moe"], "moe_intermediate_size": 96, "hidden_size": 32}
+    config = {**TINY["qwen3_moe"], "moe_intermediate_size": 96, "hidden_size": 32}
     config |= {"num_experts": 10}
     few, many = (
         plan(

@@ -6,9 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import tiny_configs
 import tiny_models
 import torch
+from every_family import TINY
 from model_directory import write_model
 from peft_directory import random_adapter
 from tiny_models import random_model
@@ -45,7 +45,7 @@ ALL: Mapping[str, Mapping[str, object]] = {
     "gemma2": GEMMA2,
     "olmo2": {**LLAMA, "architectures": ["Olmo2ForCausalLM"]},
     "phi3": {**LLAMA, "architectures": ["Phi3ForCausalLM"]},
-    "gpt2": {**tiny_configs.GPT2, "vocab_size": 64, "n_embd": 64, "n_positions": 512},
+    "gpt2": {**TINY["gpt2"], "vocab_size": 64, "n_embd": 64, "n_positions": 512},
 }
 PROMPTS = [tuple(range(1, 2 + 7 * n)) for n in range(1, 6)]
 

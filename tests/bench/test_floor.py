@@ -3,7 +3,7 @@
 from collections import Counter
 
 import pytest
-from tiny_configs import BY_MODEL_TYPE
+from every_family import TINY
 
 from floor import H200, Rates, floor_seconds, hit, steps
 from ostro.models.architecture import Architecture
@@ -22,7 +22,7 @@ KEY_BYTES = 2 * 2 * 2 * 4 * 2
 
 
 def architecture(name: str = "llama", **changes: object) -> Architecture:
-    described = describe({**BY_MODEL_TYPE[name], **changes})
+    described = describe({**TINY[name], **changes})
     assert isinstance(described, Architecture)
     return described
 
@@ -127,6 +127,6 @@ def test_of_a_mixture_a_step_reads_the_experts_that_its_tokens_hit_and_multiplie
     assert floor_seconds(described, [Work([1, 2], 2)], rates=SLOW_MATHS) == pytest.approx(rows + pairs)
 
 
-@pytest.mark.parametrize("name", [name for name in BY_MODEL_TYPE if name != "hrm_text"])
+@pytest.mark.parametrize("name", [name for name in TINY if name != "hrm_text"])
 def test_every_family_has_a_floor(name: str) -> None:
     assert floor_seconds(architecture(name), [Work([1, 2], 2)], rates=H200) > 0

@@ -8,7 +8,7 @@ from itertools import accumulate
 
 import pytest
 import torch
-from tiny_configs import HRM_TEXT, MIXTURES
+from every_family import TINY
 from tiny_models import GEMMA2, LLAMA, MISTRAL, VOCAB, random_model
 from torch import Tensor
 from triton_device import DEVICE, slow_in_the_interpreter
@@ -233,8 +233,8 @@ def test_prefix_hits_and_preemption_leave_the_numbers_alone(device: torch.device
 
 
 def test_models_that_fused_kernels_do_not_run_are_refused(device: torch.device) -> None:
-    odd = {**MIXTURES["qwen3_moe"], "moe_intermediate_size": 12}
-    reasons = (HRM_TEXT, "its layers run several times"), (odd, "its experts' widths are not multiples of 8")
+    odd = {**TINY["qwen3_moe"], "moe_intermediate_size": 12}
+    reasons = (TINY["hrm_text"], "its layers run several times"), (odd, "its experts' widths are not multiples of 8")
     for config, reason in reasons:
         with pytest.raises(BadRequest, match=f"needs the fused kernels, and {reason}") as refusal:
             engine(random_model(config).to(device))

@@ -1,13 +1,15 @@
 """Every family's layers on fused kernels against their plain twin, the model's own `forward` on a CPU, in fp32."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import family_case
 import numpy as np
 import pytest
 import torch
 from dense_context import dense_logits
-from tiny_configs import BY_MODEL_TYPE, HRM_TEXT, MIXTURES, TORCH_ONLY
+from every_family import CASES, RUN_BY_ALL, TINY, configs_of, some
+from family_case import Config
 from tiny_models import random_model
 from torch import Tensor
 from triton_device import slow_in_the_interpreter
@@ -23,46 +25,28 @@ from ostro.engine.request import Request
 from ostro.engine.sequence import Sequence as EngineSequence
 from ostro.kernels.gpu.step_inputs import FIELDS, LENGTH, POSITION, SLOT, TOKEN
 from ostro.kernels.gpu.tilings import Matmul, Tiling, default_tiling
-from ostro.models.registry import FAMILIES
 from ostro.sampling_params import SamplingParams
 from ostro.torch_models.base import Model
 from ostro.torch_models.decoder import Decoder
 from ostro.torch_models.lora import Adapters
 
-Config = Mapping[str, object]
 PAGE, VOCAB = 16, 32
 SIZES: Config = {
+    **family_case.SIZES,
     "vocab_size": VOCAB,
     "hidden_size": 32,
     "num_attention_heads": 2,
     "num_key_value_heads": 1,
     "head_dim": 16,
-    "n_embd": 32,
-    "n_head": 2,
 }
-SLIDING: Config = {"sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"]}
 
 
-def variant(name: str, **changes: object) -> Config:
-    return {**BY_MODEL_TYPE[name], **SIZES, "rope_scaling": None, **changes}
+def narrowed(config: Config) -> Config:
+    """With windows that are shorter than the sequences below."""
+    return {**config, "sliding_window": 4} if config.get("sliding_window") else config
 
 
-VARIANTS: Mapping[str, Config] = {
-    **{name: variant(name) for name in BY_MODEL_TYPE if name not in {"hrm_text", *TORCH_ONLY}},
-    "cohere2": variant("cohere2", **SLIDING),
-    "exaone4": variant("exaone4", **SLIDING),
-    "gemma2": variant("gemma2", **SLIDING),
-    "gemma3_text": variant("gemma3_text", **SLIDING, attention_bias=True),
-    "olmo3": variant("olmo3", **SLIDING),
-    "mistral": variant("mistral", sliding_window=4),
-    "mixtral": variant("mixtral", sliding_window=4),
-    "gpt_oss": variant("gpt_oss", sliding_window=4),
-    "qwen3_moe, one layer without experts": variant("qwen3_moe", mlp_only_layers=[0]),
-    "starcoder2": variant("starcoder2", sliding_window=4),
-    "llama, biases": variant("llama", attention_bias=True, mlp_bias=True),
-    "gpt_neox, in turn": variant("gpt_neox", use_parallel_residual=False),
-    "phi3, half rotated": variant("phi3", partial_rotary_factor=0.5),
-}
+VARIANTS = {name: narrowed(config) for name, config in configs_of(RUN_BY_ALL, SIZES).items()}
 # Longer than the windows. What comes of a prompt at once, then one token of each sequence, then one of the first alone.
 LENGTHS, PROMPTS = (7, 4), (5, 3)
 
@@ -183,14 +167,26 @@ def some_ids() -> list[list[int]]:
     return [torch.randint(0, VOCAB, (length,)).tolist() for length in LENGTHS]
 
 
+# NumPy warns where an activation's exponential is infinite, as it may be on a GPU.
+@pytest.mark.filterwarnings("ignore:overflow encountered in exp")
 # Each takes seconds in the interpreter. There our own matmuls for several rows run once for each order of the parts.
 @pytest.mark.parametrize(
     ("name", "own"),
     [
-        *(pytest.param(name, nothing, id=f"{name}, library's matmuls") for name in VARIANTS),
         *(
-            pytest.param(name, own, id=f"{name}, {own.__name__.replace('_', ' ')} our own")
-            for name in ("llama", "gemma3_text", "gpt_neox")
+            pytest.param(
+                name, nothing, id=f"{name}, library's matmuls", marks=[] if name in CASES else [pytest.mark.full]
+            )
+            for name in VARIANTS
+        ),
+        *(
+            pytest.param(
+                name,
+                own,
+                id=f"{name}, {own.__name__.replace('_', ' ')} our own",
+                marks=[] if name == "gemma3" else [pytest.mark.full],
+            )
+            for name in ("llama", "gemma3", "gpt_neox")
             for own in (first_and_last, between)
         ),
         *(
@@ -198,7 +194,11 @@ def some_ids() -> list[list[int]]:
                 name,
                 everything,
                 id=f"{name}, own matmuls",
-                marks=[] if name in ("gemma3_text", "gpt_neox", "granite", "olmo2") else [slow_in_the_interpreter],
+                marks=[pytest.mark.full]
+                if name in ("granite", "olmo2")
+                else [slow_in_the_interpreter]
+                if name not in ("gemma3", "gpt_neox")
+                else [],
             )
             for name in VARIANTS
         ),
@@ -212,7 +212,10 @@ def test_fused_layers_give_the_twins_logits(name: str, own: Own, device: torch.d
         torch.testing.assert_close(ours, twins, rtol=1e-3, atol=2e-3)
 
 
-@pytest.mark.parametrize("name", ["gemma3_text", "gpt_oss", "olmo2", "gpt_neox", "granite", "qwen2_moe"])
+INVARIANT = ("gemma3", "gpt_oss", "olmo2", "gpt_neox", "granite", "qwen2_moe")
+
+
+@pytest.mark.parametrize("name", some(INVARIANT, "gemma3", "gpt_oss"))
 def test_invariant_layers_give_the_twins_logits_and_the_same_bits_token_by_token(
     name: str, device: torch.device
 ) -> None:
@@ -225,56 +228,72 @@ def test_invariant_layers_give_the_twins_logits_and_the_same_bits_token_by_token
     assert torch.equal(singly, whole)
 
 
+class Strays:
+    """How far logits of a model in 16 bits are from those of the same weights in 32, which no constant tells: these
+    weights are wide apart, and few.
+    """
+
+    def __init__(self, model: Decoder, ids: Sequence[list[int]]) -> None:
+        """Rounds the model's weights, but norms' where the family keeps them in float32."""
+        self._exact = torch.cat([dense_logits(model, each) for each in ids])
+        for path, parameter in model.named_parameters():
+            if "norm" not in path or model.described.norm.offset == 0:
+                parameter.data = parameter.data.bfloat16()
+        self._twins = self._of([dense_logits(model, each) for each in ids])
+
+    def check(self, given: Sequence[Tensor]) -> None:
+        """Kernels round less often than the twin, which computes in 16 bits; yet chance may bring it nearer."""
+        assert self._of(given) < 1.5 * self._twins
+
+    def _of(self, logits: Sequence[Tensor]) -> float:
+        return (torch.cat(list(logits)).float() - self._exact).abs().mean().item()
+
+
+# torch's notice of a CPU without bfloat16 instructions.
+in_16_bits = pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
+
+
 @pytest.mark.gpu
+@in_16_bits
 @pytest.mark.parametrize("own", [nothing, everything], ids=["library's matmuls", "own matmuls"])
 @pytest.mark.parametrize("name", VARIANTS)
-def test_16_bit_logits_are_near_those_of_a_32_bit_twin(name: str, own: Own, device: torch.device) -> None:
+def test_16_bit_logits_stray_from_32_bits_no_further_than_the_twins_do(
+    name: str, own: Own, device: torch.device
+) -> None:
     """With kernels that overlap, and norms that keep their weights in float32 where the model does."""
     # All experts, for rounding would change which are chosen.
     ids, model = some_ids(), decoder(name, num_experts_per_tok=4)
-    expected = [dense_logits(model, each) for each in ids]
-    for path, parameter in model.named_parameters():
-        if "norm" not in path or name not in ("gemma", "gemma2", "gemma3_text"):
-            parameter.data = parameter.data.bfloat16()
-    given = all_logits(Steps(model, device, ids, own=own))
-    for ours, twins in zip(given, expected, strict=True):
-        assert (ours - twins).abs().mean() < 0.1 * twins.abs().mean()
+    strays = Strays(model, ids)
+    strays.check(all_logits(Steps(model, device, ids, own=own)))
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", ["llama", "gemma3_text", "gpt_neox", "qwen3"])
+@in_16_bits
+@pytest.mark.parametrize("name", ["llama", "gemma3", "gpt_neox", "qwen3"])
 def test_a_model_with_measured_kernels_gives_the_twins_logits(
     name: str, device: torch.device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OSTRO_CACHE", str(tmp_path))
     ids, model = some_ids(), decoder(name)
-    expected = [dense_logits(model, each) for each in ids]
-    for path, parameter in model.named_parameters():
-        if "norm" not in path or name != "gemma3_text":
-            parameter.data = parameter.data.bfloat16()
+    strays = Strays(model, ids)
     for _ in range(2):
         # The second finds what the first has kept.
         steps = Steps(model, device, ids, kernel_choices="auto")
-        for ours, twins in zip(all_logits(steps), expected, strict=True):
-            assert (ours - twins).abs().mean() < 0.1 * twins.abs().mean()
+        strays.check(all_logits(steps))
         assert steps.part.decoder is not None
         assert all(matmul in kept(this_gpu(device)) for matmul in steps.part.decoder.matmuls)
 
 
-def test_every_family_but_those_of_torch_alone_is_among_them() -> None:
-    assert {family.model_type for family in FAMILIES} - set(VARIANTS) == {"hrm_text", *TORCH_ONLY}
-
-
 def test_other_models_have_none_for_a_reason() -> None:
-    assert why_unfused(random_model(HRM_TEXT)) == "its layers run several times a token"
-    odd = random_model({**MIXTURES["qwen3_moe"], "moe_intermediate_size": 12})
+    assert why_unfused(random_model(TINY["hrm_text"])) == "its layers run several times a token"
+    odd = random_model({**TINY["qwen3_moe"], "moe_intermediate_size": 12})
     assert why_unfused(odd) == "its experts' widths are not multiples of 8"
     for many in ({"num_experts": 513}, {"num_experts": 40, "num_experts_per_tok": 17}):
-        refused = why_unfused(random_model({**MIXTURES["qwen3_moe"], **many}))
+        refused = why_unfused(random_model({**TINY["qwen3_moe"], **many}))
         assert refused == "it has more than 512 experts in a layer, or 16 for a token"
     for most in ({"num_experts": 512}, {"num_experts": 40, "num_experts_per_tok": 16}):
-        assert why_unfused(random_model({**MIXTURES["qwen3_moe"], **most})) is None
-    assert {why_unfused(random_model(config)) for config in BY_MODEL_TYPE.values()} == {
+        assert why_unfused(random_model({**TINY["qwen3_moe"], **most})) is None
+    assert {why_unfused(random_model(config)) for config in TINY.values()} == {
         None,
         "its layers run several times a token",
         "its router scales what experts read",
@@ -297,4 +316,5 @@ def test_a_plan_knows_the_matmuls_that_a_loaded_model_has(name: str) -> None:
 
 def test_norms_fold_into_matmuls_unless_they_are_layer_norms() -> None:
     apart = {name for name in VARIANTS if not all(plan.folds for plan in layer_plans(decoder(name)))}
-    assert apart == {"cohere2", "gpt2", "gpt_neox", "gpt_neox, in turn", "starcoder2"}
+    assert apart == {name for name in VARIANTS if decoder(name).described.norm.kind == "layer"}
+    assert {"gpt2", "llama"} - apart == {"llama"}

@@ -5,11 +5,11 @@ In the interpreter the padded step runs directly; on a GPU it is captured.
 
 import pytest
 import torch
+from every_family import TINY
 from native_models import savable_model
 from test_gpu_ranks import two_ranks
 from test_gpu_runner import CONFIGS, SAMPLED, SHALLOW, Gains, on_cpu, requests, run, tokens
 from test_other_models import FAMILIES
-from tiny_configs import MIXTURES
 from tiny_models import random_model
 from triton_device import slow_in_the_interpreter
 
@@ -157,7 +157,7 @@ def test_small_models_have_larger_graphs() -> None:
 def test_of_a_mixture_the_experts_that_a_token_goes_through_count() -> None:
     wide = {"hidden_size": 4096, "moe_intermediate_size": 4096, "num_experts": 64}
     one, two, all_of_them = (
-        build_model({**MIXTURES["qwen3_moe"], **wide, "num_experts_per_tok": chosen}, dtype=torch.bfloat16, device=META)
+        build_model({**TINY["qwen3_moe"], **wide, "num_experts_per_tok": chosen}, dtype=torch.bfloat16, device=META)
         for chosen in (1, 2, 64)
     )
     assert paying_tokens(one) > paying_tokens(two) > paying_tokens(all_of_them)

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from every_family import CASES, config_of
 from hrm_brain import write_brain
 from peft_directory import random_adapter
 from test_gpu_runner import GREEDY, ON_GPU, QWEN3, gpu_engine, on_cpu, on_gpu, requests, run, tokens
-from tiny_configs import EXPERT_SIZES
-from tiny_models import LLAMA, VOCAB, random_model
+from tiny_models import LLAMA, random_model
 from triton_device import slow_in_the_interpreter
 
 from ostro.backends.cuda.runner import GpuRunner
@@ -23,78 +23,7 @@ from ostro.torch_models.lora import Adapters
 from ostro.weights.adapter import read_adapter
 from ostro.weights.hrm_checkpoint import open_hrm
 
-WIDE: Mapping[str, object] = {**LLAMA, "hidden_size": 64, "head_dim": 16}
-FAMILIES: Mapping[str, Mapping[str, object]] = {
-    "qwen2": {**WIDE, "architectures": ["Qwen2ForCausalLM"]},
-    "phi3": {**WIDE, "architectures": ["Phi3ForCausalLM"]},
-    "olmo2": {**WIDE, "architectures": ["Olmo2ForCausalLM"]},
-    "olmo3": {
-        **WIDE,
-        "architectures": ["Olmo3ForCausalLM"],
-        "sliding_window": 12,
-        "layer_types": ["sliding_attention", "full_attention"],
-    },
-    "granite": {
-        **WIDE,
-        "architectures": ["GraniteForCausalLM"],
-        "attention_multiplier": 0.2,
-        "residual_multiplier": 0.4,
-        "logits_scaling": 2.0,
-    },
-    "gpt_neox": {**WIDE, "architectures": ["GPTNeoXForCausalLM"]},
-    "cohere2": {
-        **WIDE,
-        "architectures": ["Cohere2ForCausalLM"],
-        "sliding_window": 12,
-        "sliding_window_pattern": 2,
-        "logit_scale": 0.5,
-    },
-    "exaone4": {
-        **WIDE,
-        "architectures": ["Exaone4ForCausalLM"],
-        "sliding_window": 12,
-        "sliding_window_pattern": 2,
-    },
-    "gemma": {**WIDE, "architectures": ["GemmaForCausalLM"]},
-    "glm4": {**WIDE, "architectures": ["Glm4ForCausalLM"]},
-    "starcoder2": {**WIDE, "architectures": ["Starcoder2ForCausalLM"], "sliding_window": 12},
-    "hrm_text": {
-        **WIDE,
-        "architectures": ["HrmTextForCausalLM"],
-        "model_type": "hrm_text",
-        "num_key_value_heads": 4,
-        "H_cycles": 2,
-        "L_cycles": 3,
-    },
-    "gpt_oss": {
-        **WIDE,
-        "architectures": ["GptOssForCausalLM"],
-        "num_experts": 6,
-        "num_experts_per_tok": 2,
-        "sliding_window": 12,
-        "rope_scaling": {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 64},
-    },
-    "llama4_text": {
-        **WIDE,
-        "architectures": ["Llama4ForCausalLM"],
-        "num_local_experts": 6,
-        "num_experts_per_tok": 1,
-        "intermediate_size_mlp": 40,
-        "interleave_moe_layer_step": 2,
-        "no_rope_layers": [1, 0],
-        "floor_scale": 8,
-    },
-    "olmoe": {**WIDE, "architectures": ["OlmoeForCausalLM"], "num_experts": 6, "num_experts_per_tok": 2},
-    "qwen2_moe": {**WIDE, **EXPERT_SIZES, "architectures": ["Qwen2MoeForCausalLM"]},
-    "gpt2": {
-        "architectures": ["GPT2LMHeadModel"],
-        "vocab_size": VOCAB,
-        "n_embd": 64,
-        "n_layer": 2,
-        "n_head": 4,
-        "n_positions": 128,
-    },
-}
+FAMILIES = {name: config_of(name, {**LLAMA, "hidden_size": 64, "head_dim": 16}) for name in CASES}
 
 
 @slow_in_the_interpreter

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from every_family import TINY
 from model_files import write_checkpoint
 from native_models import needs_library
 from test_gpu_runner import GREEDY, ON_GPU, on_cpu, requests, run, tokens
-from tiny_configs import BY_MODEL_TYPE
 from tiny_models import LLAMA, random_model
 
 from ostro.backends.cuda.quantize import quantize_fp8
@@ -39,7 +39,7 @@ LLAMA4: Config = {
     "attention_chunk_size": 12,
     "no_rope_layers": [1, 0],
 }
-GEMMA4: Config = {**BY_MODEL_TYPE["gemma4_text"], "vocab_size": 64, "max_position_embeddings": 512}
+GEMMA4: Config = {**TINY["gemma4"], "vocab_size": 64, "max_position_embeddings": 512}
 GEMMA4 = {**GEMMA4, "hidden_size": 32, "head_dim": 8, "vocab_size_per_layer_input": 64}
 
 
@@ -50,7 +50,7 @@ def described(config: Config, max_seq_len: int | None = None) -> Architecture:
 
 
 def test_only_models_that_need_it_have_plain_attention() -> None:
-    for name, config in BY_MODEL_TYPE.items():
+    for name, config in TINY.items():
         found = describe(config)
         if isinstance(found, Architecture):
             assert (why_plain_attention(found) is not None) == name.startswith("gemma4")

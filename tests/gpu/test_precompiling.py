@@ -15,10 +15,10 @@ from typing import Any
 
 import msgspec
 import pytest
+from every_family import TINY
 from model_directory import write_model
 from native_models import ModelCheckpoint, savable_model
 from quantized_packers import FORMATS, write_quantized
-from tiny_configs import BY_MODEL_TYPE
 
 from ostro.backends.backend import OpenedModel
 from ostro.backends.cuda.choices import Gpu
@@ -34,7 +34,7 @@ CONFIGS = Path(__file__).parents[2] / "bench" / "configs"
 PROBE = Path(__file__).parents[1] / "support" / "precompile_probe.py"
 H200 = Gpu("NVIDIA H200", "9.0", Multiprocessors(132, 220 << 10))
 
-QUANTIZED = {**BY_MODEL_TYPE["llama"], "hidden_size": 64, "intermediate_size": 64, "head_dim": 32}
+QUANTIZED = {**TINY["llama"], "hidden_size": 64, "intermediate_size": 64, "head_dim": 32}
 
 
 def config(name: str, layers: int = 2) -> dict[str, object]:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import pytest
 import torch
-from tiny_configs import HRM_TEXT, MIXTURES
+from every_family import TINY
 from tiny_models import GEMMA2, LLAMA, VOCAB, random_model
 from triton_device import DEVICE, slow_in_the_interpreter
 from triton_fp8 import round_as_gpus_do
@@ -62,9 +62,9 @@ def test_projections_of_the_layers_are_replaced_and_nothing_else(device: torch.d
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
-        (HRM_TEXT, "layers run several times"),
+        (TINY["hrm_text"], "layers run several times"),
         ({**LLAMA, "head_dim": 16, "intermediate_size": 40}, "multiple of 16"),
-        (MIXTURES["olmoe"], "no kernels for experts in 8 bits"),
+        (TINY["olmoe"], "no kernels for experts in 8 bits"),
     ],
 )
 def test_models_that_it_cannot_serve_are_refused_before_they_are_touched(

@@ -11,6 +11,7 @@ from typing import Any
 
 import gguf
 import numpy as np
+from every_family import CASES, configs_of
 from native_directory import write as write_directory
 from native_models import ModelCheckpoint, savable_model
 from peft_directory import random_adapter
@@ -30,158 +31,10 @@ _SIZES: Mapping[str, object] = {
     "head_dim": 16,
     "max_position_embeddings": 64,
     "rms_norm_eps": 1e-5,
-    "rope_theta": 10000.0,
-    "tie_word_embeddings": False,
 }
-_EXPERTS: Mapping[str, object] = {"num_experts": 4, "num_experts_per_tok": 2}
-_LONGROPE = {"type": "longrope", "short_factor": [1.0] * 6, "long_factor": [2.0] * 6}
-_GEMMA: Mapping[str, object] = {
-    "sliding_window": 8,
-    "query_pre_attn_scalar": 16,
-    "attn_logit_softcapping": 20.0,
-    "final_logit_softcapping": 10.0,
-    "hidden_activation": "gelu_pytorch_tanh",
-    "tie_word_embeddings": True,
-}
-CONFIGS: Mapping[str, Mapping[str, object]] = {
-    "llama": {**_SIZES, "architectures": ["LlamaForCausalLM"]},
-    "mistral": {**_SIZES, "architectures": ["MistralForCausalLM"], "sliding_window": 8},
-    "qwen2": {**_SIZES, "architectures": ["Qwen2ForCausalLM"], "rope_scaling": {"rope_type": "yarn", "factor": 2.0}},
-    "qwen3": {
-        **_SIZES,
-        "architectures": ["Qwen3ForCausalLM"],
-        "use_sliding_window": True,
-        "sliding_window": 4,
-        "layer_types": ["full_attention", "sliding_attention"],
-    },
-    "gemma2": {**_SIZES, **_GEMMA, "architectures": ["Gemma2ForCausalLM"]},
-    "gemma3": {
-        **_SIZES,
-        **_GEMMA,
-        "architectures": ["Gemma3ForCausalLM"],
-        "rope_parameters": {
-            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
-            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
-        },
-    },
-    "phi3": {
-        **_SIZES,
-        "architectures": ["Phi3ForCausalLM"],
-        "original_max_position_embeddings": 32,
-        "partial_rotary_factor": 0.75,
-        "rope_scaling": _LONGROPE,
-    },
-    "cohere2": {**_SIZES, "architectures": ["Cohere2ForCausalLM"], "sliding_window": 8, "logit_scale": 0.5},
-    "exaone4": {**_SIZES, "architectures": ["Exaone4ForCausalLM"], "sliding_window": 8, "sliding_window_pattern": "LG"},
-    "gemma": {**_SIZES, "architectures": ["GemmaForCausalLM"], "hidden_act": "gelu"},
-    "glm4": {**_SIZES, "architectures": ["Glm4ForCausalLM"], "partial_rotary_factor": 0.5},
-    "ministral3": {
-        **_SIZES,
-        "architectures": ["Ministral3ForCausalLM"],
-        "rope_parameters": {
-            "rope_type": "yarn",
-            "factor": 2.0,
-            "original_max_position_embeddings": 32,
-            "llama_4_scaling_beta": 0.1,
-        },
-    },
-    "olmo2": {**_SIZES, "architectures": ["Olmo2ForCausalLM"]},
-    "olmo3": {**_SIZES, "architectures": ["Olmo3ForCausalLM"], "sliding_window": 8},
-    "smollm3": {**_SIZES, "architectures": ["SmolLM3ForCausalLM"], "no_rope_layers": [1, 0]},
-    "granite": {
-        **_SIZES,
-        "architectures": ["GraniteForCausalLM"],
-        "attention_multiplier": 0.2,
-        "embedding_multiplier": 3.0,
-        "residual_multiplier": 0.4,
-        "logits_scaling": 2.0,
-    },
-    "gpt_neox": {**_SIZES, "architectures": ["GPTNeoXForCausalLM"], "model_type": "gpt_neox", "rotary_pct": 0.5},
-    "starcoder2": {**_SIZES, "architectures": ["Starcoder2ForCausalLM"], "norm_epsilon": 1e-5, "sliding_window": 8},
-    "gpt2": {
-        "architectures": ["GPT2LMHeadModel"],
-        "model_type": "gpt2",
-        "vocab_size": VOCAB,
-        "n_embd": 32,
-        "n_layer": 2,
-        "n_head": 2,
-        "n_positions": 64,
-    },
-    # Their experts are stored one by one, or all in one tensor; some layers have none, or an MLP beside them.
-    "mixtral": {**_SIZES, **_EXPERTS, "architectures": ["MixtralForCausalLM"], "sliding_window": 8},
-    "gpt_oss": {
-        **_SIZES,
-        **_EXPERTS,
-        "architectures": ["GptOssForCausalLM"],
-        "sliding_window": 8,
-        "rope_scaling": {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 32},
-    },
-    "olmoe": {**_SIZES, **_EXPERTS, "architectures": ["OlmoeForCausalLM"]},
-    "granitemoe": {**_SIZES, **_EXPERTS, "architectures": ["GraniteMoeForCausalLM"], "attention_multiplier": 0.2},
-    "qwen2_moe": {
-        **_SIZES,
-        **_EXPERTS,
-        "architectures": ["Qwen2MoeForCausalLM"],
-        "moe_intermediate_size": 16,
-        "shared_expert_intermediate_size": 32,
-    },
-    "qwen3_moe": {
-        **_SIZES,
-        **_EXPERTS,
-        "architectures": ["Qwen3MoeForCausalLM"],
-        "moe_intermediate_size": 16,
-        "decoder_sparse_step": 1,
-        "mlp_only_layers": [1],
-        "norm_topk_prob": True,
-    },
-    # Only torch runs these.
-    "gemma4-experts": {
-        **_SIZES,
-        "architectures": ["Gemma4ForCausalLM"],
-        "sliding_window": 8,
-        "global_head_dim": 32,
-        "hidden_size_per_layer_input": 0,
-        "enable_moe_block": True,
-        "num_experts": 4,
-        "top_k_experts": 2,
-        "moe_intermediate_size": 16,
-    },
-    "gemma4-unified": {
-        **_SIZES,
-        "architectures": ["Gemma4UnifiedForCausalLM"],
-        "head_dim": 8,
-        "layer_types": ["sliding_attention", "full_attention"],
-        "sliding_window": 8,
-        "global_head_dim": 16,
-        "final_logit_softcapping": 30.0,
-    },
-    "gemma4": {
-        **_SIZES,
-        "architectures": ["Gemma4ForCausalLM"],
-        "num_hidden_layers": 3,
-        "layer_types": ["sliding_attention", "full_attention", "full_attention"],
-        "sliding_window": 8,
-        "global_head_dim": 24,
-        "num_global_key_value_heads": 1,
-        "attention_k_eq_v": True,
-        "num_kv_shared_layers": 1,
-        "use_double_wide_mlp": True,
-        "hidden_size_per_layer_input": 8,
-        "vocab_size_per_layer_input": VOCAB,
-    },
-    "llama4": {
-        **_SIZES,
-        "architectures": ["Llama4ForCausalLM"],
-        "num_local_experts": 4,
-        "num_experts_per_tok": 2,
-        "attention_chunk_size": 16,
-        "floor_scale": 4,
-        "intermediate_size_mlp": 48,
-        "moe_layers": [1],
-        "no_rope_layers": [1, 0],
-    },
-    "hrm_text": {**_SIZES, "architectures": ["HrmTextForCausalLM"], "num_layers_per_stack": 1, "H_cycles": 1},
-}
+# What most files tell.
+_TOLD: Mapping[str, object] = {"rope_theta": 10000.0, "tie_word_embeddings": False}
+CONFIGS = {name: {**config, **_TOLD} for name, config in configs_of(tuple(CASES), _SIZES).items()}
 _GGUF_TYPES = {
     "F32": gguf.GGMLQuantizationType.F32,
     "F16": gguf.GGMLQuantizationType.F16,

@@ -12,7 +12,8 @@ from pathlib import Path
 import torch
 from checkpoint_fuzzer import PROMPT, Bench, fuzz, plan_for_gpu
 from checkpoint_mutations import Subject
-from encoder_directory import CASES, WIDE, Config, add_modules, reference, write_encoder
+from encoder_directory import CASES, WIDE, add_modules, reference, write_encoder
+from family_case import Config
 
 from ostro.backends.loading import load_runner
 from ostro.config import EngineConfig

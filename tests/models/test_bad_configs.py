@@ -1,26 +1,27 @@
 """Every number of a config is validated before anything is sized by it: by all runners, by planning, natively."""
 
 import math
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 import tiny_models
 import torch
+from every_family import CASES
+from every_family import TINY as CONFIGS
+from family_case import Config, longrope
 from model_directory import write_model
 from native_models import ModelCheckpoint, needs_library, savable_model
-from tiny_configs import BY_MODEL_TYPE as CONFIGS
-from tiny_configs import GPT2, LLAMA, LONGROPE
 from tiny_models import random_model
 
 from ostro.backends.loading import load_runner
 from ostro.backends.planning import plan
 from ostro.config import EngineConfig
 from ostro.errors import BadCheckpoint, ModelError, OstroError, UnsupportedModel
-from ostro.models.registry import FAMILIES, describe
+from ostro.models.registry import describe
 from ostro.torch_models.build import build_model
 
-Config = Mapping[str, object]
+LLAMA, GPT2 = CONFIGS["llama"], CONFIGS["gpt2"]
+LONGROPE = longrope(4)
 
 WRONG: tuple[object, ...] = (0, -1, 2**31, 10**400, math.nan, math.inf, -math.inf, True, "8", [8], {}, 0.5)
 
@@ -28,10 +29,6 @@ WRONG: tuple[object, ...] = (0, -1, 2**31, 10**400, math.nan, math.inf, -math.in
 @pytest.mark.parametrize("family", CONFIGS)
 def test_a_config_of_each_family_passes(family: str) -> None:
     describe(CONFIGS[family])
-
-
-def test_there_is_a_config_of_each_family() -> None:
-    assert CONFIGS.keys() == {family.model_type for family in FAMILIES}
 
 
 @pytest.mark.parametrize(
@@ -52,10 +49,7 @@ def test_a_count_that_is_none_is_refused_by_name(family: str, field: str) -> Non
     ("family", "field"),
     [
         *((name, field) for name, config in CONFIGS.items() for field, value in config.items() if type(value) is float),
-        *((name, "rope_theta") for name in CONFIGS if not name.startswith(("gpt", "gemma4"))),
-        ("gemma2", "query_pre_attn_scalar"),
-        ("gemma3_text", "rope_local_base_freq"),
-        ("gpt_neox", "rotary_emb_base"),
+        *((name, field) for name, case in CASES.items() for field in case.numbers if field not in CONFIGS[name]),
     ],
 )
 def test_a_number_that_is_none_is_refused_by_name(family: str, field: str) -> None:
@@ -66,18 +60,18 @@ def test_a_number_that_is_none_is_refused_by_name(family: str, field: str) -> No
 
 
 @pytest.mark.parametrize("factor", [2, 4000, 400000, 0, -0.5, math.nan, 0.1])
-@pytest.mark.parametrize("family", [name for name in CONFIGS if name not in ("gpt2", "phi3")])
+@pytest.mark.parametrize("family", [name for name, case in CASES.items() if case.ropes])
 def test_more_than_a_head_never_rotates_nor_an_odd_part_of_it(family: str, factor: float) -> None:
     """A partial_rotary_factor above one made the native core write beyond its buffers."""
     table = {"rope_type": "default", "partial_rotary_factor": factor}
     both = {"full_attention": table, "sliding_attention": table}
-    rope = both if family in ("gemma3_text", "gemma4_text", "gemma4_unified_text", "olmo3") else table
+    rope = both if CASES[family].ropes == 2 else table
     with pytest.raises(BadCheckpoint, match="'partial_rotary_factor'"):
-        describe({**CONFIGS[family], "rope_parameters": rope})
+        describe({**CONFIGS[family], "rope_scaling": None, "rope_parameters": rope})
 
 
 @pytest.mark.parametrize("kv_heads", [3, 8, 5])
-@pytest.mark.parametrize("family", [name for name in CONFIGS if name not in ("gpt2", "hrm_text")])
+@pytest.mark.parametrize("family", [name for name in CONFIGS if "num_key_value_heads" in CONFIGS[name]])
 def test_key_heads_must_divide_the_heads(family: str, kv_heads: int) -> None:
     """Four heads with three or eight KV heads were computed from memory that nothing had written."""
     with pytest.raises(BadCheckpoint, match=r"'num_key_value_heads' is \d, but it must be a divisor"):
@@ -118,7 +112,7 @@ def test_layers_without_rope_that_do_not_fit_the_model_are_refused_by_name(wrong
         describe({**LLAMA, "architectures": ["SmolLM3ForCausalLM"], "no_rope_layers": wrong})
 
 
-GEMMA4 = CONFIGS["gemma4_text"]
+GEMMA4 = CONFIGS["gemma4"]
 GEMMA4_EXPERTS: Config = {"num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 8}
 
 

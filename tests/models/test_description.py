@@ -2,22 +2,20 @@
 
 import subprocess
 import sys
-from collections.abc import Mapping
 
 import pytest
 import tiny_models
 import torch
-from tiny_configs import BY_MODEL_TYPE, EXPERT_SIZES, GPT2, LLAMA
+from every_family import CASES, TINY, config_of, configs_of
+from family_case import BIASES, SIZES, Config
 
 from ostro.models.architecture import Architecture, QueryScaling
-from ostro.models.registry import FAMILIES, describe
+from ostro.models.registry import describe
 from ostro.models.torch_only import torch_only
 from ostro.torch_models.build import build_model
 from ostro.torch_models.loading import places_of
 
-Config = Mapping[str, object]
-
-BIASES: Config = {"attention_bias": True, "mlp_bias": True}
+CONFIGS = configs_of(tuple(CASES), SIZES)
 
 
 def architecture_of(config: Config) -> Architecture:
@@ -26,49 +24,45 @@ def architecture_of(config: Config) -> Architecture:
     return described
 
 
-def config_of(family: str, **changes: object) -> Config:
-    return {
-        **tiny_models.GEMMA2,
-        **EXPERT_SIZES,
-        **(GPT2 if family == "gpt2" else {}),
-        "architectures": None,
-        "model_type": family,
-        **changes,
-    }
+def wide(name: str, **changes: object) -> Config:
+    return {**config_of(name, tiny_models.LLAMA), **changes}
 
 
 @pytest.mark.parametrize("changes", [{}, BIASES, {"tie_word_embeddings": False}], ids=str)
-@pytest.mark.parametrize("family", [each.model_type for each in FAMILIES if each.model_type != "hrm_text"])
-def test_the_described_tensors_are_those_that_the_model_has_places_for(family: str, changes: Config) -> None:
-    config = config_of(family, **changes)
+@pytest.mark.parametrize("name", [name for name in CONFIGS if not name.startswith("hrm_text")])
+def test_the_described_tensors_are_those_that_the_model_has_places_for(name: str, changes: Config) -> None:
+    config = {**CONFIGS[name], **changes}
     described = {each.name: (each.shape, each.offset) for each in architecture_of(config).tensors()}
     places = places_of(build_model(config, dtype=torch.float32, device=torch.device("meta")))
     assert described == {name: (tuple(place.shape), place.offset) for name, place in places.items()}
 
 
 def test_gemma_3_rotates_its_windowed_layers_by_a_rope_of_their_own() -> None:
+    untold = dict.fromkeys(("rope_theta", "rope_local_base_freq", "rope_scaling"))
     types = ["sliding_attention", "full_attention"]
-    described = architecture_of(config_of("gemma3_text", layer_types=types, sliding_window=8))
+    described = architecture_of(wide("gemma3", **untold, layer_types=types, sliding_window=8))
     assert [(layer.attention.spec.window, layer.attention.rope) for layer in described.layers] == [(8, 1), (None, 0)]
     assert [rope.theta for rope in described.ropes] == [1e6, 1e4]
 
 
 def test_olmo_3_scales_the_rope_of_its_layers_without_windows_alone() -> None:
     yarn = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64}
-    described = architecture_of(config_of("olmo3", rope_scaling=yarn, num_hidden_layers=4, sliding_window=8))
+    described = architecture_of(
+        wide("olmo3", rope_scaling=yarn, layer_types=None, num_hidden_layers=4, sliding_window=8)
+    )
     specs = [(layer.attention.spec.window, layer.attention.rope) for layer in described.layers]
     assert specs == [(8, 1), (8, 1), (8, 1), (None, 0)]
     assert [(rope.kind, rope.theta) for rope in described.ropes] == [("yarn", 5e5), ("default", 5e5)]
 
 
 def test_a_model_is_described_without_torch() -> None:
-    code = f"import sys; from ostro.models.registry import describe; describe({dict(LLAMA)!r}); "
+    code = f"import sys; from ostro.models.registry import describe; describe({dict(TINY['llama'])!r}); "
     code += "print({'torch', 'numpy'} & sys.modules.keys())"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"
 
 
 def test_ministral_scales_queries_by_position_where_more_than_its_original_context_is_asked_for() -> None:
-    config = BY_MODEL_TYPE["ministral3"]
+    config = TINY["ministral3"]
     assert architecture_of(config).shape.max_seq_len == 60
     assert torch_only(architecture_of(config)) is None
     assert describe(config, max_seq_len=50).shape.max_seq_len == 50
@@ -81,7 +75,7 @@ def test_ministral_scales_queries_by_position_where_more_than_its_original_conte
 
 
 def test_exaones_windows_may_be_spelled_out() -> None:
-    config = {**BY_MODEL_TYPE["exaone4"], "num_hidden_layers": 4}
+    config = {**TINY["exaone4"], "num_hidden_layers": 4}
 
     def windows(pattern: object) -> list[int | None]:
         described = architecture_of({**config, "sliding_window_pattern": pattern})

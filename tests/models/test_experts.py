@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from every_family import MIXTURES, TINY
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from native_models import ModelCheckpoint, savable_model
-from tiny_configs import BY_MODEL_TYPE, MIXTURES
 from tiny_models import random_model
 
 from ostro.backends.loading import load_runner
@@ -131,23 +131,23 @@ def test_logits_that_are_no_numbers_are_passed_on() -> None:
 )
 def test_sizes_that_cannot_be_are_refused_by_name(family: str, changes: Mapping[str, object], field: str) -> None:
     with pytest.raises(BadCheckpoint, match=f"'{field}'"):
-        describe({**MIXTURES[family], **changes})
+        describe({**TINY[family], **changes})
 
 
 @pytest.mark.parametrize("layers", [[-1], [True], ["0"], 3])
 def test_layers_without_experts_must_be_numbers(layers: object) -> None:
     with pytest.raises(BadCheckpoint, match="'mlp_only_layers'"):
-        describe({**MIXTURES["qwen3_moe"], "mlp_only_layers": layers})
+        describe({**TINY["qwen3_moe"], "mlp_only_layers": layers})
 
 
 def test_clipped_queries_are_refused_by_name() -> None:
     with pytest.raises(UnsupportedModel, match="'clip_qkv'"):
-        describe({**MIXTURES["olmoe"], "clip_qkv": 8.0})
+        describe({**TINY["olmoe"], "clip_qkv": 8.0})
 
 
 def test_experts_beside_an_mlp_are_idle_but_for_those_of_a_token() -> None:
     sizes = {"num_experts": 5, "top_k_experts": 2, "moe_intermediate_size": 8}
-    config = {**BY_MODEL_TYPE["gemma4_text"], "enable_moe_block": True, **sizes}
+    config = {**TINY["gemma4"], "enable_moe_block": True, **sizes}
     mixture, dense = describe(config), describe({**config, "enable_moe_block": False})
     assert isinstance(mixture, arch.Architecture)
     assert isinstance(dense, arch.Architecture)
@@ -156,8 +156,8 @@ def test_experts_beside_an_mlp_are_idle_but_for_those_of_a_token() -> None:
 
 @pytest.mark.parametrize("family", MIXTURES)
 def test_tensors_of_experts_are_checked_by_name(family: str) -> None:
-    model = savable_model(MIXTURES[family])
-    tensors = dict(ModelCheckpoint(model, MIXTURES[family]).tensors())
+    model = savable_model(TINY[family])
+    tensors = dict(ModelCheckpoint(model, TINY[family]).tensors())
     name = next(name for name in tensors if "expert" in name or "input_linear" in name)
     with pytest.raises(BadCheckpoint, match=name):
         load_weights(model, {**tensors, name: tensors[name][..., :-1]}.items())
@@ -171,7 +171,7 @@ def term(rows: int, columns: int) -> LowRank:
 
 
 def test_adapters_may_change_attention_and_not_experts() -> None:
-    model = random_model(MIXTURES["qwen3_moe"])
+    model = random_model(TINY["qwen3_moe"])
     assert isinstance(model, Decoder)
     Adapters(model, {"a": {"model.layers.0.self_attn.o_proj": term(16, 16)}})
     for name, rows in (("mlp.gate", 4), ("mlp.experts.1.up_proj", 8)):
@@ -183,7 +183,7 @@ def test_adapters_may_change_attention_and_not_experts() -> None:
 
 @pytest.mark.parametrize("quantize", ["int8", "int4"])
 def test_on_torch_they_are_not_quantized(quantize: str, tmp_path: Path) -> None:
-    checkpoint = ModelCheckpoint(random_model(MIXTURES["olmoe"]), MIXTURES["olmoe"])
+    checkpoint = ModelCheckpoint(random_model(TINY["olmoe"]), TINY["olmoe"])
     engine = EngineConfig(device="cpu", backend="torch", quantize=quantize)  # type: ignore[arg-type]
     for ask in (plan, load_runner):
         with pytest.raises(Unsupported, match=f"quantize {quantize} of a mixture of experts"):

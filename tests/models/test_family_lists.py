@@ -1,37 +1,53 @@
-"""What pages say of families is what the registry and the readers of descriptions say."""
+"""What tests and pages say of families is what the registry and the readers of descriptions say."""
 
 import re
 
+import family_case
+import pytest
 from doc_pages import ROOT
-from tiny_configs import BY_MODEL_TYPE, TORCH_ONLY
+from every_family import (
+    CASES,
+    ENCODER_CASES,
+    TINY,
+    TORCH_ONLY,
+    config_of,
+    family_of_case,
+    why_not_native,
+)
 
 from ostro.backends.cuda.fusible import why_unfused
-from ostro.backends.native.support import NotNative, native_architecture
 from ostro.models.architecture import Architecture
-from ostro.models.registry import FAMILIES, describe
+from ostro.models.registry import ENCODERS, FAMILIES, describe
 
-HEAD = {"head_dim": 16, "hidden_size": 64, "n_embd": 64, "rope_scaling": None}
+SIZES = {**family_case.SIZES, "hidden_size": 64, "head_dim": 16}
 
 
-def native(model_type: str) -> bool:
-    try:
-        native_architecture(describe({**BY_MODEL_TYPE[model_type], **HEAD}), 4)
-    except NotNative:
-        return False
-    return True
+def test_every_family_has_one_case() -> None:
+    assert [family_of_case(name) for name in CASES] == list(FAMILIES)
+    assert [family_of_case(name) for name in ENCODER_CASES] == list(ENCODERS)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_case_tells_what_its_family_is(name: str) -> None:
+    described, case = describe(TINY[name]), CASES[name]
+    assert (isinstance(described, Architecture) and described.has_experts) == case.mixture
+    assert len(described.ropes if isinstance(described, Architecture) else [described]) == case.ropes
+    assert {each.settings["type"] for each in case.levanter.values()} >= {
+        names.type for names in family_of_case(name).levanter
+    }
+    assert bool(case.gguf) == bool(family_of_case(name).gguf or name in ("mixtral", "olmo3"))
 
 
 def test_the_families_that_run_natively_are_those_that_the_pages_name() -> None:
-    torch_alone = [family for family in FAMILIES if not native(family.model_type)]
-    assert {family.model_type for family in torch_alone} == {"hrm_text", *TORCH_ONLY}
+    assert {name for name in CASES if why_not_native(config_of(name, SIZES)) is not None} == set(TORCH_ONLY)
     page = (ROOT / "docs/cpu.md").read_text()
     assert "All families except Gemma 4, Llama 4, HRM-Text and HRM run on the native core" in page
 
 
 def test_the_families_with_a_layer_plan_for_fused_kernels_are_those_that_the_page_names() -> None:
-    described = {family.model_type: describe(BY_MODEL_TYPE[family.model_type]) for family in FAMILIES}
+    described = {name: describe(TINY[name]) for name in CASES}
     fused = {name for name, each in described.items() if isinstance(each, Architecture) and why_unfused(each) is None}
-    assert described.keys() - fused == {"hrm_text", *TORCH_ONLY}
+    assert described.keys() - fused == set(TORCH_ONLY)
     assert "All families except Gemma 4, Llama 4 and HRM-Text run on these" in (ROOT / "docs/gpu.md").read_text()
 
 

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 from dense_context import dense_logits
+from every_family import CASES, config_of
 from peft_directory import ALL, peft_config, random_adapter, write_adapter
 from safetensors.torch import load_file, save_file
-from tiny_models import GEMMA2, LLAMA, VOCAB, random_model
+from tiny_models import LLAMA, VOCAB, random_model
 
 from ostro.errors import BadCheckpoint, ModelNotFound, UnsupportedModel
 from ostro.torch_models.base import Model
@@ -19,39 +20,15 @@ from ostro.torch_models.lora import Adapters, Run
 from ostro.weights.adapter import read_adapter
 
 QWEN3: Mapping[str, object] = {**LLAMA, "architectures": ["Qwen3ForCausalLM"], "head_dim": 16}
-PHI3: Mapping[str, object] = {**LLAMA, "architectures": ["Phi3ForCausalLM"]}
-GPT2: Mapping[str, object] = {
-    "architectures": ["GPT2LMHeadModel"],
-    "vocab_size": VOCAB,
-    "n_embd": 32,
-    "n_layer": 2,
-    "n_head": 4,
-    "n_positions": 64,
-}
-CONFIGS: Mapping[str, Mapping[str, object]] = {
-    "llama": LLAMA,
-    "qwen3": QWEN3,
-    "gemma2": GEMMA2,
-    "phi3": PHI3,
-    "gpt2": GPT2,
-    "gpt_neox": {**LLAMA, "architectures": ["GPTNeoXForCausalLM"]},
-    "glm4": {**LLAMA, "architectures": ["Glm4ForCausalLM"]},
-    "gemma4": {
-        **LLAMA,
-        "architectures": ["Gemma4ForCausalLM"],
-        "head_dim": 8,
-        "global_head_dim": 8,
-        "hidden_size_per_layer_input": 6,
-    },
-}
-TARGETS = {
-    "gemma4": (*ALL, "per_layer_input_gate", "per_layer_projection", "per_layer_model_projection"),
-    "glm4": ("q_proj", "k_proj", "v_proj", "o_proj", "gate_up_proj", "down_proj"),
-    "phi3": ("qkv_proj", "o_proj", "gate_up_proj", "down_proj"),
-    "gpt2": ("c_attn", "c_proj", "c_fc"),
-    "gpt_neox": ("query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"),
-}
+# HRM-Text's are tested with transformers' (`parity/test_hrm_text.py`).
+CONFIGS = {name: config_of(name, {**LLAMA, "max_position_embeddings": 64}) for name in CASES if name != "hrm_text"}
 IDS = torch.randint(0, VOCAB, (23,), generator=torch.Generator().manual_seed(5)).tolist()
+
+
+def targets_of(name: str) -> tuple[str, ...]:
+    """The matrices of a mixture's attention; of others, all."""
+    case = CASES[name]
+    return case.projections[:4] if case.mixture else case.projections
 
 
 def adapted_logits(model: Model, directory: Path, ids: list[int] = IDS) -> torch.Tensor:
@@ -68,7 +45,7 @@ def merge(model: Model, directory: Path) -> None:
         delta = torch.from_numpy(term.scale * (term.b @ term.a))
         place = places[f"{name}.weight"]
         # GPT-2 stores its matrices the other way round, GPT-NeoX its queries, keys and values head by head.
-        stored = delta.T if ".c_" in name else delta
+        stored = delta.T if name.startswith("transformer.h.") else delta
         memory = place.memory
         memory += stored if place.taken is None else place.taken.of(stored)
 
@@ -76,7 +53,7 @@ def merge(model: Model, directory: Path) -> None:
 @pytest.mark.parametrize("name", CONFIGS)
 def test_logits_equal_those_of_a_model_merged_by_hand(name: str, tmp_path: Path) -> None:
     model, merged = random_model(CONFIGS[name]), random_model(CONFIGS[name])
-    directory = random_adapter(tmp_path / "a", model, targets=TARGETS.get(name, ALL))
+    directory = random_adapter(tmp_path / "a", model, targets=targets_of(name))
     base = dense_logits(model, IDS)
     merge(merged, directory)
     expected = dense_logits(merged, IDS)

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import pytest
 import torch
 from dense_context import dense_logits
-from tiny_configs import GPT2, LLAMA
+from every_family import TINY
 from torch import Tensor
 
 from ostro.errors import BadCheckpoint
@@ -13,6 +13,7 @@ from ostro.torch_models.base import Model
 from ostro.torch_models.build import build_model
 from ostro.torch_models.loading import load_weights, places_of
 
+LLAMA, GPT2 = TINY["llama"], TINY["gpt2"]
 GEMMA2: Mapping[str, object] = {**LLAMA, "architectures": ["Gemma2ForCausalLM"], "query_pre_attn_scalar": 4}
 
 

@@ -4,12 +4,17 @@ from collections.abc import Mapping
 
 import pytest
 import torch
-from tiny_configs import GPT2, LLAMA, LONGROPE, PHI3
+from every_family import TINY
+from family_case import longrope
 
 from ostro.errors import BadCheckpoint, BadRequest, Unsupported, UnsupportedModel
 from ostro.models.registry import FAMILIES
 from ostro.torch_models.base import Model
 from ostro.torch_models.build import build_model
+
+LLAMA, GPT2 = TINY["llama"], TINY["gpt2"]
+LONGROPE = longrope(4)
+PHI3 = {**TINY["phi3"], "original_max_position_embeddings": 16, "rope_scaling": LONGROPE}
 
 
 def build(config: Mapping[str, object], max_seq_len: int | None = None) -> Model:

@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from every_family import config_of, native_configs, some, with_variants_in_full
+from family_case import Config
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from native_models import native, needs_library, packed, savable_model
-from tiny_configs import EXPERTS, GRANITE_SCALES, LOCAL_EXPERTS
-from tiny_models import GEMMA2, LLAMA, MISTRAL, VOCAB
+from tiny_models import LLAMA, VOCAB
 
 from ostro.backends.native.runner import NativeRunner
 from ostro.backends.torch.runner import TorchRunner
@@ -19,122 +20,23 @@ from ostro.engine.runner import NOT_FINITE, ModelRunner, TokenLogprob
 from ostro.engine.scheduler import Limits
 from ostro.kernels.cpu.library import Cells, instruction_sets
 from ostro.kernels.cpu.packed_file import PackedFile
-from ostro.models.registry import FAMILIES, family_of
 from ostro.sampling_params import SamplingParams
 from ostro.weights import Pooling
 
 pytestmark = needs_library
 
-Config = Mapping[str, object]
-WIDE: Config = {**LLAMA, "hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
-GPT2: Config = {
-    "architectures": ["GPT2LMHeadModel"],
-    "vocab_size": VOCAB,
-    "n_embd": 64,
-    "n_layer": 2,
-    "n_head": 4,
-    "n_positions": 512,
-}
-CONFIGS: Mapping[str, Config] = {
-    "llama": WIDE,
-    "llama-biases": {**WIDE, "attention_bias": True, "mlp_bias": True},
-    "llama-scaled": {
-        **WIDE,
-        "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32},
-    },
-    "mistral": {**MISTRAL, "hidden_size": 64, "intermediate_size": 96, "head_dim": 16},
-    "qwen2": {**WIDE, "architectures": ["Qwen2ForCausalLM"]},
-    "qwen3": {**WIDE, "architectures": ["Qwen3ForCausalLM"], "tie_word_embeddings": True},
-    "gemma2": {**GEMMA2, "hidden_size": 64, "intermediate_size": 96, "head_dim": 16},
-    "gemma3": {
-        **GEMMA2,
-        "architectures": ["Gemma3ForCausalLM"],
-        "hidden_size": 64,
-        "intermediate_size": 96,
-        "head_dim": 32,
-        "num_hidden_layers": 3,
-        "attn_logit_softcapping": None,
-        "final_logit_softcapping": None,
-        "sliding_window_pattern": 3,
-        "rope_local_base_freq": 100.0,
-    },
-    "smollm3": {**WIDE, "architectures": ["SmolLM3ForCausalLM"], "no_rope_layers": [1, 0]},
-    "phi3": {**WIDE, "architectures": ["Phi3ForCausalLM"]},
-    "granite": {
-        **WIDE,
-        "architectures": ["GraniteForCausalLM"],
-        "attention_multiplier": 0.2,
-        "embedding_multiplier": 3.0,
-        "residual_multiplier": 0.4,
-        "logits_scaling": 2.0,
-    },
-    "olmo2": {**WIDE, "architectures": ["Olmo2ForCausalLM"]},
-    "olmo3": {
-        **WIDE,
-        "architectures": ["Olmo3ForCausalLM"],
-        "sliding_window": 12,
-        "layer_types": ["sliding_attention", "full_attention"],
-        "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32},
-    },
-    "gpt_neox": {**WIDE, "architectures": ["GPTNeoXForCausalLM"]},
-    "cohere2": {
-        **WIDE,
-        "architectures": ["Cohere2ForCausalLM"],
-        "sliding_window": 12,
-        "sliding_window_pattern": 2,
-        "logit_scale": 0.5,
-    },
-    "exaone4": {
-        **WIDE,
-        "architectures": ["Exaone4ForCausalLM"],
-        "sliding_window": 12,
-        "sliding_window_pattern": 2,
-    },
-    "gemma": {**WIDE, "architectures": ["GemmaForCausalLM"]},
-    "glm4": {**WIDE, "architectures": ["Glm4ForCausalLM"]},
-    "ministral3": {
-        **WIDE,
-        "architectures": ["Ministral3ForCausalLM"],
-        "rope_parameters": {
-            "rope_type": "yarn",
-            "factor": 4.0,
-            "original_max_position_embeddings": 200,
-            "llama_4_scaling_beta": 0.1,
-        },
-    },
-    "starcoder2": {**WIDE, "architectures": ["Starcoder2ForCausalLM"], "sliding_window": 12},
-    "gpt_oss": {
-        **WIDE,
-        **LOCAL_EXPERTS,
-        "architectures": ["GptOssForCausalLM"],
-        "sliding_window": 12,
-        "intermediate_size": 22,
-    },
-    "mixtral": {**WIDE, **LOCAL_EXPERTS, "architectures": ["MixtralForCausalLM"], "sliding_window": 12},
-    "olmoe": {**WIDE, **EXPERTS, "architectures": ["OlmoeForCausalLM"], "num_experts": 7},
-    "granitemoe": {**WIDE, **GRANITE_SCALES, **LOCAL_EXPERTS, "architectures": ["GraniteMoeForCausalLM"]},
-    # A plain layer, and one whose experts are no whole panels wide.
-    "qwen3_moe": {
-        **WIDE,
-        **EXPERTS,
-        "architectures": ["Qwen3MoeForCausalLM"],
-        "moe_intermediate_size": 22,
-        "decoder_sparse_step": 2,
-    },
-    "qwen2_moe": {
-        **WIDE,
-        **EXPERTS,
-        "architectures": ["Qwen2MoeForCausalLM"],
-        "moe_intermediate_size": 32,
-        "shared_expert_intermediate_size": 64,
-    },
-    "gpt2": {**GPT2, "tie_word_embeddings": True},
-    "gpt2-odd": {**GPT2, "n_inner": 70, "activation_function": "relu"},
-    "gpt2-exact-gelu": {**GPT2, "activation_function": "gelu"},
+SIZES: Config = {**LLAMA, "hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
+WIDE = config_of("llama", SIZES)
+ODD: Mapping[str, Config] = {
     # Nothing that divides by a panel, but for what must.
     "odd": {**WIDE, "intermediate_size": 70, "mlp_bias": True, "tie_word_embeddings": True},
     "odd-rotation": {**WIDE, "architectures": ["Phi3ForCausalLM"], "head_dim": 48, "partial_rotary_factor": 0.75},
+    "odd-experts": config_of("gpt_oss", SIZES, intermediate_size=22, num_local_experts=7),
+    "odd-stored-experts": config_of("qwen3_moe", SIZES, moe_intermediate_size=22, decoder_sparse_step=2),
 }
+CONFIGS: Mapping[str, Config] = {**native_configs(SIZES), **ODD}
+# One with each part that kernels have.
+WITH_PARTS = ("llama", "qwen3", "gemma2", "gpt2", "gpt_oss", "olmo2", "olmoe", "qwen2_moe")
 # 8 and 4 bits move what random weights give; whether the oracles hold is seen by them as well.
 BITS = {"float32": 0, "int8": 8, "int4": 4}
 GREEDY = SamplingParams(max_tokens=8, temperature=0)
@@ -202,13 +104,7 @@ def tokens(gains: Gains) -> dict[tuple[int, int], list[int]]:
     return {key: gain[0] for key, gain in gains.items()}
 
 
-def test_there_is_a_config_of_each_family_that_runs_natively() -> None:
-    covered = [family_of(config) for config in CONFIGS.values()]
-    others = [family.title for family in FAMILIES if family not in covered]
-    assert others == ["Gemma 4 (text)", "Gemma 4 12B (text)", "HRM-Text", "Llama 4 (text)"]
-
-
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", [*with_variants_in_full(native_configs(SIZES)), *ODD])
 def test_tokens_and_scores_are_torchs(name: str, weights: _Weights) -> None:
     asked = [ask(id, length, SCORED) for id, length in enumerate((1, 5, 17, 40))]
     expected = run(TorchRunner(savable_model(CONFIGS[name]), page_size=16, num_pages=64), *asked)
@@ -229,7 +125,7 @@ def test_every_instruction_set_gives_torchs_tokens(isa: str, name: str, weights:
 
 
 @pytest.mark.parametrize("bits", BITS)
-@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma2", "gpt2", "gpt_oss", "olmo2", "olmoe", "qwen2_moe"])
+@pytest.mark.parametrize("name", some(WITH_PARTS, "llama", "gpt_oss"))
 def test_alone_equals_batched(name: str, bits: str, weights: _Weights) -> None:
     runner = native(weights(name, bits=BITS[bits]))
     asked = [ask(id, length, SCORED) for id, length in enumerate((1, 9, 33, 16, 2, 50, 7))]
@@ -239,7 +135,7 @@ def test_alone_equals_batched(name: str, bits: str, weights: _Weights) -> None:
 
 
 @pytest.mark.parametrize("bits", BITS)
-@pytest.mark.parametrize("name", ["llama", "mistral", "gemma3", "mixtral"])
+@pytest.mark.parametrize("name", some(("llama", "mistral", "gemma3", "mixtral"), "gemma3", "mixtral"))
 def test_whole_equals_chunked(name: str, bits: str, weights: _Weights) -> None:
     runner = native(weights(name, bits=BITS[bits]))
     whole = run(runner, ask(1, 60, SCORED))

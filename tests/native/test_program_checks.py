@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from every_family import TINY
+from family_case import EXPERT_SIZES
 from native_models import needs_library, packed, savable_model
-from tiny_configs import BY_MODEL_TYPE, EXPERT_SIZES
 from tiny_models import GEMMA2, LLAMA
 
 from ostro.errors import BadCheckpoint
@@ -37,7 +38,7 @@ _MIXTURE = {
     "architectures": ["Qwen2MoeForCausalLM"],
 }
 # The same with biases, and with sinks in its attention.
-_SINKS = {**BY_MODEL_TYPE["gpt_oss"], "hidden_size": 64, "num_hidden_layers": 1}
+_SINKS = {**TINY["gpt_oss"], "hidden_size": 64, "num_hidden_layers": 1}
 _WRONG = (-(2**31), -1, 1, 3, 17, 64, 65, 1000, 2**31 - 1, 2**40)
 _NUM_PAGES, _MAX_TOKENS = 8, 16
 

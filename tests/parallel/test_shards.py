@@ -7,13 +7,12 @@ import pytest
 import torch
 from dense_context import dense_logits
 from divided_models import FAMILIES, ThreadCollective, ThreadGroup, divided
+from every_family import CASES, DENSE, TINY
 from native_models import ModelCheckpoint, savable_model
-from tiny_configs import BY_MODEL_TYPE, HRM_TEXT, MIXTURES, TORCH_ONLY
 
 from ostro.errors import BadCheckpoint, BadRequest, UnsupportedModel
 from ostro.models.architecture import Architecture
-from ostro.models.cut import cut, most_ranks, rank_shapes
-from ostro.models.registry import FAMILIES as ALL_FAMILIES
+from ostro.models.cut import cut, divisible, most_ranks, rank_shapes
 from ostro.models.registry import describe
 from ostro.torch_models.build import build_model
 from ostro.torch_models.loading import load_weights, places_of
@@ -28,8 +27,16 @@ def described(config: Mapping[str, object]) -> Architecture:
     return found
 
 
-def test_all_families_are_here() -> None:
-    assert {*FAMILIES, *MIXTURES, *TORCH_ONLY, "hrm_text"} == {family.model_type for family in ALL_FAMILIES}
+def test_all_families_are_divided_but_mixtures_and_those_of_torch_alone() -> None:
+    assert {name for name in CASES if is_divided(name)} == set(DENSE)
+
+
+def is_divided(name: str) -> bool:
+    try:
+        divisible(describe(TINY[name]))
+    except UnsupportedModel:
+        return False
+    return True
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 8])
@@ -131,9 +138,9 @@ def test_the_most_ranks_are_those_that_the_model_can_be_cut_for(
 UNDIVIDED = pytest.mark.parametrize(
     ("config", "name"),
     [
-        (HRM_TEXT, "HRM-Text"),
-        (MIXTURES["olmoe"], "mixture of experts"),
-        (BY_MODEL_TYPE["gemma4_text"], "its layers differ in their heads"),
+        (TINY["hrm_text"], "HRM-Text"),
+        (TINY["olmoe"], "mixture of experts"),
+        (TINY["gemma4"], "its layers differ in their heads"),
     ],
     ids=["hrm_text", "olmoe", "gemma4"],
 )

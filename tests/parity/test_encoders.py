@@ -6,12 +6,7 @@ from encoder_directory import CASES, reference
 from encoder_runs import our_model, run, texts
 
 from ostro.backends.torch.encoder import EncoderRunner
-from ostro.models.registry import ENCODERS
 from ostro.weights import Pooling
-
-
-def test_there_is_a_case_of_each_family() -> None:
-    assert {values["model_type"] for values in CASES.values()} == {family.model_type for family in ENCODERS}
 
 
 @pytest.mark.parametrize("name", CASES)

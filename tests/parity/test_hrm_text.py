@@ -8,7 +8,8 @@ import pytest
 import torch
 import transformers
 from dense_context import dense_logits
-from tiny_configs import HRM_TEXT
+from every_family import config_of
+from tiny_models import LLAMA
 
 from ostro.backends.torch.quantize import quantize_matrices, quantized_on_the_way
 from ostro.backends.torch.runner import TorchRunner
@@ -40,7 +41,8 @@ PROMPTS = [*random_ids(1, 4, 5, 31), SHARED, *(SHARED + tail for tail in TAILS)]
 
 @pytest.fixture(scope="module")
 def reference() -> Iterator[transformers.PreTrainedModel]:
-    settings = {key: value for key, value in HRM_TEXT.items() if key != "model_type"}
+    values = config_of("hrm_text", {**LLAMA, "rms_norm_eps": 1e-6})
+    settings = {key: value for key, value in values.items() if key != "model_type"}
     config = transformers.AutoConfig.for_model("hrm_text", **settings)
     model = transformers.AutoModelForCausalLM.from_config(config).eval()
     generator = torch.Generator().manual_seed(0)

@@ -6,8 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 import torch
+from every_family import DIVISIBLE
 from native_models import ModelCheckpoint
-from tiny_configs import DIVISIBLE
 from torch import Tensor
 
 from ostro.models.architecture import Architecture

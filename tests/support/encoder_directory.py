@@ -7,11 +7,11 @@ from pathlib import Path
 import tokenizers
 import torch
 import transformers
+from every_family import ENCODER_CASES
+from family_case import Config
 from safetensors.torch import save_file
 from telling_weights import telling
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
-
-Config = Mapping[str, object]
 
 TEXT = "the quick brown fox jumps over a lazy dog and does not mind what is capital of france paris query"
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -23,25 +23,11 @@ TINY: Config = {
     "num_hidden_layers": 3,
     "num_attention_heads": 4,
     "max_position_embeddings": 40,
-    "pad_token_id": 0,
 }
 CASES: Mapping[str, Config] = {
-    "bert": {**TINY, "model_type": "bert"},
-    "roberta": {**TINY, "model_type": "roberta", "type_vocab_size": 1, "pad_token_id": 1},
-    "xlm-roberta": {**TINY, "model_type": "xlm-roberta", "type_vocab_size": 1, "pad_token_id": 1},
-    "modernbert": {**TINY, "model_type": "modernbert", "num_hidden_layers": 4, "local_attention": 8},
-    "modernbert-biases": {
-        **TINY,
-        "model_type": "modernbert",
-        "attention_bias": True,
-        "mlp_bias": True,
-        "norm_bias": True,
-        "classifier_bias": True,
-        "classifier_pooling": "mean",
-        "hidden_activation": "gelu_pytorch_tanh",
-        "global_attn_every_n_layers": 2,
-        "global_rope_theta": 500.0,
-    },
+    f"{name}-{variant}" if variant else name: case.sized(TINY, variant)
+    for name, case in ENCODER_CASES.items()
+    for variant in ("", *case.variants)
 }
 # Heads as wide as the native core wants them, and an inner width that is no multiple of most panels.
 WIDE: Mapping[str, Config] = {

@@ -1,7 +1,7 @@
 """Builds small GGUF files the way converters do: from a transformers model, by its config and state dict."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -70,37 +70,25 @@ def _add(writer: gguf.GGUFWriter, key: str, value: object) -> None:
         writer.add_array(key, value)
 
 
-def interleave(rows: Array, heads: int) -> Array:
-    """What converters do to Llama's queries and keys: first and second halves of each head, row by row in turn."""
-    per_head = rows.reshape(heads, -1, *rows.shape[1:])
-    mixed = np.empty_like(per_head)
-    half = per_head.shape[1] // 2
-    mixed[:, 0::2], mixed[:, 1::2] = per_head[:, :half], per_head[:, half:]
-    return mixed.reshape(rows.shape)
-
-
-_INTERLEAVED = frozenset({"llama", "granite", "granitemoe", "smollm3"})
 _EXPERTS = re.compile(
     r"model\.layers\.(\d+)\.\w+\.(gate|router|experts\.gate_up_proj|experts\.down_proj)(?:\.weight|[._](bias))?"
 )
 
 
-def _expert_tensors(arch: str, name: str, array: Array) -> dict[str, Array] | None:
+def _expert_tensors(name: str, array: Array) -> dict[str, Array] | None:
     """Those that a converter makes of a tensor of a mixture of experts; None for any other."""
     if (match := _EXPERTS.fullmatch(name)) is None:
         return None
     layer, part, bias = match.groups()
     kind = bias or "weight"
-    if arch == "gpt-oss" and array.ndim == 3:
-        array = array.swapaxes(1, 2)
     if part == "experts.gate_up_proj":
-        gate, up = (array[:, ::2], array[:, 1::2]) if arch == "gpt-oss" else np.split(array, 2, axis=1)
+        gate, up = np.split(array, 2, axis=1)
         return {f"blk.{layer}.ffn_gate_exps.{kind}": gate, f"blk.{layer}.ffn_up_exps.{kind}": up}
     return {f"blk.{layer}.{'ffn_down_exps' if part == 'experts.down_proj' else 'ffn_gate_inp'}.{kind}": array}
 
 
 def gguf_tensors(
-    arch: str, model: "transformers.PreTrainedModel", heads: int, kv_heads: int, layers: int
+    arch: str, model: "transformers.PreTrainedModel", converted: Callable[[str, Array], Array], layers: int
 ) -> dict[str, Array]:
     """The model's weights under GGUF names, changed as a converter changes them."""
     names = gguf.get_tensor_name_map(next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == arch), layers)
@@ -108,22 +96,11 @@ def gguf_tensors(
     for hf_name, tensor in model.state_dict().items():
         if hf_name == "lm_head.weight" and model.config.tie_word_embeddings:
             continue
-        array: Array = tensor.float().numpy()
-        if (experts := _expert_tensors(arch, hf_name, array)) is not None:
+        array = converted(hf_name, tensor.float().numpy())
+        if (experts := _expert_tensors(hf_name, array)) is not None:
             tensors |= experts
             continue
         name = names.get_name(hf_name, try_suffixes=(".weight", ".bias"))
         assert name is not None, hf_name
-        name = f"{name}.weight" if name.endswith("attn_sinks") else name
-        if arch in _INTERLEAVED and "attn_q." in name:
-            array = interleave(array, heads)
-        if arch in _INTERLEAVED and "attn_k." in name:
-            array = interleave(array, kv_heads)
-        if arch.startswith("gemma") and name.endswith("norm.weight"):
-            array = array + np.float32(1)
-        if arch == "gptneox" and "attn_qkv." in name:
-            array = array.reshape(heads, 3, -1, *array.shape[1:]).swapaxes(0, 1).reshape(array.shape)
-        if arch == "gpt2" and hf_name.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight")):
-            array = array.T
-        tensors[name] = array
+        tensors[f"{name}.weight" if name.endswith("attn_sinks") else name] = array
     return tensors

@@ -15,10 +15,10 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from every_family import DIVISIBLE
 from jax import monitoring
 from native_models import ModelCheckpoint
 from numpy.typing import DTypeLike
-from tiny_configs import DIVISIBLE
 
 from ostro.backends.jax.adapters import Adapters
 from ostro.backends.jax.placed import PlacedModel
@@ -39,7 +39,10 @@ jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 ROWS = 8
 DEGREES = (1, 2, 4, 8)
-EVERY_DEGREE = [pytest.param(tp, marks=() if tp in (1, 8) else pytest.mark.slow) for tp in DEGREES]
+EVERY_DEGREE = [
+    *(pytest.param(1, marks=pytest.mark.full), pytest.param(8)),
+    *(pytest.param(tp, marks=pytest.mark.slow) for tp in (2, 4)),
+]
 """For tests that compile a program for each."""
 
 

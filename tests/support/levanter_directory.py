@@ -45,8 +45,8 @@ _AXES = {
     "self_attn.k_proj.bias": ("kv", "head"),
     "self_attn.v_proj.bias": ("kv", "head"),
 }
-# Over all heads together in OLMo; in the others over each, which has one axis anyway.
-_OLMO_AXES = {"self_attn.q_norm.weight": ("kv", "group", "head"), "self_attn.k_norm.weight": ("kv", "head")}
+# Where they are over all heads together. A norm over each head has one axis anyway.
+_NORM_AXES = {"self_attn.q_norm.weight": ("kv", "group", "head"), "self_attn.k_norm.weight": ("kv", "head")}
 
 
 def levanter_arrays(
@@ -56,12 +56,13 @@ def levanter_arrays(
     stacked: bool = True,
     layers: str = "layers",
     padding: int = 0,
+    norms_of_all_heads: bool = False,
 ) -> Arrays:
     """The arrays by path that Levanter has of a model with these weights, which are named as on the Hub."""
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
     head = config.get("head_dim") or config["hidden_size"] // heads
     sizes = {"kv": kv_heads, "group": heads // kv_heads, "head": head, "heads": heads, "embed": config["hidden_size"]}
-    axes = _AXES | (_OLMO_AXES if config["model_type"] in ("olmo2", "olmo3") else {})
+    axes = _AXES | (_NORM_AXES if norms_of_all_heads else {})
     weights = _with_stacked_experts(weights)
     arrays: Arrays = {}
     parts: dict[str, list[np.ndarray[Any, Any]]] = {}

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import transformers
-from encoder_directory import Config
 from encoder_runs import our_model
+from family_case import Config
 from native_models import ModelCheckpoint
 
 from ostro.backends.native.encoder import NativeEncoderRunner

@@ -1,15 +1,19 @@
 """Tiny random models are written as GGUF by the converters' conventions and must come back as they were."""
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
+import every_family
 import gguf
 import numpy as np
 import pytest
 import torch
 import transformers
 from dense_context import dense_logits
-from gguf_factory import Array, gguf_tensors, interleave, write_gguf
+from every_family import family_of_case
+from family_case import GGUF_DECODER, Array, Config, FamilyCase, GgufCase, interleaved
+from gguf_factory import gguf_tensors, write_gguf
 from native_models import needs_library
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
@@ -26,7 +30,7 @@ from ostro.torch_models.build import build_model
 from ostro.torch_models.loading import load_weights
 from ostro.weights import GgufCheckpoint, open_checkpoint
 
-SIZES: dict[str, object] = {
+SIZES: Config = {
     "vocab_size": 96,
     "hidden_size": 64,
     "intermediate_size": 96,
@@ -34,44 +38,12 @@ SIZES: dict[str, object] = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 50000.0,
     "bos_token_id": 1,
     "eos_token_id": 2,
     "pad_token_id": 0,
 }
-DECODER: dict[str, object] = {
-    "block_count": 3,
-    "context_length": 256,
-    "embedding_length": 64,
-    "feed_forward_length": 96,
-    "attention.head_count": 4,
-    "attention.head_count_kv": 2,
-    "attention.layer_norm_rms_epsilon": 1e-5,
-    "rope.freq_base": 50000.0,
-}
-MIXTURE: dict[str, object] = SIZES | {
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 50000.0,
-    "tie_word_embeddings": False,
-    "num_experts_per_tok": 2,
-}
-ROUTED: dict[str, object] = {"expert_count": 4, "expert_used_count": 2}
-NEOX: dict[str, object] = {
-    "block_count": 3,
-    "context_length": 256,
-    "embedding_length": 64,
-    "feed_forward_length": 96,
-    "attention.head_count": 4,
-    "attention.layer_norm_epsilon": 1e-5,
-}
-YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
-LLAMA3 = {
-    "rope_type": "llama3",
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
-LONG, SHORT = [float(each) for each in np.linspace(1, 4, 6)], [float(each) for each in np.linspace(1, 1.25, 6)]
 
 
 @dataclass(frozen=True)
@@ -79,247 +51,29 @@ class Case:
     """A config as its authors write it, and the metadata that a converter makes of it."""
 
     arch: str
-    config: dict[str, object]
-    metadata: dict[str, object]
-    extra: dict[str, Array] = field(default_factory=dict)
+    config: Config
+    metadata: Config
+    extra: Mapping[str, Array]
+    family: FamilyCase
 
 
-def llama3_divisors(theta: float, dim: int) -> Array:
-    """Llama 3's published rule for scaling rotary frequencies, as divisors."""
-    wavelengths = 2 * np.pi * theta ** (np.arange(0, dim, 2) / dim)
-    context, low, high, factor = 64, 1.0, 4.0, 8.0
-    smooth = (context / wavelengths - low) / (high - low)
-    blended = 1 / ((1 - smooth) / factor + smooth)
-    divisors = np.where(wavelengths < context / high, 1.0, np.where(wavelengths > context / low, factor, blended))
-    return divisors.astype(np.float32)
+def case_of(name: str, family: FamilyCase, stored: GgufCase) -> Case:
+    names, arch = family_of_case(name).gguf, stored.architecture
+    if arch is None:
+        assert names is not None
+        arch = names.architecture
+    config = {**family.spelled(SIZES), **stored.config, "model_type": family.model_type}
+    return Case(arch, config, stored.metadata, stored.extra, family)
 
 
 CASES = {
-    "llama": Case(
-        "llama",
-        SIZES | {"model_type": "llama", "rms_norm_eps": 1e-5, "rope_theta": 50000.0, "tie_word_embeddings": False},
-        DECODER | {"rope.dimension_count": 16},
-    ),
-    "llama with biases, tied": Case(
-        "llama",
-        SIZES
-        | {"model_type": "llama", "rms_norm_eps": 1e-5, "rope_theta": 50000.0, "tie_word_embeddings": True}
-        | {"attention_bias": True, "mlp_bias": True},
-        DECODER,
-    ),
-    "llama with scaled rotation and its own head size": Case(
-        "llama",
-        SIZES
-        | {"model_type": "llama", "rms_norm_eps": 1e-5, "rope_theta": 50000.0, "tie_word_embeddings": True}
-        | {"head_dim": 32, "rope_scaling": LLAMA3},
-        DECODER | {"attention.key_length": 32, "attention.value_length": 32, "rope.dimension_count": 32},
-        {"rope_freqs.weight": llama3_divisors(50000.0, 32)},
-    ),
-    "llama with linear scaling": Case(
-        "llama",
-        SIZES
-        | {"model_type": "llama", "rms_norm_eps": 1e-5, "rope_theta": 50000.0, "tie_word_embeddings": True}
-        | {"rope_scaling": {"rope_type": "linear", "factor": 4.0}},
-        DECODER | {"rope.scaling.type": "linear", "rope.scaling.factor": 4.0},
-    ),
-    "smollm3": Case(
-        "smollm3",
-        SIZES
-        | {"model_type": "smollm3", "rms_norm_eps": 1e-5, "rope_theta": 50000.0, "tie_word_embeddings": True}
-        | {"num_hidden_layers": 5},
-        DECODER | {"block_count": 5, "rope.dimension_count": 16},
-    ),
-    "granite": Case(
-        "granite",
-        SIZES
-        | {"model_type": "granite", "rms_norm_eps": 1e-5, "rope_theta": 50000.0, "tie_word_embeddings": True}
-        | {"attention_multiplier": 0.2, "embedding_multiplier": 3.0}
-        | {"residual_multiplier": 0.4, "logits_scaling": 2.0},
-        DECODER
-        | {"attention.scale": 0.2, "embedding_scale": 3.0, "residual_scale": 0.4, "logit_scale": 2.0}
-        | {"rope.dimension_count": 16},
-    ),
-    "granite that does not tell how it scales scores": Case(
-        "granite",
-        SIZES
-        | {"model_type": "granite", "rms_norm_eps": 1e-5, "rope_theta": 50000.0, "tie_word_embeddings": False}
-        | {"attention_multiplier": 0.25},
-        DECODER,
-    ),
-    "qwen2 with yarn": Case(
-        "qwen2",
-        SIZES
-        | {"model_type": "qwen2", "rms_norm_eps": 1e-5, "rope_theta": 50000.0, "tie_word_embeddings": True}
-        | {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}},
-        DECODER | {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 64},
-    ),
-    "qwen3": Case(
-        "qwen3",
-        SIZES
-        | {"model_type": "qwen3", "rms_norm_eps": 1e-5, "rope_theta": 50000.0, "tie_word_embeddings": False}
-        | {"head_dim": 32},
-        DECODER | {"attention.key_length": 32, "attention.value_length": 32},
-    ),
-    "gemma": Case(
-        "gemma",
-        SIZES
-        | {"model_type": "gemma", "rms_norm_eps": 1e-5, "rope_theta": 50000.0, "head_dim": 32}
-        | {"tie_word_embeddings": True},
-        DECODER | {"attention.key_length": 32, "attention.value_length": 32},
-    ),
-    "cohere2": Case(
-        "cohere2",
-        SIZES
-        | {"model_type": "cohere2", "layer_norm_eps": 1e-5, "rope_theta": 50000.0, "logit_scale": 2.0}
-        | {"sliding_window": 8, "num_hidden_layers": 5, "tie_word_embeddings": True},
-        NEOX
-        | {"attention.head_count_kv": 2, "rope.freq_base": 50000.0, "rope.dimension_count": 16, "block_count": 5}
-        | {"attention.sliding_window": 8, "logit_scale": 2.0},
-    ),
-    "exaone4": Case(
-        "exaone4",
-        SIZES
-        | {"model_type": "exaone4", "rms_norm_eps": 1e-5, "rope_theta": 50000.0, "tie_word_embeddings": False}
-        | {"sliding_window": 8, "num_hidden_layers": 5},
-        DECODER
-        | {"attention.sliding_window": 8, "block_count": 5}
-        | {"attention.sliding_window_pattern": [True, True, True, False, True]},
-    ),
-    "exaone4 without windows": Case(
-        "exaone4",
-        SIZES
-        | {"model_type": "exaone4", "rms_norm_eps": 1e-5, "rope_theta": 50000.0, "tie_word_embeddings": True}
-        | {"sliding_window": None, "layer_types": ["full_attention"] * 3},
-        DECODER,
-    ),
-    "glm4": Case(
-        "glm4",
-        SIZES
-        | {"model_type": "glm4", "rms_norm_eps": 1e-5, "rope_theta": 50000.0, "head_dim": 32}
-        | {"tie_word_embeddings": False},
-        DECODER | {"attention.key_length": 32, "attention.value_length": 32, "rope.dimension_count": 16},
-    ),
-    "gemma2": Case(
-        "gemma2",
-        SIZES
-        | {"model_type": "gemma2", "rms_norm_eps": 1e-5, "rope_theta": 50000.0, "head_dim": 32}
-        | {"query_pre_attn_scalar": 32, "sliding_window": 8}
-        | {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
-        DECODER
-        | {"attention.key_length": 32, "attention.value_length": 32, "attention.sliding_window": 8}
-        | {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
-    ),
-    "gemma3": Case(
-        "gemma3",
-        SIZES
-        | {"model_type": "gemma3_text", "rms_norm_eps": 1e-5, "rope_theta": 50000.0, "head_dim": 32}
-        | {"query_pre_attn_scalar": 32, "sliding_window": 8, "num_hidden_layers": 7, "rope_local_base_freq": 10000.0}
-        | {"rope_scaling": {"rope_type": "linear", "factor": 8.0}},
-        DECODER
-        | {"attention.key_length": 32, "attention.value_length": 32, "attention.sliding_window": 8, "block_count": 7}
-        | {"rope.scaling.type": "linear", "rope.scaling.factor": 8.0},
-    ),
-    "phi3": Case(
-        "phi3",
-        SIZES | {"model_type": "phi3", "rms_norm_eps": 1e-5, "rope_theta": 50000.0, "sliding_window": 8},
-        DECODER
-        | {"rope.dimension_count": 16, "attention.sliding_window": 8, "rope.scaling.original_context_length": 256},
-    ),
-    "phi3 with long context and partial rotation": Case(
-        "phi3",
-        SIZES
-        | {"model_type": "phi3", "rms_norm_eps": 1e-5, "rope_theta": 50000.0, "sliding_window": None}
-        | {"partial_rotary_factor": 0.75, "original_max_position_embeddings": 64}
-        | {"rope_scaling": {"rope_type": "longrope", "long_factor": LONG, "short_factor": SHORT}},
-        DECODER
-        | {"rope.dimension_count": 12, "attention.sliding_window": 0, "rope.scaling.original_context_length": 64}
-        | {"rope.scaling.attn_factor": float(np.sqrt(1 + np.log(4) / np.log(64)))},
-        {
-            "rope_factors_long.weight": np.array(LONG, np.float32),
-            "rope_factors_short.weight": np.array(SHORT, np.float32),
-        },
-    ),
-    "olmo2": Case(
-        "olmo2",
-        SIZES | {"model_type": "olmo2", "rms_norm_eps": 1e-5, "rope_theta": 50000.0, "tie_word_embeddings": False},
-        DECODER,
-    ),
-    "olmo3": Case(
-        "olmo2",
-        SIZES
-        | {"model_type": "olmo3", "rms_norm_eps": 1e-5, "rope_theta": 50000.0, "tie_word_embeddings": False}
-        | {"sliding_window": 8, "num_hidden_layers": 5},
-        DECODER
-        | {"attention.sliding_window": 8, "block_count": 5}
-        | {"attention.sliding_window_pattern": [True, True, True, False, True]},
-    ),
-    "gptneox": Case(
-        "gptneox",
-        SIZES
-        | {"model_type": "gpt_neox", "layer_norm_eps": 1e-5, "rotary_emb_base": 50000}
-        | {"tie_word_embeddings": False},
-        NEOX | {"use_parallel_residual": True, "rope.dimension_count": 4, "rope.freq_base": 50000.0},
-    ),
-    "gptneox without parallel attention": Case(
-        "gptneox",
-        SIZES
-        | {"model_type": "gpt_neox", "layer_norm_eps": 1e-5, "rotary_pct": 1.0, "use_parallel_residual": False}
-        | {"tie_word_embeddings": False},
-        NEOX | {"use_parallel_residual": False},
-    ),
-    "starcoder2": Case(
-        "starcoder2",
-        SIZES | {"model_type": "starcoder2", "norm_epsilon": 1e-5, "rope_theta": 50000.0, "tie_word_embeddings": True},
-        NEOX | {"attention.head_count_kv": 2, "rope.freq_base": 50000.0, "rope.dimension_count": 16},
-    ),
-    "starcoder2 without biases, with a head of its own": Case(
-        "starcoder2",
-        SIZES
-        | {"model_type": "starcoder2", "norm_epsilon": 1e-5, "rope_theta": 50000.0, "tie_word_embeddings": False}
-        | {"use_bias": False, "sliding_window": 8},
-        NEOX | {"attention.head_count_kv": 2, "rope.freq_base": 50000.0, "attention.sliding_window": 8},
-    ),
-    "mixtral": Case(
-        "llama",
-        MIXTURE | {"model_type": "mixtral", "num_local_experts": 4},
-        DECODER | ROUTED | {"rope.dimension_count": 16},
-    ),
-    "olmoe": Case("olmoe", MIXTURE | {"model_type": "olmoe", "num_experts": 4}, DECODER | ROUTED),
-    "granitemoe": Case(
-        "granitemoe",
-        MIXTURE
-        | {"model_type": "granitemoe", "num_local_experts": 4, "attention_multiplier": 0.2, "residual_multiplier": 0.4},
-        DECODER | ROUTED | {"attention.scale": 0.2, "residual_scale": 0.4},
-    ),
-    "qwen3_moe": Case(
-        "qwen3moe",
-        MIXTURE
-        | {"model_type": "qwen3_moe", "num_experts": 4, "moe_intermediate_size": 32, "norm_topk_prob": True}
-        | {"head_dim": 32},
-        DECODER | ROUTED | {"attention.key_length": 32, "attention.value_length": 32, "expert_feed_forward_length": 32},
-    ),
-    "gpt_oss": Case(
-        "gpt-oss",
-        MIXTURE
-        | {"model_type": "gpt_oss", "num_local_experts": 4, "head_dim": 32, "sliding_window": 8}
-        | {"rope_scaling": {**YARN, "truncate": False}},
-        DECODER
-        | ROUTED
-        | {"attention.key_length": 32, "attention.value_length": 32, "expert_feed_forward_length": 96}
-        | {"attention.sliding_window": 8, "rope.scaling.type": "yarn", "rope.scaling.factor": 4.0}
-        | {"rope.scaling.original_context_length": 64},
-    ),
-    "gpt2": Case(
-        "gpt2",
-        {"model_type": "gpt2", "vocab_size": 96, "n_embd": 64, "n_inner": 96, "n_layer": 3, "n_head": 4}
-        | {"n_positions": 256, "layer_norm_epsilon": 1e-5, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0},
-        {"block_count": 3, "context_length": 256, "embedding_length": 64, "feed_forward_length": 96}
-        | {"attention.head_count": 4, "attention.layer_norm_epsilon": 1e-5},
-    ),
+    f"{name}-{variant}" if variant else name: case_of(name, family, stored)
+    for name, family in every_family.CASES.items()
+    for variant, stored in family.gguf.items()
 }
 
 
-def build(config: dict[str, object]) -> transformers.PreTrainedModel:
+def build(config: Config) -> transformers.PreTrainedModel:
     """The transformers model of this config, with random weights everywhere: norms and biases too."""
     torch.manual_seed(0)
     settings = dict(config)
@@ -343,8 +97,8 @@ def save(
     }
     layers = case.metadata["block_count"]
     assert isinstance(layers, int)
-    tensors = gguf_tensors(case.arch, model, heads=4, kv_heads=2, layers=layers)
-    return write_gguf(path, case.arch, metadata, tensors | case.extra, quantize)
+    tensors = gguf_tensors(case.arch, model, case.family.gguf_converted, layers=layers)
+    return write_gguf(path, case.arch, metadata, {**tensors, **case.extra}, quantize)
 
 
 def logits(model: transformers.PreTrainedModel, length: int) -> torch.Tensor:
@@ -364,8 +118,7 @@ def test_there_is_a_case_of_each_architecture() -> None:
     assert {case.arch for case in CASES.values()} == {family.gguf.architecture for family in FAMILIES if family.gguf}
 
 
-# Gates and ups of these two's experts are one tensor on the Hub, and two in GGUF.
-@pytest.mark.parametrize("name", [name for name in CASES if name not in ("granitemoe", "gpt_oss")])
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if not case.family.gguf_split_experts])
 def test_weights_come_back_under_their_own_names_exactly(tmp_path: Path, name: str) -> None:
     case = CASES[name]
     model = build(case.config)
@@ -467,7 +220,7 @@ UNPACKED = [
 def write_one_matrix(path: Path, kind: gguf.GGMLQuantizationType, raw: Array) -> Path:
     """A Llama whose embedding is these packed blocks."""
     writer = gguf.GGUFWriter(path, "llama")
-    for key, value in DECODER.items():
+    for key, value in GGUF_DECODER.items():
         (writer.add_float32 if isinstance(value, float) else writer.add_uint32)(f"llama.{key}", value)
     writer.add_tensor("token_embd.weight", raw, raw_dtype=kind)
     writer.write_header_to_file()
@@ -553,7 +306,7 @@ def test_a_type_that_cannot_be_unpacked_is_named_with_its_tensor(tmp_path: Path)
 
 def test_interleaving_in_the_factory_is_what_the_rotation_needs() -> None:
     """Guards the test's own converter: rows 0 1 2 3 of a head must be stored as 0 2 1 3."""
-    np.testing.assert_array_equal(interleave(np.arange(8), heads=2), [0, 2, 1, 3, 4, 6, 5, 7])
+    np.testing.assert_array_equal(interleaved(np.arange(8), heads=2), [0, 2, 1, 3, 4, 6, 5, 7])
 
 
 def test_stopping_early_ends_the_unpacking_threads(tmp_path: Path) -> None:
@@ -637,7 +390,7 @@ def small(
     shape: tuple[int, ...] = (4,),
 ) -> Path:
     """A file with an embedding and metadata only. A change to None leaves the key out; `extra` names a tensor more."""
-    metadata = {f"{arch}.{key}": value for key, value in DECODER.items()} | (changes or {})
+    metadata = {f"{arch}.{key}": value for key, value in GGUF_DECODER.items()} | (changes or {})
     tensors: dict[str, Array] = {"token_embd.weight": np.zeros((96, 64), np.float32)}
     if extra:
         tensors[extra] = np.zeros(shape, np.float32)

@@ -16,6 +16,9 @@ import numpy.typing as npt
 import pytest
 import torch
 from dense_context import dense_logits
+from every_family import CASES as FAMILY_CASES
+from every_family import family_of_case
+from family_case import LEVANTER_SIZES, LevanterCase
 from levanter_directory import Arrays, Generation, gpt2_arrays, levanter_arrays, write_checkpoint, write_yaml
 from safetensors.torch import save_file
 
@@ -26,150 +29,29 @@ from ostro.torch_models.loading import load_weights, places_of
 from ostro.weights import Checkpoint, open_checkpoint
 from ostro.weights.levanter_checkpoint import is_levanter, open_levanter
 
-SETTINGS: Mapping[str, Any] = {
-    "max_seq_len": 64,
-    "hidden_dim": 32,
-    "intermediate_dim": 48,
-    "num_layers": 3,
-    "num_heads": 4,
-    "num_kv_heads": 2,
-}
-HF: Mapping[str, Any] = {
-    "vocab_size": 40,
-    "max_position_embeddings": 64,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 10000.0,
-    "tie_word_embeddings": False,
-}
-LLAMA = {**HF, "architectures": ["LlamaForCausalLM"], "model_type": "llama"}
-QWEN3 = {**HF, "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}
-OLMO2 = {**HF, "architectures": ["Olmo2ForCausalLM"], "model_type": "olmo2"}
-GEMMA = {
-    **HF,
-    "hidden_activation": "gelu_pytorch_tanh",
-    "query_pre_attn_scalar": 8,
-    "layer_types": ["full_attention"] * 3,
-    "head_dim": 8,
-}
-
-
-GPT2_SETTINGS = {name: SETTINGS[name] for name in ("max_seq_len", "hidden_dim", "num_layers", "num_heads")}
-GPT2 = {
-    "architectures": ["GPT2LMHeadModel"],
-    "model_type": "gpt2",
-    "vocab_size": 40,
-    "n_positions": 64,
-    "n_embd": 32,
-    "n_layer": 3,
-    "n_head": 4,
-    "tie_word_embeddings": True,
-}
-
 
 @dataclass(frozen=True)
 class Case:
-    """A model as Levanter's settings have it, and as config.json has the same one."""
+    """A model as Levanter's settings have it, as config.json has the same one, and how Levanter writes it."""
 
     settings: Mapping[str, Any]
     config: Mapping[str, Any]
+    written: LevanterCase
 
 
 CASES = {
-    "llama": Case({**SETTINGS, "type": "llama"}, LLAMA),
-    "llama-tied": Case(
-        {**SETTINGS, "type": "llama", "tie_word_embeddings": True, "num_kv_heads": 4},
-        {**LLAMA, "tie_word_embeddings": True, "num_key_value_heads": 4},
-    ),
-    "llama-wide-heads": Case({**SETTINGS, "type": "llama", "head_dim": 12}, {**LLAMA, "head_dim": 12}),
-    "llama-qk-norm": Case({**SETTINGS, "type": "llama", "use_qk_norm": True}, QWEN3),
-    "mistral": Case(
-        {**SETTINGS, "type": "mistral", "sliding_window": 4},
-        {**LLAMA, "architectures": ["MistralForCausalLM"], "model_type": "mistral", "rms_norm_eps": 1e-6},
-    ),
-    "mixtral": Case(
-        {**SETTINGS, "type": "mixtral", "n_routed_experts": 5, "num_experts_per_tok": 3, "lbl_coef": 0.1},
+    name: Case(
+        case.settings,
         {
-            **LLAMA,
-            "architectures": ["MixtralForCausalLM"],
-            "model_type": "mixtral",
-            "rms_norm_eps": 1e-6,
-            "num_local_experts": 5,
-            "num_experts_per_tok": 3,
+            **family.spelled(LEVANTER_SIZES),
+            "model_type": family.model_type,
+            "architectures": [family_of_case(file).architecture],
+            **case.config,
         },
-    ),
-    "qwen3_moe": Case(
-        {**SETTINGS, "type": "qwen3_moe", "num_experts": 5, "num_experts_per_tok": 3, "moe_intermediate_dim": 24}
-        | {"head_dim": 12, "use_qk_norm": True},
-        {
-            **QWEN3,
-            "architectures": ["Qwen3MoeForCausalLM"],
-            "model_type": "qwen3_moe",
-            "rms_norm_eps": 1e-6,
-            "rope_theta": 1e6,
-            "head_dim": 12,
-            "moe_intermediate_size": 24,
-            "num_experts": 5,
-            "num_experts_per_tok": 3,
-            "norm_topk_prob": True,
-        },
-    ),
-    "qwen": Case({**SETTINGS, "type": "qwen"}, {**LLAMA, "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"}),
-    "qwen3": Case({**SETTINGS, "type": "qwen3", "layer_norm_epsilon": 1e-6}, {**QWEN3, "rms_norm_eps": 1e-6}),
-    "gemma": Case(
-        {**SETTINGS, "type": "gemma", "query_pre_attn_scalar": 3.0},
-        {
-            **HF,
-            "architectures": ["GemmaForCausalLM"],
-            "model_type": "gemma",
-            "hidden_act": "gelu_pytorch_tanh",
-            "tie_word_embeddings": True,
-        },
-    ),
-    "gemma2": Case(
-        {**SETTINGS, "type": "gemma2", "attn_logit_softcapping": 5.0, "tie_word_embeddings": False},
-        {
-            **GEMMA,
-            "architectures": ["Gemma2ForCausalLM"],
-            "model_type": "gemma2",
-            "attn_logit_softcapping": 5.0,
-        },
-    ),
-    "gemma3": Case(
-        {**SETTINGS, "type": "gemma3", "rope": {"theta": 5000}},
-        {
-            **GEMMA,
-            "architectures": ["Gemma3ForCausalLM"],
-            "model_type": "gemma3_text",
-            "tie_word_embeddings": True,
-            "rope_theta": 5000.0,
-        },
-    ),
-    "gpt2": Case({**GPT2_SETTINGS, "type": "gpt2"}, GPT2),
-    "gpt2-scaled-by-layer": Case(
-        {
-            **GPT2_SETTINGS,
-            "type": "gpt2",
-            "use_bias": True,
-            "attn_pdrop": 0.1,
-            "mlp_scale": 2,
-            "scale_attn_by_inverse_layer_idx": True,
-            "activation_function": "relu",
-        },
-        {**GPT2, "n_inner": 64, "activation_function": "relu", "scale_attn_by_inverse_layer_idx": True},
-    ),
-    "olmo2": Case({**SETTINGS, "type": "olmo2"}, {**OLMO2, "rms_norm_eps": 1e-6}),
-    "olmo2-biased": Case(
-        {**SETTINGS, "type": "olmo2", "attention_bias": True}, {**OLMO2, "rms_norm_eps": 1e-6, "attention_bias": True}
-    ),
-    "olmo3": Case(
-        {**SETTINGS, "type": "olmo3", "sliding_window": 4},
-        {**OLMO2, "architectures": ["Olmo3ForCausalLM"], "model_type": "olmo3", "sliding_window": 4},
-    ),
+        case,
+    )
+    for file, family in FAMILY_CASES.items()
+    for name, case in family.levanter.items()
 }
 IDS = [3, 17, 5, 0, 39, 8, 8, 21]
 
@@ -181,10 +63,16 @@ def random_weights(config: Mapping[str, Any], dtype: torch.dtype = torch.float32
 
 
 def arrays_of(case: Case, weights: Mapping[str, torch.Tensor], *, stacked: bool = True, padding: int = 0) -> Arrays:
-    if case.settings["type"] == "gpt2":
+    if case.written.like_gpt2:
         return gpt2_arrays(weights, case.config, padding=padding)
-    layers = "_layers" if case.settings["type"] == "olmo3" else "layers"
-    return levanter_arrays(weights, case.config, stacked=stacked, layers=layers, padding=padding)
+    return levanter_arrays(
+        weights,
+        case.config,
+        stacked=stacked,
+        layers=case.written.layers,
+        padding=padding,
+        norms_of_all_heads=case.written.norms_of_all_heads,
+    )
 
 
 def logits(checkpoint: Checkpoint) -> torch.Tensor:

@@ -1,0 +1,210 @@
+"""What tests know of a model family: `tests/families` has one `CASE` a file, and `every_family` collects them.
+
+A case has everything but sizes, which each test chooses for itself: `FamilyCase.sized` puts the two together.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+Config = Mapping[str, object]
+"""Fields of a config.json."""
+Settings = Config | Callable[[int], Config]
+"""Fields of a config.json, or what makes them of the width of a head."""
+
+SIZES: Config = {
+    "vocab_size": 32,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-5,
+}
+"""The smallest, and the names of all."""
+
+EXPERTS: Config = {"num_experts": 4, "num_experts_per_tok": 2}
+LOCAL_EXPERTS: Config = {"num_local_experts": 4, "num_experts_per_tok": 2}
+EXPERT_SIZES: Config = {**EXPERTS, "moe_intermediate_size": 8, "shared_expert_intermediate_size": 20}
+"""What all mixtures read, for configs that are given to every family."""
+GRANITE_SCALES: Config = {
+    "attention_multiplier": 0.2,
+    "embedding_multiplier": 3.0,
+    "residual_multiplier": 0.4,
+    "logits_scaling": 2.0,
+}
+BIASES: Config = {"attention_bias": True, "mlp_bias": True}
+LLAMA3: Config = {
+    "rope_type": "llama3",
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+YARN: Config = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+
+GGUF_DECODER: Config = {
+    "block_count": 3,
+    "context_length": 256,
+    "embedding_length": 64,
+    "feed_forward_length": 96,
+    "attention.head_count": 4,
+    "attention.head_count_kv": 2,
+    "attention.layer_norm_rms_epsilon": 1e-5,
+    "rope.freq_base": 50000.0,
+}
+"""Metadata of most families, for the sizes of GGUF's tests."""
+GGUF_LAYER_NORMS: Config = {
+    "block_count": 3,
+    "context_length": 256,
+    "embedding_length": 64,
+    "feed_forward_length": 96,
+    "attention.head_count": 4,
+    "attention.layer_norm_epsilon": 1e-5,
+}
+GGUF_EXPERTS: Config = {"expert_count": 4, "expert_used_count": 2}
+GGUF_WIDE_HEADS: Config = {"attention.key_length": 32, "attention.value_length": 32}
+"""For a head_dim of 32."""
+
+LEVANTER_SETTINGS: Mapping[str, Any] = {
+    "max_seq_len": 64,
+    "hidden_dim": 32,
+    "intermediate_dim": 48,
+    "num_layers": 3,
+    "num_heads": 4,
+    "num_kv_heads": 2,
+}
+LEVANTER_SIZES: Config = {
+    "vocab_size": 40,
+    "max_position_embeddings": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
+}
+"""The same in a config.json."""
+
+
+def longrope(rotated: int, most: float = 2.0) -> Config:
+    """With a factor for each of the frequencies by which so many numbers of a head are rotated."""
+    return {
+        "type": "longrope",
+        "short_factor": [float(each) for each in np.linspace(1, 1.25, rotated // 2)],
+        "long_factor": [float(each) for each in np.linspace(most / 2, 2 * most, rotated // 2)],
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GgufCase:
+    """A config as its authors write it, and the metadata that a converter makes of it."""
+
+    config: Config = field(default_factory=dict)
+    """Beside GGUF's sizes, and without those of the family's own `config`."""
+    metadata: Config = field(default_factory=lambda: GGUF_DECODER)
+    """Without the architecture before each name."""
+    extra: Mapping[str, Array] = field(default_factory=dict)
+    """Tensors that the model has not."""
+    architecture: str | None = None
+    """Where it is not the family's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LevanterCase:
+    """A model as Levanter's settings have it, and as config.json has the same one."""
+
+    settings: Mapping[str, Any]
+    config: Config = field(default_factory=dict)
+    """Beside Levanter's sizes, and without those of the family's own `config`."""
+    layers: str = "layers"
+    """The name of the module that has them."""
+    like_gpt2: bool = False
+    """Whether its arrays have GPT-2's names and axes rather than Llama's."""
+    norms_of_all_heads: bool = False
+    """Whether norms of queries and keys have axes for all heads."""
+
+
+def _unchanged(name: str, array: Array) -> Array:
+    return array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FamilyCase:
+    model_type: str
+    """The same as the family's in `models.registry`, by which it is found."""
+    config: Settings = field(default_factory=dict)
+    """What is not a size, with values at which each number matters; for models of any number of layers, or the number
+    is among them. Tests put bad numbers in the place of these.
+    """
+    variants: Mapping[str, Settings] = field(default_factory=dict)
+    """Changes to `config` by name. Each is compared with transformers, and run by every backend that can."""
+    spelling: Mapping[str, str | None] = field(default_factory=dict)
+    """Names of sizes where they are not those of `SIZES`; None if it has no such size."""
+    mixture: bool = False
+    """Whether its layers have experts, as they have not on several devices, nor on JAX."""
+    torch_only: bool = False
+    """Whether only torch's own modules run it."""
+    ropes: int = 1
+    """Rotations in `rope_parameters`: two if windowed layers have one of their own, none for learned positions."""
+    numbers: tuple[str, ...] = ("rope_theta",)
+    """Numbers it reads that are not in its `config`."""
+    projections: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    """The matrices that adapters may change."""
+    gguf: Mapping[str, GgufCase] = field(default_factory=dict)
+    """By name, of which the family's own is the empty one; none if GGUF has no such family."""
+    gguf_converted: Callable[[str, Array], Array] = _unchanged
+    """What a converter does to a tensor, by its name in transformers. Models have four heads, two of keys."""
+    gguf_split_experts: bool = False
+    """Whether GGUF stores as two tensors what the Hub stores as one of all experts."""
+    levanter: Mapping[str, LevanterCase] = field(default_factory=dict)
+
+    def sized(self, sizes: Config, variant: str = "") -> Config:
+        """A config.json of these sizes, whose names are those of `SIZES`; without architectures."""
+        return {**self.spelled(sizes), **self.settings(sizes, variant), "model_type": self.model_type}
+
+    def spelled(self, sizes: Config) -> Config:
+        named = {self.spelling.get(name, name): value for name, value in sizes.items()}
+        return {name: value for name, value in named.items() if name is not None}
+
+    def settings(self, sizes: Config, variant: str = "") -> Config:
+        head_dim = _integer(sizes, "hidden_size") // _integer(sizes, "num_attention_heads")
+        if "head_dim" in sizes and self.spelling.get("head_dim", "head_dim") is not None:
+            head_dim = _integer(sizes, "head_dim")
+        chosen = [self.config, *([self.variants[variant]] if variant else [])]
+        found: dict[str, object] = {}
+        for each in chosen:
+            found |= each(head_dim) if callable(each) else each
+        return found
+
+
+def _integer(sizes: Config, name: str) -> int:
+    value = sizes[name]
+    assert isinstance(value, int)
+    return value
+
+
+def interleaved(rows: Array, heads: int) -> Array:
+    """What converters do to Llama's queries and keys: first and second halves of each head, row by row in turn."""
+    per_head = rows.reshape(heads, -1, *rows.shape[1:])
+    mixed = np.empty_like(per_head)
+    half = per_head.shape[1] // 2
+    mixed[:, 0::2], mixed[:, 1::2] = per_head[:, :half], per_head[:, half:]
+    return mixed.reshape(rows.shape)
+
+
+def with_neighbours_rotated(name: str, array: Array) -> Array:
+    """What converters do for architectures in which llama.cpp rotates neighbours."""
+    heads = 4 if ".q_proj." in name else 2 if ".k_proj." in name else None
+    return array if heads is None else interleaved(array, heads)
+
+
+def with_one_added_to_norms(name: str, array: Array) -> Array:
+    return array + np.float32(1) if name.endswith("norm.weight") else array
