@@ -165,13 +165,17 @@ def _refused() -> str:
 
 
 def _engine_config() -> str:
+    """The server's settings by name, and a table of those that only Python has."""
     hints = get_type_hints(EngineConfig)
-    rows = []
+    shared, rows = [], []
     for field in fields(EngineConfig):
+        if field.name in ServeSettings.model_fields:
+            shared.append(field.name)
+            continue
         words, default = _split(SETTINGS[field.name].meaning)
         kind, choices = _python_kind(hints[field.name]), _choices(hints[field.name])
         rows.append((code(field.name), kind, default or code(repr(field.default)), _marked(words, choices)))
-    return table(HEAD, rows)
+    return f"The same as [the server's](configuration.md#settings): {codes(shared)}.\n\n{table(HEAD, rows)}"
 
 
 def _python_kind(hint: object) -> str:
