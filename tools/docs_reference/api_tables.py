@@ -2,12 +2,22 @@
 
 import asyncio
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields
+from functools import cache
 from typing import Any, cast, get_type_hints
 
-from openai.types import completion_create_params, embedding_create_params
+from openai.types import (
+    Completion,
+    CreateEmbeddingResponse,
+    completion_create_params,
+    embedding_create_params,
+)
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.chat import completion_create_params as chat_create_params
+from openai.types.responses import Response
+from pydantic import BaseModel
 
 from docs_reference.attributes import notes
 from docs_reference.markup import code, codes, table
@@ -60,6 +70,15 @@ VLLM: Mapping[type[RequestModel], frozenset[str]] = {
     ),
     CompletionRequest: frozenset(f"{_SAMPLING_EXTRAS} add_special_tokens prompt_embeds response_format".split()),
     EmbeddingRequest: frozenset(["add_special_tokens", "priority", "truncate_prompt_tokens"]),
+}
+# What OpenAI's package calls the answers that we send, too.
+_OPENAI_ANSWERS: Mapping[type[WireModel], type[BaseModel]] = {
+    schemas.ChatCompletionResponse: ChatCompletion,
+    schemas.ChatCompletionChunk: ChatCompletionChunk,
+    schemas.CompletionResponse: Completion,
+    schemas.CompletionChunk: Completion,
+    schemas.EmbeddingResponse: CreateEmbeddingResponse,
+    schemas.ResponseObject: Response,
 }
 # What has many forms, in words.
 _FORMS = {
@@ -201,18 +220,34 @@ def refused_fields() -> str:
 
 
 def answers(kinds: Iterable[type[WireModel]]) -> str:
-    """A foldable table for each; rows that the first one has are not repeated in the others."""
+    """A foldable table for each. Of OpenAI's types it has what is ours or has a note, and no row of the first twice."""
     made: list[str] = []
     first: list[tuple[str, str, str]] = []
     for kind in kinds:
         schema = kind.model_json_schema(mode="serialization")
         rows = list(_flat(kind, schema, schema, ""))
-        own = [row for row in rows if row not in first]
-        note = "Where it differs from the first:\n\n" if len(own) < len(rows) else ""
+        own = [row for row in rows if row not in first and not (row[2] == "" and _is_openais(kind, row[0]))]
+        note = ""
+        if theirs := _OPENAI_ANSWERS.get(kind):
+            note = f"OpenAI's {code(theirs.__name__)}, in which these fields are ours or hold something particular:\n\n"
         body = note + table(("field", "holds", ""), own)
-        made.append(f"<details markdown>\n<summary>{kind.__name__}</summary>\n\n{body}\n</details>\n")
+        if own:
+            made.append(f"<details markdown>\n<summary>{kind.__name__}</summary>\n\n{body}\n</details>\n")
         first = first or rows
     return "\n".join(made)
+
+
+def _is_openais(kind: type[WireModel], path: str) -> bool:
+    theirs = _OPENAI_ANSWERS.get(kind)
+    return theirs is not None and set(re.findall(r"\w+", path)) <= _names(theirs)
+
+
+@cache
+def _names(kind: type[BaseModel]) -> frozenset[str]:
+    """Every field of a model and of the models within it."""
+    schema = kind.model_json_schema()
+    found = [schema, *schema.get("$defs", {}).values()]
+    return frozenset(name for each in found for name in each.get("properties", ()))
 
 
 def _flat(answer: type, schema: Schema, whole: Schema, prefix: str) -> Iterator[tuple[str, str, str]]:
