@@ -14,7 +14,6 @@ from model_directory import write_model
 from ostro import LLM, Delta, EngineConfig, SamplingParams
 from ostro.engine.request import Request
 from ostro.errors import ContextLengthExceeded
-from ostro.frontend.requests import Prompt, Sampling
 
 GREEDY = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
 ENDLESS = SamplingParams(max_tokens=200, temperature=0, ignore_eos=True)
@@ -70,12 +69,11 @@ def test_callers_at_once_get_the_tokens_of_generate_from_shared_steps(llm: LLM) 
         calls = [llm.agenerate(prompt, params) for prompt, params in zip(PROMPTS, seeded, strict=True)]
         return [completion.choices[0].token_ids for [completion] in await asyncio.gather(*calls)]
 
-    prepare, num_prepared = llm._prepare, threading.Semaphore(0)
+    check, num_prepared = llm.core.check, threading.Semaphore(0)
 
-    def prepare_and_count(prompt: Prompt, sampling: Sampling, adapter: str | None) -> Request:
-        request = prepare(prompt, sampling, adapter)
+    def check_and_count(request: Request) -> None:
+        check(request)
         num_prepared.release()
-        return request
 
     def wait_for_the_last_caller() -> None:
         while waiting:
@@ -83,9 +81,10 @@ def test_callers_at_once_get_the_tokens_of_generate_from_shared_steps(llm: LLM) 
             waiting.pop()
 
     waiting = list(PROMPTS)
-    llm._prepare = prepare_and_count  # type: ignore[method-assign]
+    llm.core.check = check_and_count  # type: ignore[method-assign]
     with before_each_step(llm, wait_for_the_last_caller):
         found = asyncio.run(main())
+    del llm.core.check
     assert found == [completion.choices[0].token_ids for completion in expected]
     # One after the other they would take a step a token.
     assert llm.core.scheduler.counters.steps - steps < len(PROMPTS) * 12

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from ostro.routing.key import Key
+from ostro.routing.prefix_index import PrefixIndex
 from ostro.routing.report import Latest, Report
 from ostro.routing.router import Router
 
@@ -32,8 +33,8 @@ class Clock:
         return self.now
 
 
-def router_of(loads: dict[str, int], *, most_prefixes: int = 1 << 12, clock: Clock | None = None) -> Router:
-    router = Router(now=clock or Clock(), dice=random.Random(7), most_prefixes=most_prefixes)
+def router_of(loads: dict[str, int], *, index: PrefixIndex | None = None, clock: Clock | None = None) -> Router:
+    router = Router(now=clock or Clock(), dice=random.Random(7), index=index)
     for name, load in loads.items():
         router.report(name, loaded(load))
     return router
@@ -165,48 +166,51 @@ def test_count_that_starts_again_ends_no_request_twice_and_starts_none() -> None
 
 
 def test_of_a_report_only_what_is_new_is_read() -> None:
-    router = router_of({"one": 0, "two": 0})
+    index = PrefixIndex()
+    router = router_of({"one": 0, "two": 0}, index=index)
     old, new = prompt("p"), prompt("q")
     router.report("one", loaded(held=old))
     router.report("two", loaded(held=old))
     for name, prefixes in (("one", [*old, *new]), ("two", [*old[:3], *new])):
         router.report(name, Report(models=frozenset({MODEL}), held=latest(prefixes, 20)))
         router.report(name, Report(models=frozenset({MODEL}), held=latest(prefixes, 20)))
-    assert router._index.matches(old, {"one", "two"}) == {"one": 10, "two": 10}
-    assert list(router._index.matches(old, {"one", "two"})) == ["two", "one"], "the last to report it, once"
-    assert router._index.matches(new, {"one", "two"}) == {"one": 10, "two": 10}
+    assert index.matches(old, {"one", "two"}) == {"one": 10, "two": 10}
+    assert list(index.matches(old, {"one", "two"})) == ["two", "one"], "the last to report it, once"
+    assert index.matches(new, {"one", "two"}) == {"one": 10, "two": 10}
     router.report("one", Report(models=frozenset({MODEL}), held=latest(old[:1], 1)))
-    assert next(iter(router._index.matches(old[:1], {"one", "two"}))) == "one", "it started to count again"
+    assert next(iter(index.matches(old[:1], {"one", "two"}))) == "one", "it started to count again"
 
 
 def test_first_reports_of_many_replicas_leave_room_for_what_comes() -> None:
     """Above 512 replicas, what one reported pushed out what another had."""
-    router = router_of({}, most_prefixes=1024)
+    index = PrefixIndex(1024)
+    router = router_of({}, index=index)
     for n in range(64):
         router.add(str(n))
     kept = key("kept")
     router.expect(kept, "7")
     for n in range(64):
         router.report(str(n), loaded(held=[f"{n:04}{each:04}".encode() for each in range(100)]))
-    assert len(router._index) <= 1024 // 2 + len(kept.blocks)
+    assert len(index) <= 1024 // 2 + len(kept.blocks)
     assert router.ranked(kept)[0] == "7"
     for n in range(64):
-        assert router._index.matches([f"{n:04}0099".encode()], {str(n)}), "the latest of each"
+        assert index.matches([f"{n:04}0099".encode()], {str(n)}), "the latest of each"
 
 
 def test_only_the_first_report_is_limited_by_the_number_of_replicas() -> None:
     """Every report was, so that 10,000 replicas reported new prompts in vain."""
     before, later = prompt("b", 40), [prompt(name, 40) for name in "pqrs"]
-    router = router_of({}, most_prefixes=1 << 18)
+    index = PrefixIndex(1 << 18)
+    router = router_of({}, index=index)
     for n in range(10_000):
         router.add(str(n))
     ends_first = [block for each in (before, *later) for block in reversed(each)]
     router.report("7", loaded(held=ends_first[:40]))
     router.report("7", loaded(held=ends_first))
-    assert router._index.matches(before[:13], {"7"}) == {"7": 13}
-    assert router._index.matches([before[13]], {"7"}) == {}
+    assert index.matches(before[:13], {"7"}) == {"7": 13}
+    assert index.matches([before[13]], {"7"}) == {}
     for each in later:
-        assert router._index.matches(each, {"7"}) == {"7": 40}
+        assert index.matches(each, {"7"}) == {"7": 40}
         assert router.ranked(Key(MODEL, each, 40))[0] == "7"
 
 
@@ -265,7 +269,8 @@ class Fleet(RuleBasedStateMachine):
 
     @initialize()
     def begin(self) -> None:
-        self.router = router_of({}, most_prefixes=64)
+        self.index = PrefixIndex(64)
+        self.router = router_of({}, index=self.index)
         self.ready: dict[str, bool] = {}
         self.most_open: dict[str, int] = {}
 
@@ -326,7 +331,7 @@ class Fleet(RuleBasedStateMachine):
     def remembers_what_is_there_and_no_more(self) -> None:
         assert len(self.router) == len(self.ready)
         assert all(name in self.router for name in self.ready)
-        assert len(self.router._index) <= 64
+        assert len(self.index) <= 64
         for name in self.ready:
             assert 0 <= self.router.load(name) <= self.most_open.get(name, 0)
 

@@ -24,7 +24,7 @@ class PrefixIndex:
     """
 
     def __init__(self, most_prefixes: int = MOST_PREFIXES) -> None:
-        self._most = most_prefixes
+        self.most_prefixes = most_prefixes
         self._young: dict[bytes, _Holders] = {}
         self._old: dict[bytes, _Holders] = {}
 
@@ -36,7 +36,7 @@ class PrefixIndex:
 
     def add(self, prefixes: Sequence[bytes], replica: str) -> None:
         """All of them together: at most half of what is remembered."""
-        room = self._most // 2 - len(self._young)
+        room = self.most_prefixes // 2 - len(self._young)
         # Decided before any is added, because a prompt's prefixes must be forgotten together; rarely are they counted.
         if len(prefixes) > room and sum(prefix not in self._young for prefix in prefixes) > room:
             self._young, self._old = {}, self._young

@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable
 
 from ostro.routing.key import Key
-from ostro.routing.prefix_index import MOST_PREFIXES, PrefixIndex
+from ostro.routing.prefix_index import PrefixIndex
 from ostro.routing.report import Report
 
 # A replica is too busy if its load exceeds the lowest by both this factor and this number of requests.
@@ -25,13 +25,12 @@ _MOST_COMING = 64
 
 class Router:
     def __init__(
-        self, *, now: Callable[[], float], dice: random.Random | None = None, most_prefixes: int = MOST_PREFIXES
+        self, *, now: Callable[[], float], dice: random.Random | None = None, index: PrefixIndex | None = None
     ) -> None:
-        """`now` is a clock, in seconds."""
+        """`now` is a clock, in seconds. `index` is where the router remembers prefixes: its own unless one is given."""
         self._now = now
         self._dice = dice or random.Random()
-        self._index = PrefixIndex(most_prefixes)
-        self._most_prefixes = most_prefixes
+        self._index = PrefixIndex() if index is None else index
         self._replicas: dict[str, _Replica] = {}
         self._ready, self._restarting = _Group(), _Group()
         # Of replicas that are ready, those that have a model or were asked for it lately.
@@ -71,7 +70,7 @@ class Router:
             for name in names:
                 self._have(state, name)
         if state.num_held is None:
-            share = max(1, self._most_prefixes // (2 * len(self._replicas)))
+            share = max(1, self._index.most_prefixes // (2 * len(self._replicas)))
             self._index.add(report.held.since(0, share), replica)
         else:
             self._index.add(report.held.since(state.num_held), replica)
