@@ -167,9 +167,7 @@ def test_files_that_lie_are_refused_by_name(
     ],
     ids=["neither", "twice", "trimmed", "reversed", "refuses", "fails", "none"],
 )
-def test_a_template_that_does_not_rank_is_told_to_those_who_rank(
-    template: str | None, why: str, tmp_path: Path
-) -> None:
+def test_ranking_with_a_template_that_cannot_rank_is_refused(template: str | None, why: str, tmp_path: Path) -> None:
     """The model was not loaded, although it can generate; and the error was about messages, which no one had sent."""
     llm = LLM(write_judge(tmp_path / "model", template=template), CPU)
     assert llm.generate("the fox", SamplingParams(max_tokens=1))

@@ -537,7 +537,7 @@ def test_cached_model_of_a_store_is_planned_without_it(store: ObjectStore, proxy
     assert plan(reference, SERVED).parameters == plan(directory, SERVED).parameters
 
 
-def test_what_is_wrong_with_a_model_elsewhere_is_told_by_its_address(store: ObjectStore, proxy: FaultProxy) -> None:
+def test_problems_of_a_remote_model_are_reported_by_its_address(store: ObjectStore, proxy: FaultProxy) -> None:
     with pytest.raises(ModelNotFound, match=r"There is nothing at \w+://models/nowhere"):
         plan(f"{store.scheme}://models/nowhere", SERVED)
     half = store.put_model("half", {"config.json": json.dumps(tiny_models.LLAMA).encode()})

@@ -497,7 +497,7 @@ def test_template_variables_of_the_request_win() -> None:
 
 
 @pytest.mark.parametrize(("effort", "told"), [("high", "high"), ("minimal", "low"), ("max", "high")])
-def test_effort_is_told_to_templates_that_read_it(effort: str, told: str) -> None:
+def test_effort_is_passed_to_templates_that_read_it(effort: str, told: str) -> None:
     made = plan(profile=HARMONY, reasoning=ReasoningSettings(effort=effort))
     assert made.template_kwargs == {"reasoning_effort": told}
 

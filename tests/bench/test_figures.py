@@ -71,7 +71,7 @@ def test_gaps_of_all_answers_are_one_spread_and_each_answer_has_one_time_per_tok
     assert found.tokens_per_event == 7 / 5
 
 
-def test_what_ended_early_and_what_was_counted_by_events_is_told() -> None:
+def test_early_ends_and_counting_by_events_are_reported() -> None:
     outcomes = [made(0, 1.0, tokens=4), made(0, 1.0, tokens=3)]
     found = figures([*outcomes, Outcome(index=0, start=0, e2e=1, arrivals=[1.0], counted_by="events", max_tokens=4)])
     assert (found.ended_early, found.counted_by_events) == (1, 1)
@@ -108,7 +108,7 @@ def test_goodput_counts_what_keeps_every_limit() -> None:
 @pytest.mark.parametrize(
     "text", ["", "ttft", "ttft=5", "ttft=5m", "speed=5s", "ttft=-1s", "ttft=0ms", "e2e=infs", "itl=nanms"]
 )
-def test_limits_that_are_none_are_refused(text: str) -> None:
+def test_invalid_limits_are_refused(text: str) -> None:
     with pytest.raises(BadRequest, match="ttft, itl, tpot, e2e"):
         Slo.parsed(text)
 

@@ -78,7 +78,7 @@ def test_running_count_of_tokens_ends_with_the_last() -> None:
     assert outcome([*counting, delta(None, "stop"), DONE]).output_tokens == 3
 
 
-def test_cached_prompt_is_told() -> None:
+def test_cached_prompt_tokens_are_reported() -> None:
     told = {"prompt_tokens": 64, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 48}}
     assert outcome([*PROPER[:5], event({"choices": [], "usage": told}), DONE]).cached_tokens == 48
 

@@ -158,7 +158,7 @@ def test_line_of_a_trace_that_is_wrong_is_named(line: str, tmp_path: Path, capsy
     assert "line 2" in capsys.readouterr().err
 
 
-def test_server_that_refuses_is_told(
+def test_refusal_of_a_server_is_reported(
     server: LiveServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("OSTRO_API_KEY")

@@ -34,7 +34,7 @@ def test_a_prompt_is_completed_on_the_terminal(model: Path, capsys: pytest.Captu
     assert capsys.readouterr().out == streamed.out
 
 
-def test_a_terminal_is_told_what_the_start_is_at(model: Path, tmp_path: Path) -> None:
+def test_a_terminal_shows_how_far_the_start_is(model: Path, tmp_path: Path) -> None:
     args = ("generate", "--model", str(model), "--max-tokens", "2", "--device", "cpu", "the fox")
     with terminal(*args, env={"OSTRO_CACHE": str(tmp_path)}) as screen:
         assert screen.end() == 0

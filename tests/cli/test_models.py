@@ -64,7 +64,7 @@ def test_a_model_is_pulled_listed_verified_and_removed(capsys: pytest.CaptureFix
     assert ModelStore().entries() == []
 
 
-def test_a_damaged_model_is_told_with_its_cure(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_model_is_reported_with_its_cure(capsys: pytest.CaptureFixture[str]) -> None:
     path = Path(models(capsys, "pull", REFERENCE)[1].strip()) / "model.safetensors"
     data = bytearray(path.read_bytes())
     data[-1] ^= 1

@@ -63,7 +63,7 @@ def test_model_that_does_not_fit_is_said_so_with_status_1(model: Path, capsys: p
         (["--device", "mps"], "lower --kv-memory, try --dtype float16, or take"),
     ],
 )
-def test_model_that_does_not_fit_is_told_what_would_help_there(
+def test_model_that_does_not_fit_is_refused_with_what_would_help(
     model: Path, capsys: pytest.CaptureFixture[str], options: list[str], cure: str
 ) -> None:
     assert planned(model, "--memory", "20M", *options) == 1

@@ -147,7 +147,7 @@ def test_an_error_in_a_stream_comes_after_what_came_before_it(kind: str) -> None
 
 
 @pytest.mark.parametrize("body", [b"<html>", b"[]", b'{"version": 1}', b'{"error": "x"}', b""])
-def test_an_answer_that_is_not_ostros_is_told(kind: str, body: bytes) -> None:
+def test_an_answer_from_another_server_is_reported(kind: str, body: bytes) -> None:
     with scripted_server(reply(200, body)) as server, pytest.raises(BadAnswer, match="Ostro server"):
         asker(kind, server.url).call("version")
 
@@ -216,7 +216,7 @@ def test_no_more_of_an_error_is_read_than_could_be_told(kind: str) -> None:
         asker(kind, server.url).call("version")
 
 
-def test_a_server_that_is_not_there_is_told(kind: str) -> None:
+def test_an_unreachable_server_is_reported(kind: str) -> None:
     with scripted_server(VERSION) as server:
         pass
     gone = asker(kind, server.url, max_retries=1)

@@ -148,7 +148,7 @@ def test_a_stream_that_goes_wrong_is_a_failure_with_its_reason(
         ("x" * 5000, "HTTP 400: " + "x" * 500 + "…"),
     ],
 )
-def test_an_error_is_told_in_the_servers_words(body: object, told: str) -> None:
+def test_an_error_is_reported_in_the_servers_words(body: object, told: str) -> None:
     with stub_server(lambda asked: Reply(body, status=400)) as stub:
         [found] = ask(side_of(stub.url, SideOptions(model="m")), ["Hello"])
     assert isinstance(found, Failure)
@@ -166,7 +166,7 @@ def test_one_failure_leaves_the_others() -> None:
     assert [each.text if isinstance(each, Answer) else each.error for each in found] == ["A", "HTTP 500: no", "B", "C"]
 
 
-def test_a_server_that_is_not_there_is_told() -> None:
+def test_an_unreachable_server_is_reported() -> None:
     with stub_server(openai()) as stub:
         pass
     with pytest.raises(Unreachable, match=r"cannot be reached.*Is the server up"):
@@ -189,7 +189,7 @@ def test_a_silent_server_is_given_up() -> None:
     assert "silent for 0.2 s" in found.error
 
 
-def test_a_server_without_tls_behind_https_is_told() -> None:
+def test_a_server_without_tls_behind_https_is_reported() -> None:
     with stub_server(openai()) as stub:
         [found] = ask(side_of(stub.url.replace("http", "https"), SideOptions(model="m", timeout=5)), ["Hello"])
     assert isinstance(found, Failure)
@@ -305,6 +305,6 @@ def test_a_key_is_not_shown() -> None:
     assert "sk-1" not in repr(SideOptions(key="sk-1"))
 
 
-def test_a_model_that_is_not_there_is_told_before_anything_runs() -> None:
+def test_a_missing_model_is_reported_before_anything_runs() -> None:
     with pytest.raises(OstroError, match="no file or directory"):
         side_of("offline:./no-such-model", SideOptions()).prepare()

@@ -23,7 +23,7 @@ def test_only_some_differences_are_shown() -> None:
     assert "and 3 more; --report and --json hold all of them." in text
 
 
-def test_failures_are_told_with_their_reason() -> None:
+def test_failures_are_reported_with_their_reason() -> None:
     text = table(comparison([("a", "a"), (FAILED, "a")]))
     assert '#2 "prompt 2": A failed: HTTP 500: out of order' in text
     assert "note: 1 of 2 prompts failed" in text

@@ -104,7 +104,7 @@ def test_an_unknown_extra_is_refused_before_anything_is_made(tmp_path: Path) -> 
     assert not (tmp_path / "venv").exists()
 
 
-def test_an_older_python_is_told_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_older_python_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     ast.parse(SCRIPT.read_text(encoding="utf-8"), feature_version=(3, 8))
     monkeypatch.setattr(sys, "version_info", (3, 8, 10))
     assert install.main([]) == 1
@@ -234,7 +234,7 @@ def test_with_a_gpu_it_is_taken(sources: Sources, monkeypatch: pytest.MonkeyPatc
     assert sources.choose() is not None
 
 
-def test_a_cpu_build_is_taken_and_its_size_is_told(sources: Sources) -> None:
+def test_a_cpu_build_is_taken_and_its_size_is_reported(sources: Sources) -> None:
     sources.add_torch("", CUDA)
     wheel = sources.add_torch("+cpu", ELSEWHERE)
     torch = sources.choose()

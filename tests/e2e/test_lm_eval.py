@@ -154,7 +154,7 @@ def test_choices_are_scored_as_the_engine_scores_them(samples: Samples, llm: LLM
         assert _measured(exchange) == _engine_s(exchange, llm)
 
 
-def test_greedy_continuations_are_told_from_others(samples: Samples, llm: LLM) -> None:
+def test_greedy_continuations_are_distinguished_from_others(samples: Samples, llm: LLM) -> None:
     for exchange in samples["local_likely"]:
         assert _measured(exchange) == _engine_s(exchange, llm)
     assert [exchange.got[1] for exchange in samples["local_likely"]] == ["True", "False"] * len(CLEAR_PROMPTS)

@@ -419,7 +419,7 @@ def test_texts_are_embedded_by_their_adapters(tmp_path: Path, adapter_paths: dic
     assert plain != red
 
 
-def test_an_engine_process_serves_adapters_and_refuses_what_it_has_not(
+def test_an_engine_process_serves_its_adapters_and_refuses_others(
     directory: Path, adapter_paths: dict[str, Path]
 ) -> None:
     llm = LLM(directory, adapters=adapter_paths)

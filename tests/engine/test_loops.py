@@ -73,7 +73,7 @@ def test_a_pattern_of_more_than_64_tokens_is_no_loop() -> None:
     assert noticed(list(range(65)) * 20) is None
 
 
-def test_a_loop_that_is_broken_begins_anew() -> None:
+def test_a_broken_loop_is_counted_from_the_start() -> None:
     nearly = [1, 2, 3] * 31 + [1, 2]
     assert noticed([*nearly, 9, *nearly]) is None
     assert noticed([*nearly, 9, *nearly, 3]) == 2 * len(nearly) + 2

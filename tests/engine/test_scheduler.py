@@ -654,7 +654,7 @@ def test_each_step_tells_which_requests_it_is_the_first_of_and_which_gave_way() 
     assert len(preempted) == engine.scheduler.counters.preemptions > 0
 
 
-def test_what_a_step_begins_is_told_before_it_computes() -> None:
+def test_what_a_step_begins_is_reported_before_it_computes() -> None:
     """Who died or left in its first step seemed to have waited in line until then."""
 
     class Dying(FakeRunner):

@@ -116,7 +116,7 @@ def test_newcomer_of_lower_priority_stops_nobody() -> None:
     driver.finish()
 
 
-def test_many_prompts_in_line_are_no_reason_to_be_let_in_first() -> None:
+def test_many_queued_prompts_do_not_admit_a_key_first() -> None:
     driver = Driver(max_batch_seqs=2, num_pages=1000)
     requests = flood(10, max_tokens=3)
     for request in requests:

@@ -270,7 +270,7 @@ def test_an_error_while_loading_is_no_death(model: Path) -> None:
 # --- from which files -------------------------------------------------------------------------------------------------
 
 
-def test_a_replaced_file_of_the_same_size_and_time_is_packed_anew(model: Path) -> None:
+def test_a_replaced_file_of_the_same_size_and_time_is_packed_again(model: Path) -> None:
     before = generate(load(model))
     scale_weights(model, 3.0)
     after = generate(load(model))

@@ -25,10 +25,10 @@ def fuzz(*arguments: str) -> None:
     assert min(counts[kind] for kind in ("refused", "packed anew", "forged, refused")) > 0, done.stdout
 
 
-def test_mutated_packed_files_are_packed_anew_or_refused() -> None:
+def test_mutated_packed_files_are_packed_again_or_refused() -> None:
     fuzz("--count", "300", "--seed", "1")
 
 
 @pytest.mark.slow
-def test_many_mutated_packed_files_are_packed_anew_or_refused() -> None:
+def test_many_mutated_packed_files_are_packed_again_or_refused() -> None:
     fuzz("--count", "20000", "--seed", "3")

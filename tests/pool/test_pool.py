@@ -249,7 +249,7 @@ async def test_pinned_models_have_their_room_before_the_default_one() -> None:
 
 
 @in_jumping_time
-async def test_failed_load_is_told_to_all_and_not_tried_again_in_a_tight_loop() -> None:
+async def test_failed_load_is_reported_to_all_and_not_retried_in_a_tight_loop() -> None:
     pool = Pool({"a": Model(error=ModelError("No such tensor."))}, retry_seconds=30.0)
     errors = await asyncio.gather(*(outcome(pool.work("a")) for _ in range(20)))
     assert {str(error) for error in errors} == {"No such tensor."}
@@ -316,7 +316,7 @@ async def test_service_that_cannot_be_made_fails_the_load() -> None:
 
 
 @in_jumping_time
-async def test_request_waits_only_so_long_and_is_told_when_to_come_back() -> None:
+async def test_request_waits_a_limited_time_and_is_told_when_to_retry() -> None:
     pool = Pool({"a": Model(load=100.0)}, wait_seconds=60.0)
     began = now()
     with pytest.raises(Unavailable, match="still loading after a wait of 60 s") as raised:
@@ -634,7 +634,7 @@ async def test_views_tell_how_each_model_stands() -> None:
 
 
 @in_jumping_time
-async def test_base_is_loaded_anew_for_adapters_found_since_and_nobody_is_cut_off() -> None:
+async def test_base_is_reloaded_for_adapters_found_since_and_nobody_is_cut_off() -> None:
     pool = Pool(models("ab", fetch=1.0), adapters={"one": "a"})
     long = [pool.request(name, 20.0) for name in ("a", "one")]
     await until(lambda: pool.view("one").in_use == 1)

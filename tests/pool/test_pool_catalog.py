@@ -156,7 +156,7 @@ async def test_root_that_cannot_be_listed_hides_nothing() -> None:
 
 
 @in_loop
-async def test_unforeseen_error_of_a_root_is_told_without_its_details() -> None:
+async def test_unexpected_error_of_a_root_is_reported_without_its_details() -> None:
     roots = Roots(one=[])
     roots.errors["one"] = PermissionError("/secret/place")
     with pytest.raises(DownloadFailed, match="PermissionError") as raised:
@@ -225,7 +225,7 @@ async def test_close_gives_up_on_a_look() -> None:
 
 
 @in_loop
-async def test_name_in_two_roots_is_told_once() -> None:
+async def test_name_in_two_roots_is_logged_once() -> None:
     catalog = Roots(one=["m", "a"], two=["m", "b"]).catalog()
     log = logging.getLogger("ostro.pool.catalog")
     told: list[str] = []
@@ -242,7 +242,7 @@ async def test_name_in_two_roots_is_told_once() -> None:
 
 
 @in_loop
-async def test_misses_among_many_models_are_told_soon() -> None:
+async def test_misses_among_many_models_are_reported_soon() -> None:
     """Every name was compared with the wrong one: half a second for thousands, in which nobody else was served. So many
     misses took minutes.
     """
@@ -302,7 +302,7 @@ async def test_adapters_of_a_root_sit_on_models_beside_them_or_named_at_the_star
 
 
 @in_loop
-async def test_adapter_without_its_base_is_left_out_and_that_is_told_once() -> None:
+async def test_adapter_without_its_base_is_left_out_and_logged_once() -> None:
     roots = Roots(one=["tiny", "a-b/c", "a/b-c", "lost", "upper", "either", "french"], two=["tiny", "german"])
     roots.bases = {"lost": "org/large", "french": "tiny", "upper": "french", "either": "a-b-c", "german": "tiny"}
     catalog = roots.catalog()

@@ -124,7 +124,7 @@ async def test_what_is_here_waits_for_no_fetch() -> None:
 
 
 @in_jumping_time
-async def test_failed_fetch_is_told_and_not_begun_again_at_once() -> None:
+async def test_failed_fetch_is_reported_and_not_retried_at_once() -> None:
     model = Model(fetch=5.0, fetch_error=DownloadFailed("The bucket does not answer."))
     pool = Pool({"a": model, "b": Model()}, retry_seconds=30.0, models=1)
     await pool.load("b")

@@ -243,7 +243,7 @@ def test_requests_go_where_their_model_is_loaded(cluster: RayCluster, tmp_path: 
     assert [(each["loads"], each["evictions"]) for each in stats] == [(1, 0), (1, 0)]
 
 
-def test_engine_that_dies_is_started_anew_by_its_replica(cluster: RayCluster) -> None:
+def test_engine_that_dies_is_restarted_by_its_replica(cluster: RayCluster) -> None:
     cluster.deploy(replicas=1)
     [before] = cluster.facts()
     os.kill(before["engine_pids"][0], signal.SIGKILL)

@@ -170,7 +170,7 @@ def test_stream_whose_replica_dies_ends_with_an_error_event() -> None:
     asyncio.run(scenario())
 
 
-def test_request_whose_time_is_over_is_told_so_by_its_replica() -> None:
+def test_request_that_ran_out_of_time_is_refused_by_its_replica() -> None:
     """The ingress gave up in the same moment, with a 503: clients send that again by themselves."""
 
     async def scenario() -> None:

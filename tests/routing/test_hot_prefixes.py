@@ -38,7 +38,7 @@ def test_the_longest_unused_are_dropped_first_and_ends_before_beginnings() -> No
     assert (names(hot.held()), hot.num_blocks, hot.total_blocks) == ([], 0, 0)
 
 
-def test_long_prompts_are_told_in_few_digests_that_count_for_all_their_blocks() -> None:
+def test_long_prompts_are_reported_in_few_digests_that_count_for_all_their_blocks() -> None:
     hot = HotPrefixes()
     hot.use(prompt("a", 300))
     assert hot.num_blocks == 300
@@ -47,7 +47,7 @@ def test_long_prompts_are_told_in_few_digests_that_count_for_all_their_blocks() 
 
 
 @given(st.lists(st.tuples(st.sampled_from("abcdefgh"), st.integers(0, 200), st.integers(0, 300)), max_size=30))
-def test_what_is_told_is_bounded_and_agrees_with_itself(steps: list[tuple[str, int, int]]) -> None:
+def test_what_is_reported_is_bounded_and_consistent(steps: list[tuple[str, int, int]]) -> None:
     hot = HotPrefixes()
     for name, blocks, room in steps:
         hot.use(prompt(name, blocks))

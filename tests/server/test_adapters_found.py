@@ -151,7 +151,7 @@ def test_adapters_have_no_settings_of_their_own_but_their_pins(
 
 
 @pytest.mark.full
-def test_adapter_that_turns_up_later_is_served_after_its_base_was_loaded_anew(tmp_path: Path) -> None:
+def test_adapter_found_later_is_served_after_its_base_was_reloaded(tmp_path: Path) -> None:
     root = tmp_path / "models"
     alpha = write_model(root / "alpha")
     make_adapter(root / "french", alpha, 1, says="alpha")

@@ -139,7 +139,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("fake")
 @pytest.mark.parametrize("announced", [True, False])
-def test_bodies_share_a_budget_and_the_one_too_many_is_told_to_come_again(announced: bool) -> None:
+def test_bodies_share_a_budget_and_one_too_many_is_asked_to_retry(announced: bool) -> None:
     """Twelve bodies of 60 MB took 600 MB at once, since each was within its own bound."""
     bodies = BodyBudget(512 << 10)
 
@@ -245,7 +245,7 @@ def test_body_stays_in_the_budget_until_its_answer_ends(monkeypatch: pytest.Monk
 
 
 @pytest.mark.usefixtures("fake")
-def test_body_is_not_read_where_the_request_would_not_be_let_in() -> None:
+def test_body_is_not_read_where_the_request_would_be_refused() -> None:
     """It was once read and decoded, whatever that cost, and only then told that there was no room."""
     bodies = BodyBudget(512 << 10)
 

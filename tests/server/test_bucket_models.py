@@ -82,7 +82,7 @@ def test_a_bucket_that_does_not_answer_holds_up_nobody(tmp_path: Path, silent_st
         assert ended(live) == 0
 
 
-def test_a_model_on_its_way_is_told_and_takes_no_place(tmp_path: Path, silent_store: dict[str, str]) -> None:
+def test_a_model_being_fetched_is_reported_and_takes_no_place(tmp_path: Path, silent_store: dict[str, str]) -> None:
     tiny = write_model(tmp_path / "tiny")
     env = silent_store | {"OSTRO_CACHE": str(tmp_path / "cache")}
     args = ("--model", f"tiny={tiny}", "--model", f"far=gs://{BUCKET}/models/far", "--max-models", "1")

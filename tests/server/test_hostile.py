@@ -520,7 +520,7 @@ def test_body_shorter_than_announced_is_nobodys_request(server: LiveServer) -> N
         b"/admin",
     ],
 )
-def test_path_that_is_none_of_ours_is_a_404(server: LiveServer, target: bytes) -> None:
+def test_unknown_path_is_a_404(server: LiveServer, target: bytes) -> None:
     answer = raw(server, b"GET " + target + b" HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
     head, _, body = answer.partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 404 "), answer[:300]
@@ -529,5 +529,5 @@ def test_path_that_is_none_of_ours_is_a_404(server: LiveServer, target: bytes) -
 
 @pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "PROPFIND"])
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS, EMBEDDINGS, TOKENIZE])
-def test_method_that_a_path_has_not_is_a_405(client: httpx.Client, method: str, path: str) -> None:
+def test_unsupported_method_is_a_405(client: httpx.Client, method: str, path: str) -> None:
     error_of(client.request(method, path), {405})

@@ -67,7 +67,7 @@ def test_a_path_that_is_nearly_right_is_put_right(client: httpx.Client, method: 
 
 
 @pytest.mark.parametrize("path", ["/nowhere", "/v1", "/v2/models/x"])
-def test_another_path_is_told_where_to_look(client: httpx.Client, path: str) -> None:
+def test_another_path_names_the_right_one(client: httpx.Client, path: str) -> None:
     assert error_of(client.get(path), 404)["message"] == f"There is no {path} here. GET /docs lists what there is."
 
 
@@ -252,7 +252,7 @@ def ids_body(count: int) -> bytes:
     return b'{"prompt":[' + b",".join([b"1"] * count) + b"]}"
 
 
-def test_as_many_token_ids_are_read_as_the_schema_allows_and_more_are_told_what_to_do(client: httpx.Client) -> None:
+def test_as_many_token_ids_are_read_as_the_schema_allows_and_more_are_refused_with_advice(client: httpx.Client) -> None:
     """The schema spoke of four million, and a body of half a million and some was refused without a number."""
     assert len(ids_body(MAX_TOKENS)) <= MEGABYTE
     within = error_of(client.post(COMPLETIONS, content=ids_body(MAX_TOKENS), headers=JSON), 400)

@@ -143,7 +143,7 @@ def test_every_answer_has_a_request_id(client: httpx.Client) -> None:
         ("GET", "/v1/models/nobody", None, 404, "not_found_error"),
     ],
 )
-def test_errors_are_told_in_the_dialect(
+def test_errors_are_reported_in_the_dialect(
     client: httpx.Client, method: str, path: str, body: Json | None, status: int, kind: str
 ) -> None:
     response = client.request(method, path, json=body, headers={"anthropic-version": "2023-06-01"})
@@ -154,7 +154,7 @@ def test_errors_are_told_in_the_dialect(
     assert set(told) == {"type", "error", "request_id"}
 
 
-def test_a_prompt_that_is_too_long_is_told_in_the_words_that_agents_look_for(client: httpx.Client) -> None:
+def test_a_prompt_that_is_too_long_is_refused_in_the_words_that_agents_look_for(client: httpx.Client) -> None:
     error = refused(client, MESSAGES, 400, **BASE | {"messages": [{"role": "user", "content": "word " * 9000}]})
     assert error["type"] == "invalid_request_error"
     assert error["message"].startswith("prompt is too long: 90")

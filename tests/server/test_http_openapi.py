@@ -104,13 +104,13 @@ def test_whatever_is_sent_the_answers_are_as_documented(server: LiveServer, tmp_
 
 
 @pytest.mark.full
-def test_so_they_are_for_more_examples_and_at_every_bound(server: LiveServer, tmp_path: Path) -> None:
+def test_answers_are_as_documented_for_more_examples_and_at_every_bound(server: LiveServer, tmp_path: Path) -> None:
     large = f"[[operations]]\ninclude-path = {json.dumps(LARGE)}\nphases.coverage.enabled = false\n"
     check_answers(server, tmp_path, "--phases", "coverage,fuzzing", "--max-examples", "10", settings=large)
 
 
 @pytest.mark.slow
-def test_so_they_are_at_every_bound_of_a_large_body(server: LiveServer, tmp_path: Path) -> None:
+def test_answers_are_as_documented_at_every_bound_of_a_large_body(server: LiveServer, tmp_path: Path) -> None:
     included = (word for path in LARGE for word in ("--include-path", path))
     check_answers(server, tmp_path, "--phases", "coverage", *included)
 

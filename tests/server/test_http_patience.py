@@ -122,7 +122,7 @@ def test_slow_reader_gets_all_of_its_text_in_fewer_events(monkeypatch: pytest.Mo
     assert answer.count(b"data: ") < 16 * 4000 / 2
 
 
-def test_request_that_takes_too_long_is_told_so_in_its_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_request_that_takes_too_long_gets_an_error_in_its_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     set_faults(monkeypatch, "step_seconds=0.05")
 
     async def run() -> tuple[bytes, float]:

@@ -95,7 +95,7 @@ def test_precision_that_a_tpu_does_not_have_is_left_out_with_a_note(tmp_path: Pa
     assert "asks for float16, which does not run on a TPU" in merged.notes[-1]
 
 
-def test_precision_that_is_none_is_refused(tmp_path: Path) -> None:
+def test_unknown_precision_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadRequest, match=r"trainer\.mp = 'p=f32' names no precision"):
         read(tmp_path, "trainer: {mp: p=f32}\nhf_checkpoint: org/name")
 

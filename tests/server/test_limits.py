@@ -446,7 +446,7 @@ async def _awaited(work: Awaitable[T]) -> T:
 
 
 @in_loop
-async def test_cap_on_new_tokens_is_told_and_holds_where_nothing_was_asked() -> None:
+async def test_cap_on_new_tokens_is_reported_and_is_the_default() -> None:
     gate = Gate(GateLimits(new_tokens=32))
     async with gate.admit(a_record()) as ticket:
         with pytest.raises(BadRequest, match="this server allows at most 32"):
@@ -496,7 +496,7 @@ async def _nothing() -> None:
 
 
 @in_loop
-async def test_requests_prepared_anew_keep_their_turn_and_cost_nothing_more() -> None:
+async def test_requests_prepared_again_keep_their_turn_and_cost_nothing_more() -> None:
     gate = Gate(GateLimits())
     async with gate.admit(a_record()) as ticket:
         assert ticket.enlist([a_request(4)]) == ticket.enlist([a_request(4)])

@@ -157,7 +157,7 @@ def test_a_wrong_path_is_not_listened_for(tmp_path: Path) -> None:
 # --- JSON -----------------------------------------------------------------------------------------------------------
 
 
-def test_json_is_had_at_a_terminal_too(model: Path, tmp_path: Path) -> None:
+def test_json_can_be_printed_to_a_terminal(model: Path, tmp_path: Path) -> None:
     args = ("serve", str(model), "--port", "0", "--log-format", "json")
     with terminal(*args, env=FAKE, cwd=tmp_path) as screen:
         screen.until('"ready"}')

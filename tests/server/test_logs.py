@@ -88,7 +88,7 @@ def test_request_is_one_line_that_tells_its_course(capsys: pytest.CaptureFixture
     assert "secret" not in json.dumps(line)
 
 
-def test_a_requests_start_is_told_at_debug_level(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_start_of_a_request_is_logged_at_debug_level(capsys: pytest.CaptureFixture[str]) -> None:
     configure_logging(level="debug")
     _, [record] = ask("/work")
     ask("/healthz")

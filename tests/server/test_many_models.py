@@ -271,7 +271,7 @@ def test_requests_in_line_hold_no_model(models: Path, tmp_path: Path) -> None:
         asyncio.run(asyncio.wait_for(scenario(live.url), 60))
 
 
-def test_a_model_that_is_ready_is_had_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_ready_model_is_available_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whose turn it is gives that up when the model does not come before anything else can run."""
     set_faults(monkeypatch)
 

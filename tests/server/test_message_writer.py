@@ -72,7 +72,7 @@ def test_the_clients_accumulator_ends_with_the_message() -> None:
 
 
 @given(scripts())
-def test_blocks_come_to_what_the_model_did(script: Script) -> None:
+def test_blocks_add_up_to_what_the_model_did(script: Script) -> None:
     each = MessageWriter(model="m")
     events = told(stream(each, script.events))
     assert events[0]["type"] == "message_start"

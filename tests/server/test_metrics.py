@@ -160,7 +160,7 @@ def test_loaded_model_tells_its_times() -> None:
     assert samples["ostro_engine_resident_bytes"] == 1024
 
 
-def test_counters_do_not_fall_when_an_engine_starts_anew_or_goes() -> None:
+def test_counters_do_not_fall_when_an_engine_restarts_or_ends() -> None:
     models, engine = Models({}), EngineCounters()
     metrics = Metrics(models, Line())
 

@@ -117,7 +117,7 @@ def test_process_ends_when_nobody_listens_any_more(cache: Path, silent: socket.s
         process.wait(30)
 
 
-def test_process_that_dies_is_told(cache: Path, silent: socket.socket) -> None:
+def test_process_that_dies_is_reported(cache: Path, silent: socket.socket) -> None:
     async def scenario() -> None:
         reader = asyncio.StreamReader()
         reader.feed_eof()

@@ -335,7 +335,7 @@ async def test_dropping_a_response_under_way_ends_it() -> None:
 
 
 @in_loop
-async def test_who_waits_for_a_run_that_does_not_end_is_told_so() -> None:
+async def test_whoever_waits_for_a_run_that_does_not_end_is_notified() -> None:
     each = run(response("a"))
     with pytest.raises(RequestTimeout, match="has not ended yet"):
         await each.ended(0.01)

@@ -110,7 +110,7 @@ def test_the_response_is_the_same_however_its_events_are_pushed(script: Script) 
     assert without_ids(one.response["output"]) == without_ids(other.response["output"])
 
 
-def test_text_is_told_in_the_order_of_the_api() -> None:
+def test_text_follows_the_order_of_the_api() -> None:
     assert types(stream(writer(), [Text("Hel"), Text("lo")])) == [
         "created",
         "in_progress",

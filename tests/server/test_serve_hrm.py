@@ -95,7 +95,7 @@ def test_scores_are_those_of_the_steps_that_would_generate_it(client: httpx.Clie
     assert one_pass["pll"] != pytest.approx(given["ll"], abs=1e-3)
 
 
-def test_outer_steps_are_told(client: httpx.Client) -> None:
+def test_outer_steps_are_reported(client: httpx.Client) -> None:
     client.post("/generate", json={"prompts": ["the fox"] * 4, "max_tokens": 4})
     told = {
         line.partition("{")[0]: float(line.rpartition(" ")[2])

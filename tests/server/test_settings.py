@@ -247,7 +247,7 @@ def test_what_cannot_be_honoured_is_refused_in_one_line(tmp_path: Path, text: st
     assert "\n" not in str(error.value)
 
 
-def test_missing_config_file_is_told(tmp_path: Path) -> None:
+def test_missing_config_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(BadRequest, match=r"Cannot read the config file .*nowhere\.yaml: No such file"):
         read_settings({}, config=tmp_path / "nowhere.yaml", directory=tmp_path)
 
@@ -285,7 +285,7 @@ def test_printed_config_is_yaml_that_means_the_same_and_shows_no_secret(tmp_path
     assert again.settings == merged.settings
 
 
-def test_gate_lets_in_twice_what_the_engine_runs_unless_told(tmp_path: Path) -> None:
+def test_gate_admits_twice_what_the_engine_runs_by_default(tmp_path: Path) -> None:
     assert read(tmp_path, yaml_text="max_batch_size: 5").settings.gate().concurrent == 10
     assert read(tmp_path, max_concurrent_requests="3").settings.gate().concurrent == 3
 
@@ -347,7 +347,7 @@ def test_a_config_file_that_is_named_wins_over_the_one_that_is_found(tmp_path: P
         ("- 1", "it holds no sections."),
     ],
 )
-def test_another_programs_file_in_that_place_is_told_of_and_left_alone(tmp_path: Path, text: str, words: str) -> None:
+def test_another_programs_file_in_that_place_is_reported_and_left_alone(tmp_path: Path, text: str, words: str) -> None:
     path = write_found(tmp_path, "default.yaml", text)
     merged = read(tmp_path)
     [note] = merged.notes
@@ -587,7 +587,7 @@ def test_several_hosts_run_one_model_and_keep_it(
     build_models(read(tmp_path, backend="torch", device="cpu", **given).settings)  # type: ignore[arg-type]
 
 
-def test_all_settings_that_name_too_many_models_for_several_hosts_are_told(
+def test_all_settings_that_name_too_many_models_for_several_hosts_are_listed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = read(tmp_path, backend="jax", device="cpu", models=("./shelf",), model=("./a", "./b")).settings

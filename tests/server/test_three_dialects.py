@@ -60,7 +60,9 @@ def test_an_answer_with_tools_is_the_same_in_all_dialects(server: LiveServer, na
 
 
 @pytest.mark.parametrize("name", [*CASES, *THOUGHTS])
-def test_and_by_a_template_that_knows_tools_and_thoughts(thinking: LiveServer, name: str) -> None:
+def test_an_answer_by_a_template_with_tools_and_reasoning_is_the_same_in_all_dialects(
+    thinking: LiveServer, name: str
+) -> None:
     with thinking.client() as client:
         check(client, {**CASES, **THOUGHTS}[name], KEYS[name])
 

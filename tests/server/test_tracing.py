@@ -216,7 +216,7 @@ def test_caller_that_does_not_sample_gets_no_spans_but_the_log_knows_its_trace(
 
 
 @pytest.mark.parametrize("parent", ["", "nonsense", f"00-{'0' * 32}-{PARENT}-01", f"ff-{TRACE}-{PARENT}-01"])
-def test_parent_that_is_none_begins_a_trace(client: httpx.Client, traces: Collector, parent: str) -> None:
+def test_invalid_parent_begins_a_trace(client: httpx.Client, traces: Collector, parent: str) -> None:
     root, *_ = traces.request(ask(client, traceparent=parent), 4)
     assert root.parent_id == ""
     assert root.trace_id not in (TRACE, "0" * 32)
@@ -422,7 +422,7 @@ def test_variable_that_makes_no_sense_is_refused(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("value", ["localhost:4317", "grpc://localhost:4317", "http://", "4318"])
-def test_address_that_is_none_is_refused(tmp_path: Path, value: str) -> None:
+def test_invalid_address_is_refused(tmp_path: Path, value: str) -> None:
     with pytest.raises(BadRequest, match=r"http://HOST:PORT"):
         read_settings({"otlp_endpoint": Given(value, "--otlp-endpoint")}, directory=tmp_path)
 

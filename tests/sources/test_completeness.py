@@ -49,7 +49,7 @@ INDEXED_PICKLES = json.dumps({"weight_map": {f"tensor{file}": file for file in P
         (["model/transformer/w/.zarray", "metadata.json"], []),
     ],
 )
-def test_what_is_missing_is_told_by_names_and_index(names: Collection[str], lacks: list[str]) -> None:
+def test_missing_packages_are_reported_with_names_and_index(names: Collection[str], lacks: list[str]) -> None:
     indexes = {INDEX: INDEXED, PICKLE_INDEX: INDEXED_PICKLES}
     assert missing(names, {name: content for name, content in indexes.items() if name in names}) == lacks
 

@@ -286,7 +286,7 @@ def test_one_gguf_file_of_a_repository_is_fetched(ggufs: Hub, tmp_path: Path, re
 
 
 @pytest.mark.parametrize("reference", ["acme/odd", f"{GGUF_REPO}:Q5_0", f"{GGUF_REPO}:none.gguf"])
-def test_a_gguf_file_that_is_not_clear_is_told_with_the_choice(ggufs: Hub, tmp_path: Path, reference: str) -> None:
+def test_an_ambiguous_gguf_reference_lists_the_choices(ggufs: Hub, tmp_path: Path, reference: str) -> None:
     repo = reference.partition(":")[0]
     output = open_from(ggufs, tmp_path, reference, program=GGUF_PROGRAM)
     assert output.startswith(f"ModelNotFound {repo} holds these GGUF files: ")

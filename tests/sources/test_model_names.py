@@ -46,6 +46,6 @@ def test_it_is_the_name_that_the_files_have_once_they_are_open(tmp_path: Path) -
         assert parse_model(reference).name == open_checkpoint(reference).name
 
 
-def test_an_address_that_is_none_is_told() -> None:
+def test_an_invalid_address_is_reported() -> None:
     with pytest.raises(ModelNotFound, match="Write gs://BUCKET/PATH"):
         parse_model("gs://Bucket/x")

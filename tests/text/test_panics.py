@@ -39,7 +39,7 @@ def test_probes_find_repetitions_of_several_kinds(tmp_path: Path, pattern: str) 
         Tokenizer.load(with_pattern(tmp_path, pattern))
 
 
-def test_a_pattern_that_is_none_is_refused_at_load(tmp_path: Path) -> None:
+def test_an_invalid_pattern_is_refused_at_load(tmp_path: Path) -> None:
     with pytest.raises(BadCheckpoint, match=r"tokenizer\.json is not a valid tokenizer"):
         Tokenizer.load(with_pattern(tmp_path, "("))
 

@@ -177,7 +177,7 @@ def test_sentencepiece_file_alone_is_refused_with_the_way_to_convert_it(tmp_path
         Tokenizer.load(tmp_path)
 
 
-def test_missing_tokenizer_is_told_from_a_missing_model(tmp_path: Path) -> None:
+def test_missing_tokenizer_is_distinguished_from_a_missing_model(tmp_path: Path) -> None:
     with pytest.raises(ModelNotFound, match=r"no tokenizer\.json"):
         Tokenizer.load(tmp_path)
     with pytest.raises(ModelNotFound, match="no model directory"):
