@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _table(plan: Plan) -> str:
-    backend = DEVICE_KINDS[plan.device]
+    kind = DEVICE_KINDS[plan.device]
     second = f", of it {_size(plan.second_layout_bytes)} a second layout for speed" if plan.second_layout_bytes else ""
     active = plan.active_parameters < plan.parameters
     fewer = f", {plan.active_parameters / 1e6:,.0f} million of them active" if active else ""
@@ -69,7 +69,7 @@ def _table(plan: Plan) -> str:
         rows["stored as"] = plan.stored_as
     if plan.not_native is not None:
         rows["not natively"] = plan.not_native
-    if backend.has_own_memory:
+    if kind.has_own_memory:
         rows["on the host"] = f"about {_size(plan.host_bytes)}"
     if plan.peak_bytes > plan.total_bytes:
         rows["at most"] = f"{_size(plan.peak_bytes)}, {_peak(plan)}"
@@ -88,10 +88,10 @@ def _table(plan: Plan) -> str:
 
 
 def _where(plan: Plan) -> str:
-    backend = DEVICE_KINDS[plan.device]
-    if plan.devices == 1 or not backend.has_own_memory:
-        return backend.label
-    return f"each of {plan.devices} {backend.label}s, as are the sizes above"
+    kind = DEVICE_KINDS[plan.device]
+    if plan.devices == 1 or not kind.has_own_memory:
+        return kind.label
+    return f"each of {plan.devices} {kind.label}s, as are the sizes above"
 
 
 def _peak(plan: Plan) -> str:
@@ -101,11 +101,11 @@ def _peak(plan: Plan) -> str:
 
 
 def _shortage(plan: Plan) -> str:
-    backend, on_jax = DEVICE_KINDS[plan.device], plan.runs_on == "jax"
+    kind, on_jax = DEVICE_KINDS[plan.device], plan.runs_on == "jax"
     cures = ["Give it more memory", "lower --kv-memory"]
-    if backend.smaller and not on_jax:
-        cures.append(f"try {backend.smaller}")
-    if backend.has_own_memory:
+    if kind.smaller and not on_jax:
+        cures.append(f"try {kind.smaller}")
+    if kind.has_own_memory:
         # Those of a CPU would share its memory.
         cures.append("raise --tensor-parallel")
     return f"It does not fit. {', '.join(cures)}, or take a smaller model."

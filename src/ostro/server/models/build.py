@@ -318,9 +318,9 @@ def _planned(path: str, config: EngineConfig) -> "Plan":
     """The plan for this machine. Counts all of a GPU's memory, since loaded models are unloaded if necessary."""
     from ostro.backends.planning import plan
 
-    backend = device_kind_here(config.device, config.backend)
-    own = backend.memory(config.tensor_parallel) if backend.has_own_memory else None
-    return plan(path, config, device=backend.name, memory=None if own is None else own.total)
+    kind = device_kind_here(config.device, config.backend)
+    own = kind.memory(config.tensor_parallel) if kind.has_own_memory else None
+    return plan(path, config, device=kind.name, memory=None if own is None else own.total)
 
 
 def _list_models(root: str) -> "list[FoundModel]":

@@ -32,7 +32,7 @@ def variables_of(name: str) -> tuple[str, ...]:
 
 
 CONFIG_VARIABLE = PREFIX + "CONFIG"
-# Variables that begin like settings and are none, by who reads them.
+# Variables that begin like settings and are none, grouped by what reads them.
 NOT_SETTINGS = frozenset(
     {
         *(CONFIG_VARIABLE, *CACHE_VARIABLES),
@@ -46,7 +46,7 @@ NOT_SETTINGS = frozenset(
     }
 )
 RAY_PREFIX = PREFIX + "RAY_"
-"""Of the settings of a cluster, which `ray.options` reads."""
+"""Prefix of a cluster's settings, which `ray.options` reads."""
 
 # Settings of other servers that this build refuses by name, with the reason.
 REFUSED: Mapping[str, str] = {
