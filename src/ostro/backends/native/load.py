@@ -3,12 +3,13 @@
 import logging
 import time
 from collections.abc import Callable
-from typing import BinaryIO
+from functools import partial
+from typing import BinaryIO, Protocol, TypeVar
 
 from ostro.backends.backend import OpenedModel, Unloadable
 from ostro.backends.native.encoder import NativeEncoderRunner
 from ostro.backends.native.lora import NativeAdapters
-from ostro.backends.native.packed_cache import packed_key, with_packed_weights
+from ostro.backends.native.packed_cache import PackedKey, packed_key, with_packed_weights
 from ostro.backends.native.packing import pack
 from ostro.backends.native.runner import NativeRunner
 from ostro.backends.native.support import NotNative, WrongPanel, native_architecture
@@ -19,16 +20,57 @@ from ostro.models.encoder import Encoder
 from ostro.system.machine import num_cpus
 from ostro.weights.adapter import read_adapter
 
+RunnerT = TypeVar("RunnerT")
+RunnerT_co = TypeVar("RunnerT_co", covariant=True)
+
 _log = logging.getLogger(__name__)
 
 
-def native_runner(opened: OpenedModel) -> NativeRunner | NativeEncoderRunner:
+def decoder_runner(opened: OpenedModel, described: Architecture) -> NativeRunner:
     """Raises Unloadable if the weights cannot be packed."""
+    # Read before the weights are packed, so that adapters that do not fit fail at once.
+    found = {name: read_adapter(path) for name, path in opened.config.adapters}
+    adapters = NativeAdapters(described, found) if found else None
+
+    def make(packed: PackedFile, *, isa: str, threads: int) -> NativeRunner:
+        pooling = opened.checkpoint.pooling
+        return NativeRunner.sized(packed, opened.resolved, isa=isa, threads=threads, pooling=pooling, adapters=adapters)
+
+    return _runner(opened, described, make)
+
+
+def encoder_runner(opened: OpenedModel, described: Encoder) -> NativeEncoderRunner:
+    """Raises Unloadable if the weights cannot be packed."""
+
+    def make(packed: PackedFile, *, isa: str, threads: int) -> NativeEncoderRunner:
+        return NativeEncoderRunner(
+            packed,
+            described,
+            opened.checkpoint.pooling,
+            isa=isa,
+            max_batch_tokens=opened.kind.encoded_tokens(opened.config),
+            max_batch_seqs=opened.resolved.max_batch_seqs,
+            threads=threads,
+        )
+
+    return _runner(opened, described, make)
+
+
+class _Make(Protocol[RunnerT_co]):
+    def __call__(self, packed: PackedFile, /, *, isa: str, threads: int) -> RunnerT_co: ...
+
+
+def _runner(opened: OpenedModel, described: Architecture | Encoder, make: "_Make[RunnerT]") -> RunnerT:
     threads = opened.config.threads or num_cpus()
-    adapters = _adapters(opened)
     for isa in instruction_sets():
+        panel = panel_of(isa)
+        key = packed_key(opened.checkpoint, opened.config, panel)
+
+        def write(file: BinaryIO, make_room: Callable[[int], None], key: PackedKey = key, panel: int = panel) -> None:
+            _pack(opened, described, PackedWriter(file, panel, key=key.digest, threads=threads), make_room)
+
         try:
-            return _runner(opened, isa, threads, adapters)
+            return with_packed_weights(key, write, partial(make, isa=isa, threads=threads))
         except WrongPanel:
             continue
         except NotNative as error:
@@ -38,42 +80,10 @@ def native_runner(opened: OpenedModel) -> NativeRunner | NativeEncoderRunner:
     raise Unloadable("no instruction set of this machine can run it")
 
 
-def _adapters(opened: OpenedModel) -> NativeAdapters | None:
-    """Reads adapters before the weights are packed, so that those that do not fit fail at once."""
-    config, described = opened.config, opened.description
-    if not config.adapters or not isinstance(described, Architecture):
-        return None
-    return NativeAdapters(described, {name: read_adapter(path) for name, path in config.adapters})
-
-
-def _runner(
-    opened: OpenedModel, isa: str, threads: int, adapters: NativeAdapters | None
-) -> NativeRunner | NativeEncoderRunner:
-    panel, checkpoint, config = panel_of(isa), opened.checkpoint, opened.config
-    key = packed_key(checkpoint, config, panel)
-
-    def write(file: BinaryIO, make_room: Callable[[int], None]) -> None:
-        _pack(opened, PackedWriter(file, panel, key=key.digest, threads=threads), make_room)
-
-    def use(packed: PackedFile) -> NativeRunner | NativeEncoderRunner:
-        if isinstance(opened.description, Encoder):
-            return NativeEncoderRunner(
-                packed,
-                opened.description,
-                checkpoint.pooling,
-                isa=isa,
-                max_batch_tokens=opened.kind.encoded_tokens(config),
-                max_batch_seqs=opened.resolved.max_batch_seqs,
-                threads=threads,
-            )
-        pooling = checkpoint.pooling
-        return NativeRunner.sized(packed, opened.resolved, isa=isa, threads=threads, pooling=pooling, adapters=adapters)
-
-    return with_packed_weights(key, write, use)
-
-
-def _pack(opened: OpenedModel, writer: PackedWriter, make_room: Callable[[int], None]) -> None:
-    described = native_architecture(opened.description, writer.panel)
+def _pack(
+    opened: OpenedModel, described: Architecture | Encoder, writer: PackedWriter, make_room: Callable[[int], None]
+) -> None:
+    native_architecture(described, writer.panel)
     started = time.monotonic()
     _log.info("packing the weights, once")
     program = pack(described, opened.checkpoint, writer, bits=BITS[opened.config.quantize], make_room=make_room)

@@ -3,7 +3,6 @@
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -29,7 +28,6 @@ from ostro.kernels.cpu.library import (
 from ostro.kernels.cpu.packed_layout import PackedLayout
 from ostro.kernels.cpu.program_spec import ProgramSpec
 from ostro.models.architecture import MLP, Architecture, Experts
-from ostro.models.description import Description
 from ostro.models.encoder import Encoder
 from ostro.weights import Checkpoint
 from ostro.weights.stored import Stored
@@ -52,7 +50,6 @@ class Program(NamedTuple):
     """How the native core would run a model: its steps, and the weights that they take."""
 
     isa: str
-    described: Architecture | Encoder
     spec: ProgramSpec
     layout: PackedLayout
 
@@ -61,33 +58,28 @@ class Program(NamedTuple):
         return panel_of(self.isa)
 
 
-def native_program(checkpoint: Checkpoint, described: Description, quantize: Quantization) -> Program:
+def native_program(checkpoint: Checkpoint, described: Architecture | Encoder, quantize: Quantization) -> Program:
     """The model's program for the best instruction set that can run it. Raises NotNative if none can."""
     reason = NotNative("this machine has no instruction set with kernels")
     for isa in instruction_sets():
         try:
-            found = native_architecture(described, panel_of(isa))
+            native_architecture(described, panel_of(isa))
             formats = {tensor.name: tensor.format for tensor in checkpoint.stored().tensors}
             sizes = Sizes(panel_of(isa), partial(_kind, formats))
-            return Program(isa, found, lowered(found, sizes, bits=BITS[quantize]), sizes.layout)
+            return Program(isa, lowered(described, sizes, bits=BITS[quantize]), sizes.layout)
         except NotNative as error:
             reason = error
     raise reason
 
 
-def planned_parts(opened: OpenedModel, memory: Memory) -> Parts:
-    stored, config = opened.checkpoint.stored(), opened.resolved
-    program = native_program(opened.checkpoint, opened.description, config.quantize)
-    if isinstance(program.described, Encoder):
-        config = replace(config, max_batch_tokens=opened.kind.encoded_tokens(opened.config))
-        parts = _encoder_parts(program, program.described, stored, config)
-    else:
-        parts = _parts(program, program.described, stored, config, memory.free)
+def _stored_as(stored: Stored) -> str | None:
     packings = (f"{tensor.repacked} ({tensor.format})" for tensor in stored.tensors if tensor.repacked is not None)
-    return replace(parts, stored_as=stored_as(stored, packings))
+    return stored_as(stored, packings)
 
 
-def _parts(program: Program, architecture: Architecture, stored: Stored, config: ResolvedConfig, memory: int) -> Parts:
+def decoder_parts(opened: OpenedModel, architecture: Architecture, memory: Memory) -> Parts:
+    stored, config = opened.checkpoint.stored(), opened.resolved
+    program = native_program(opened.checkpoint, architecture, config.quantize)
     shape, layout, cells = architecture.shape, program.layout, CELLS[config.kv_dtype]
     largest = max(matrix.nbytes for matrix in layout.matrices)
     rotated = sum(rope.rotary_dim(shape.head_dim) for rope in architecture.ropes)
@@ -102,7 +94,7 @@ def _parts(program: Program, architecture: Architecture, stored: Stored, config:
             max_batch_seqs=config.max_batch_seqs,
             limit=config.kv_memory_limit,
             # An explicit kv_memory is taken at face value: the plan reports whether it fits.
-            free=max(0, memory - _PROCESS - kept) if config.kv_memory is None else sys.maxsize,
+            free=max(0, memory.free - _PROCESS - kept) if config.kv_memory is None else sys.maxsize,
             slot_bytes=cells.slot_bytes,
             max_tokens=config.max_running_tokens,
         )
@@ -125,11 +117,14 @@ def _parts(program: Program, architecture: Architecture, stored: Stored, config:
         other=other,
         # Packing maps all files and builds one matrix at a time.
         peak=max(_PROCESS + stored.file_bytes + largest, kept + pages * page + other),
+        stored_as=_stored_as(stored),
     )
 
 
-def _encoder_parts(program: Program, encoder: Encoder, stored: Stored, config: ResolvedConfig) -> Parts:
+def encoder_parts(opened: OpenedModel, encoder: Encoder) -> Parts:
     """There is no KV cache: the texts of a batch have seats only."""
+    stored, config = opened.checkpoint.stored(), opened.resolved
+    program = native_program(opened.checkpoint, encoder, config.quantize)
     shape, layout = encoder.shape, program.layout
     kept = layout.nbytes + (len(layout.matrices) + shape.num_layers) * _ENTRY_BYTES
     inner = max(layer.mlp.down.columns for layer in encoder.layers)
@@ -137,7 +132,7 @@ def _encoder_parts(program: Program, encoder: Encoder, stored: Stored, config: R
     if config.quantize != "none":
         row += max(inner, shape.hidden_size) // GROUP * _GROUP_BYTES
     # The text that uses up a step's tokens is computed whole.
-    rows = config.max_batch_tokens + shape.max_seq_len
+    rows = opened.kind.encoded_tokens(opened.config) + shape.max_seq_len
     # Each thread packs one head's keys and values, and has some rows of scores.
     own = 4 * shape.max_seq_len * (2 * shape.head_dim + _SCORED_ROWS)
     rotated = sum(rope.rotary_dim(shape.head_dim) for rope in encoder.ropes)
@@ -153,6 +148,7 @@ def _encoder_parts(program: Program, encoder: Encoder, stored: Stored, config: R
         pages=config.max_batch_seqs * -(-shape.max_seq_len // config.page_size),
         other=other,
         peak=max(_PROCESS + stored.file_bytes + largest, kept + other),
+        stored_as=_stored_as(stored),
     )
 
 
