@@ -401,9 +401,13 @@ class LayerInputs:
         yield from self.norm.tensors()
 
 
+Mixer = Attention
+"""What mixes a layer's tokens. Another kind is another class in this union; readers that do not run it refuse it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    attention: Attention
+    mixer: Mixer
     mlp: MLP | Experts
     attention_norm: Norm | None = None
     attention_post_norm: Norm | None = None
@@ -417,6 +421,11 @@ class Layer:
     input: LayerInput | None = None
     stream_scale: str | None = None
     """The name of a stored number that multiplies the stream after the layer."""
+
+    @property
+    def attention(self) -> Attention:
+        """The mixer, for readers that know no other kind."""
+        return self.mixer
 
     @property
     def norms(self) -> tuple[Norm, ...]:

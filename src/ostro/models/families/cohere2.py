@@ -37,7 +37,7 @@ def _layer(config: ConfigReader, shape: ModelShape, eps: float, index: int, slid
     bias, window = config.flag("attention_bias", False), config.integer("sliding_window", _WINDOW)
     norm = _norm(f"model.layers.{index}.input_layernorm", shape, eps)
     return Layer(
-        attention=names.attention(
+        mixer=names.attention(
             AttentionSpec(scale=shape.head_dim**-0.5, window=window if sliding else None),
             rope=0 if sliding else None,
             qkv_bias=bias,

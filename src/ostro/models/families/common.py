@@ -256,7 +256,7 @@ class HubLayer:
     def pre_norm(self, attention: Attention, mlp: MLP | Experts) -> Layer:
         """Attention and MLP each read the normed stream."""
         return Layer(
-            attention=attention,
+            mixer=attention,
             mlp=mlp,
             attention_norm=self.norm("input_layernorm"),
             mlp_norm=self.norm("post_attention_layernorm"),
@@ -265,7 +265,7 @@ class HubLayer:
     def post_norm(self, attention: Attention, mlp: MLP | Experts) -> Layer:
         """Attention's and MLP's outputs are normed before they are added to the stream."""
         return Layer(
-            attention=attention,
+            mixer=attention,
             mlp=mlp,
             attention_post_norm=self.norm("post_attention_layernorm"),
             mlp_post_norm=self.norm("post_feedforward_layernorm"),
@@ -274,7 +274,7 @@ class HubLayer:
     def sandwich_norm(self, attention: Attention, mlp: MLP | Experts) -> Layer:
         """Norms both before and after."""
         return Layer(
-            attention=attention,
+            mixer=attention,
             mlp=mlp,
             attention_norm=self.norm("input_layernorm"),
             attention_post_norm=self.norm("post_attention_layernorm"),

@@ -60,7 +60,7 @@ def _layer(config: ConfigReader, shape: ModelShape, index: int) -> Layer:
         return Projection(columns, (Part(f"{name}.{part}", rows),), bias=True, transposed=True)
 
     return Layer(
-        attention=Attention(
+        mixer=Attention(
             spec=AttentionSpec(scale=_attention_scale(config, shape, index)),
             qkv=projection("attn.c_attn", hidden, 3 * hidden),
             output=projection("attn.c_proj", hidden, hidden),

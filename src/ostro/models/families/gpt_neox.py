@@ -58,7 +58,7 @@ def _layer(config: ConfigReader, shape: ModelShape, name: str) -> Layer:
     hidden, inner = shape.hidden_size, config.integer("intermediate_size", most=MOST_INNER)
     width, bias = shape.num_heads * shape.head_dim, config.flag("attention_bias", True)
     return Layer(
-        attention=Attention(
+        mixer=Attention(
             spec=AttentionSpec(scale=shape.head_dim**-0.5),
             qkv=Projection(
                 hidden,

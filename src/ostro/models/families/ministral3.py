@@ -36,7 +36,7 @@ def describe(config: ConfigReader, max_seq_len: int | None) -> Architecture:
     if described.shape.max_seq_len <= original:
         return described
     scaling = QueryScaling(rope.original_positions, strength)
-    layers = (replace(each, attention=replace(each.attention, query_scaling=scaling)) for each in described.layers)
+    layers = (replace(each, mixer=replace(each.attention, query_scaling=scaling)) for each in described.layers)
     return replace(described, layers=tuple(layers))
 
 

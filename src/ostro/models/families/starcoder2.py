@@ -39,7 +39,7 @@ def _layer(config: ConfigReader, shape: ModelShape, eps: float, index: int) -> L
     name, bias = f"model.layers.{index}", config.flag("use_bias", True)
     spec = AttentionSpec(scale=shape.head_dim**-0.5, window=config.optional_integer("sliding_window"))
     return Layer(
-        attention=HubLayer(index, shape, eps, inner).attention(spec, qkv_bias=bias, output_bias=bias),
+        mixer=HubLayer(index, shape, eps, inner).attention(spec, qkv_bias=bias, output_bias=bias),
         mlp=MLP(
             up=Projection(hidden, (Part(f"{name}.mlp.c_fc", inner),), bias=bias),
             down=Projection(inner, (Part(f"{name}.mlp.c_proj", hidden),), bias=bias),
