@@ -31,10 +31,12 @@ class Dialect:
         """`path` is where it generates; below it are its other endpoints. `operation` names this in traces."""
         self.path = path
         self.operation = operation
+        self._below = path + "/"
 
     def claims(self, scope: Scope) -> bool:
         """Whether a request is in this dialect."""
-        return is_at_or_below(scope["path"], self.path)
+        path: str = scope["path"]
+        return path.startswith(self._below) or path == self.path
 
     def status(self, status: int) -> int:
         """The dialect's own HTTP status for an error."""
@@ -52,10 +54,6 @@ class Dialect:
 
     def model_list(self, cards: Sequence[ModelCard]) -> WireModel:
         return ModelList(data=list(cards))
-
-
-def is_at_or_below(path: str, folder: str) -> bool:
-    return path == folder or path.startswith(folder + "/")
 
 
 OPENAI: Final = Dialect("")

@@ -21,4 +21,7 @@ DIALECTS: tuple[Dialect, ...] = tuple(
 
 def dialect_of(scope: Scope) -> Dialect:
     """The dialect of a request, served or not."""
-    return next((dialect for dialect in DIALECTS if dialect.claims(scope)), OPENAI)
+    for dialect in DIALECTS:
+        if dialect.claims(scope):
+            return dialect
+    return OPENAI

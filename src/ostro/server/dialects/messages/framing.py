@@ -11,7 +11,7 @@ from starlette.types import Scope
 from ostro.errors import ContextLengthExceeded, OstroError
 from ostro.schemas import MessagesError, MessagesModel, MessagesModelList, ModelCard
 from ostro.schemas.messages import MessagesErrorDetail
-from ostro.server.dialects.dialect import MODELS_PATH, Dialect, is_at_or_below
+from ostro.server.dialects.dialect import MODELS_PATH, Dialect
 from ostro.server.http.sse import typed_event
 
 _OVERLOADED = 529
@@ -34,9 +34,11 @@ class MessagesDialect(Dialect):
 
     def claims(self, scope: Scope) -> bool:
         """Models are listed for all dialects under one path; clients of this one have a header of their own."""
-        if is_at_or_below(scope["path"], MODELS_PATH):
-            return "anthropic-version" in Headers(scope=scope)
-        return super().claims(scope)
+        if super().claims(scope):
+            return True
+        path: str = scope["path"]
+        is_of_models = path == MODELS_PATH or path.startswith(MODELS_PATH + "/")
+        return is_of_models and "anthropic-version" in Headers(scope=scope)
 
     def status(self, status: int) -> int:
         return _OVERLOADED if status == HTTPStatus.SERVICE_UNAVAILABLE else status

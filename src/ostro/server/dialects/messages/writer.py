@@ -1,4 +1,4 @@
-"""Writes an answer as an Anthropic message and its stream of events. Knows blocks; knows no HTTP, no engine.
+"""Writes an answer as an Anthropic message and its stream of events. Knows blocks; knows no sockets.
 
 One writer serves one message. One block is open at a time: the next event either continues or closes it.
 """
