@@ -1,7 +1,8 @@
-"""POST /generate, POST /generate_stream, POST /loglikelihood, POST /pseudo_loglikelihood."""
+"""POST /generate, /generate_stream, /loglikelihood, /pseudo_loglikelihood, /hrm/solve and /prefill."""
 
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -10,8 +11,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ostro.engine.request import Request as EngineRequest
-from ostro.frontend.outputs import Completion, Delta, score
+from ostro.errors import NotAllowed
+from ostro.frontend.outputs import Completion, Delta, score, solution
 from ostro.sampling_defaults import SamplingDefaults
+from ostro.sampling_params import SamplingParams
 from ostro.schemas import (
     GenerateEvent,
     GenerateRequest,
@@ -19,7 +22,11 @@ from ostro.schemas import (
     GenerateUsageEvent,
     LoglikelihoodRequest,
     LoglikelihoodResponse,
+    PrefillRequest,
+    PrefillResponse,
     PseudoLoglikelihoodResponse,
+    SolveRequest,
+    SolveResponse,
     TokenCounts,
     WireModel,
 )
@@ -30,6 +37,10 @@ from ostro.server.dialects.openai import finish_reason, finite, usage
 from ostro.server.generation import Answer, Job
 from ostro.server.http.sse import event
 from ostro.server.models.served import Model
+from ostro.server.models.service import Generation
+
+# No request can do without a token.
+_PREFILL_PARAMS = SamplingParams(max_tokens=1, temperature=0)
 
 
 def router(api: Api) -> APIRouter:
@@ -56,6 +67,18 @@ def router(api: Api) -> APIRouter:
         """For bidirectional models: the pseudo-log-likelihood of each continuation, in one pass over it."""
         request = await api.read(LoglikelihoodRequest, http)
         return Answer(api, http, _scoring(request, one_pass=True))
+
+    @routes.post("/hrm/solve", **described(SolveResponse, request=SolveRequest))
+    async def solve(http: Request) -> Response:
+        """A token for every position of each puzzle at once, from an HRM in upstream's dialect."""
+        request = await api.read(SolveRequest, http)
+        return Answer(api, http, _solving(request))
+
+    @routes.post("/prefill", **described(PrefillResponse, request=PrefillRequest))
+    async def prefill(http: Request) -> Response:
+        """Computes prompts and shares their keys and values with other servers. Needs `--role prefill`."""
+        request = await api.read(PrefillRequest, http)
+        return Answer(api, http, _prefilling(api, request))
 
     return routes
 
@@ -140,3 +163,46 @@ def _scoring(request: LoglikelihoodRequest, *, one_pass: bool = False) -> Job:
         return LoglikelihoodResponse(ll=sums, is_greedy=[each.is_greedy for each in scores], num_tokens=counts)
 
     return Job(request.model, prepare, respond)
+
+
+# --- puzzles --------------------------------------------------------------------------------------------------------
+
+
+def _solving(request: SolveRequest) -> Job:
+    async def prepare(model: Model) -> list[EngineRequest]:
+        numbers = request.puzzle_ids or [0] * len(request.inputs)
+        return await model.service.prepare_solving(list(zip(request.inputs, numbers, strict=True)))
+
+    return Job(request.model, prepare, _solutions)
+
+
+def _solutions(model: Model, completions: list[Completion]) -> WireModel:
+    solved = [solution(completion) for completion in completions]
+    return SolveResponse(
+        predictions=[each.predictions for each in solved],
+        steps=[each.steps for each in solved],
+        halted=[each.halted for each in solved],
+        q_halt=[each.q_halt for each in solved],
+        q_continue=[each.q_continue for each in solved],
+    )
+
+
+# --- prompts for other servers --------------------------------------------------------------------------------------
+
+
+def _prefilling(api: Api, request: PrefillRequest) -> Job:
+    found: list[int] = []
+
+    async def prepare(model: Model) -> list[EngineRequest]:
+        prepared = await model.service.prepare_all(request.prompts, _PREFILL_PARAMS, adapter=model.adapter)
+        if not api.options.prefills:
+            raise NotAllowed("This server computes no prompts for others. Start it with --role prefill.")
+        return [replace(each, shares_prompt=True) for each in prepared]
+
+    async def offered(generations: Sequence[Generation]) -> None:
+        found.extend([await each.offered() for each in generations])
+
+    def respond(model: Model, completions: list[Completion]) -> WireModel:
+        return PrefillResponse(num_tokens=found)
+
+    return Job(request.model, prepare, respond, finish=offered)
