@@ -70,8 +70,20 @@ def test_drafts_change_nothing_within_a_structure(llm: LLM, monkeypatch: pytest.
     assert llm.core.scheduler.counters.accepted_tokens > before + 10
 
 
-@pytest.mark.parametrize("jump_forward", [False, True])
-@pytest.mark.parametrize("settings", [{}, {"temperature": 0.0}, {"top_p": 0.9, "repetition_penalty": 1.1}])
+FORCED = pytest.mark.parametrize("jump_forward", [pytest.param(False, marks=pytest.mark.full), True])
+
+
+@pytest.mark.parametrize(
+    ("jump_forward", "settings"),
+    [
+        (False, {}),
+        (True, {"temperature": 0.0}),
+        (True, {"top_p": 0.9, "repetition_penalty": 1.1}),
+        pytest.param(True, {}, marks=pytest.mark.full),
+        pytest.param(False, {"temperature": 0.0}, marks=pytest.mark.full),
+        pytest.param(False, {"top_p": 0.9, "repetition_penalty": 1.1}, marks=pytest.mark.full),
+    ],
+)
 def test_every_choice_validates_against_its_schema(llm: LLM, jump_forward: bool, settings: dict[str, object]) -> None:
     asked = params(StructuredOutput.from_schema(PERSON, jump_forward=jump_forward), n=2, **settings)
     before = llm.core.scheduler.counters.forced_tokens
@@ -84,7 +96,7 @@ def test_every_choice_validates_against_its_schema(llm: LLM, jump_forward: bool,
     assert forced > 40 if jump_forward else forced == 0
 
 
-@pytest.mark.parametrize("jump_forward", [False, True])
+@FORCED
 def test_alone_equals_batched_equals_streamed(llm: LLM, jump_forward: bool) -> None:
     asked = params(StructuredOutput.from_schema(PERSON, jump_forward=jump_forward))
     free = SamplingParams(max_tokens=30, temperature=1.0, seed=1, ignore_eos=True)
@@ -100,7 +112,7 @@ def test_alone_equals_batched_equals_streamed(llm: LLM, jump_forward: bool) -> N
     assert awaited.choices[0].text == alone.choices[0].text
 
 
-@pytest.mark.parametrize("jump_forward", [False, True])
+@FORCED
 def test_log_probabilities_are_the_models_own_and_those_of_forced_tokens_come_too(llm: LLM, jump_forward: bool) -> None:
     asked = params(StructuredOutput.from_schema(PERSON, jump_forward=jump_forward), logprobs=2)
     [completion] = llm.generate(PROMPT, asked)
@@ -156,6 +168,7 @@ def test_an_answer_in_a_chat_has_the_form_that_was_asked_for(llm: LLM) -> None:
     assert json.loads(completion.choices[0].text).keys() == {"capital"}
 
 
+@pytest.mark.full
 def test_a_little_cache_preempts_structures_and_gives_the_same(llm: LLM) -> None:
     small = LLM(config=EngineConfig(kv_memory=15 << 19, max_seq_len=160, threads=1))
     requests = [
@@ -188,7 +201,7 @@ def test_a_schema_that_cannot_be_enforced_is_refused_before_anything_is_generate
     assert llm.core.scheduler.counters.steps == steps
 
 
-@pytest.mark.parametrize("template", [OPEN, QWEN], ids=["open", "by variable"])
+@pytest.mark.parametrize("template", [pytest.param(OPEN, marks=pytest.mark.full), QWEN], ids=["open", "by variable"])
 def test_a_structured_answer_to_a_conversation_is_not_written_into_the_reasoning(tmp_path: Path, template: str) -> None:
     (tmp_path / "chat.jinja").write_text(template, encoding="utf-8")
     config = EngineConfig(kv_memory=32 << 20, threads=1, chat_template=str(tmp_path / "chat.jinja"))
