@@ -25,12 +25,11 @@ from ostro.server.api import Api, json_response, record_of
 from ostro.server.api_docs.document import described
 from ostro.server.dialects.chat_turn import SingleChoiceReader
 from ostro.server.dialects.responses import background
-from ostro.server.dialects.responses.answer import ResponseAnswerWriter
 from ostro.server.dialects.responses.framing import DIALECT
 from ostro.server.dialects.responses.input import ResponseTurn, Translated, translated
 from ostro.server.dialects.responses.items import Json
 from ostro.server.dialects.responses.store import StoredResponse
-from ostro.server.dialects.responses.writer import ResponseWriter
+from ostro.server.dialects.responses.writer import ResponseAnswerWriter, ResponseWriter
 from ostro.server.generation import Answer, Job, num_prompt_tokens
 from ostro.server.models.served import Model
 
