@@ -18,8 +18,7 @@ from ostro.formats.guidance_text import (
     regex_literal,
     text_literal,
 )
-from ostro.grammar.exactness import leave_out_inexact, require_exact, takes_names_twice
-from ostro.grammar.exclusion import replace_exclusive_one_of
+from ostro.grammar.exactness import leave_out_inexact, replace_exclusive_one_of, require_exact, takes_names_twice
 from ostro.grammar.gbnf import is_gbnf, to_lark
 from ostro.grammar.schema import Schema, check_depth, check_repetitions, lint, normalized
 from ostro.structured import StructuredOutput
