@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from outcomes import FAILED, answer, comparison
 
 from ostro.measure.compare.answers import Failure, Outcome, Token
-from ostro.measure.compare.plots import histogram, scatter
-from ostro.measure.compare.report import MOST_ROWS, report
+from ostro.measure.compare.report import MOST_ROWS, histogram, report, scatter
 from ostro.measure.compare.run import Comparison
 
 # Elements that have no end.

@@ -5,16 +5,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from ostro.client.keys import check_key
-from ostro.client.target import check_address
+from ostro.client.target import check_address, check_key
 from ostro.errors import BadRequest
 from ostro.measure.compare.answers import Outcome, Prompt
-from ostro.measure.compare.http_client import Server
-from ostro.measure.compare.http_side import HttpSide
-from ostro.measure.compare.native_side import Native
-from ostro.measure.compare.offline_side import Offline
-from ostro.measure.compare.openai_side import OpenAI
-from ostro.measure.compare.tgi_side import TGI
+from ostro.measure.compare.dialects import TGI, Native, OpenAI
+from ostro.measure.compare.http_side import HttpSide, Server
+from ostro.measure.compare.offline import Offline
 from ostro.sampling_params import SamplingParams
 
 
