@@ -9,8 +9,8 @@ from either_client import Asker
 from scripted_http import reply, scripted_server, stream
 
 from ostro import AsyncClient, Client, OstroError
-from ostro.client import retries
-from ostro.client.retries import Tries
+from ostro.client import target
+from ostro.client.target import Tries
 from ostro.errors import (
     BadAnswer,
     BadRequest,
@@ -38,7 +38,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 def _hurry(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where connections are tried, the rule's own pauses are not what is tested."""
     if "kind" in request.fixturenames:
-        monkeypatch.setattr(retries, "_FIRST_SECONDS", 0.01)
+        monkeypatch.setattr(target, "_FIRST_SECONDS", 0.01)
 
 
 def asker(kind: str, url: str, **settings: Any) -> Asker:

@@ -12,8 +12,7 @@ from ostro.client import calls
 from ostro.client.calls import Call, Question, StreamCall, documented
 from ostro.client.failures import LONGEST_BODY
 from ostro.client.gathering import Gathering, Reading
-from ostro.client.retries import Tries
-from ostro.client.target import Awaited, Target
+from ostro.client.target import Awaited, Target, Tries
 from ostro.errors import OstroError, RequestTimeout, Unreachable
 from ostro.schemas import Readiness
 

@@ -1,6 +1,11 @@
-"""The server that a client talks to: address, keys, timeouts. Holds a client's parts that do no I/O."""
+"""The server that a client talks to: address, keys, timeouts, and when to try again. Holds a client's parts that do no
+I/O.
+"""
 
+import os
+import random
 import ssl
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -12,10 +17,77 @@ from urllib.parse import urlsplit
 import httpx
 
 from ostro.client.calls import Question
-from ostro.client.keys import check_key, key_in_environment
-from ostro.client.retries import Tries
-from ostro.errors import BadRequest, ModelError, RequestTimeout, Unavailable, Unreachable
+from ostro.errors import (
+    BadRequest,
+    BodyTimeout,
+    ModelError,
+    OstroError,
+    RequestTimeout,
+    ServerError,
+    TryLater,
+    Unavailable,
+    Unreachable,
+)
 from ostro.schemas import Readiness
+
+
+def check_key(key: str) -> str | None:
+    """None for an empty key; raises BadRequest for one that cannot be sent in a header."""
+    if not (key.isascii() and key.isprintable()):
+        raise BadRequest("A key is printable ASCII on one line. Check the one that is given.", param="api_key")
+    return key or None
+
+
+def key_in_environment(name: str) -> str:
+    """The first key of a variable that may list several, as a server's does. Empty if there is none."""
+    return os.environ.get(name, "").partition(",")[0].strip()
+
+
+_FIRST_SECONDS = 0.5
+_MOST_SECONDS = 8.0
+# If the server asks to wait longer than this, give up.
+_MOST_PATIENCE_SECONDS = 60.0
+_BAD_GATEWAY = 502
+
+
+class Tries:
+    """The attempts of one call: whether and when to retry. Does not wait itself."""
+
+    def __init__(self, *, max_retries: int, timeout: float) -> None:
+        self._left = max_retries
+        self._num_failed = 0
+        self._deadline = time.monotonic() + timeout
+
+    @property
+    def remaining(self) -> float:
+        """Seconds until the timeout; always positive, to serve as an attempt's own timeout."""
+        return max(self._deadline - time.monotonic(), 0.001)
+
+    def wait_after(self, error: OstroError) -> float:
+        """Seconds to wait before the next attempt; raises the error if there should be none."""
+        seconds = self._seconds(error)
+        if self._left <= 0 or not _passes(error) or seconds > min(self.remaining, _MOST_PATIENCE_SECONDS):
+            raise error
+        self._left -= 1
+        self._num_failed += 1
+        return seconds
+
+    def _seconds(self, error: OstroError) -> float:
+        """At least as long as the server asks, with jitter to spread out clients that were refused together."""
+        backoff = min(_FIRST_SECONDS * 2**self._num_failed, _MOST_SECONDS) * random.uniform(0.5, 1.0)
+        asked = error.retry_after * random.uniform(1.0, 1.1) if isinstance(error, TryLater) else 0.0
+        return max(float(backoff), asked)
+
+
+def _passes(error: OstroError) -> bool:
+    """Whether a retry may succeed.
+
+    What failed in the server (500) or took too long there (504) would do so again.
+    """
+    if isinstance(error, ServerError) and error.status == _BAD_GATEWAY:
+        return True
+    return isinstance(error, TryLater | BodyTimeout | Unreachable)
+
 
 _CONNECT_SECONDS = 10.0
 _MOST_IDLE = 64
