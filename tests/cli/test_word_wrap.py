@@ -1,6 +1,6 @@
 import pytest
 
-from ostro.cli.word_wrap import WordWrap
+from ostro.cli.terminal import WordWrap
 
 POEM = "The quick brown fox jumps over the lazy dog, and then it sleeps.\n\n  - an item that has to be wrapped too\n"
 

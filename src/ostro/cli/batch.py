@@ -16,10 +16,9 @@ from pathlib import Path
 from pydantic_core import from_json
 
 from ostro.cli.files import read_lines, written_whole
+from ostro.cli.in_process import add_profile_option, profiled, tell_progress
 from ostro.cli.options import add_engine_options, engine_config
 from ostro.cli.parser import describe
-from ostro.cli.profile import add_profile_option, profiled
-from ostro.cli.progress import tell_progress
 from ostro.engine.request import Request
 from ostro.errors import BadRequest, OstroError, UnknownModel
 from ostro.frontend.outputs import Completion, embedding

@@ -15,7 +15,7 @@ from pydantic_core import from_json
 from ostro.cli.files import written_whole
 from ostro.cli.load_options import add_load_options, add_report_options, check_above_zero, check_least, levels, workload
 from ostro.cli.parser import describe
-from ostro.client.keys import check_key, key_in_environment
+from ostro.client.target import check_key, key_in_environment
 from ostro.errors import BadRequest
 from ostro.measure.bench.figures import Slo
 from ostro.measure.bench.jobs import Level, Progress

@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import cast
 
-from ostro.cli.conversation import Conversation, Terminal
+from ostro.cli.conversation import Conversation
 from ostro.cli.options import add_sampling_options, add_structured_options, structured_fields
 from ostro.cli.own_server import own_server
 from ostro.cli.parser import describe
+from ostro.cli.terminal import Terminal
 from ostro.client.client import Client
 from ostro.client.options import ChatOptions, StructuredOptions
 from ostro.errors import BadRequest, Unreachable

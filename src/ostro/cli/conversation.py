@@ -1,23 +1,15 @@
-"""A conversation with a model in a terminal. Uses a client; does not know how its server was started."""
+"""A conversation with a model in a terminal, and its commands. Uses a client; does not know how its server started."""
 
 import json
-import os
-import re
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from ostro.cli.files import written_whole
-from ostro.cli.history import History, history_path
-from ostro.cli.word_wrap import WordWrap
+from ostro.cli.terminal import BLOCK, History, Terminal, history_path
 from ostro.client.client import Client
 from ostro.client.options import ChatOptions
 from ostro.errors import BadRequest, ContextLengthExceeded, OstroError
-
-_BLOCK = '"""'
-_USUAL_COLUMNS = 80
-_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 HELP = f"""\
 /clear          forget the conversation so far
@@ -30,64 +22,8 @@ HELP = f"""\
 Ctrl-C          stop an answer
 Up, Down        earlier messages, those of other days too
 \\ at the end    the message goes on in the next line
-{_BLOCK}             before and after a message of several lines
+{BLOCK}             before and after a message of several lines
 A message that begins with a slash needs a space before it."""
-
-
-class Terminal:
-    """Reads lines and shows text. Colours and overwrites nothing unless the output is a terminal."""
-
-    def __init__(self) -> None:
-        self._styled = sys.stdout.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
-        self._status = ""
-        self._wrap: WordWrap | None = None
-
-    def read(self) -> str:
-        """A message of one or several lines; raises EOFError at the end of input."""
-        line = self._line("> ")
-        if line.lstrip().startswith(_BLOCK):
-            return self._block(line.lstrip().removeprefix(_BLOCK))
-        lines = [line]
-        while lines[-1].endswith("\\"):
-            lines[-1] = lines[-1][:-1]
-            lines.append(self._line(". "))
-        return "\n".join(lines)
-
-    def piece(self, text: str) -> None:
-        """Prints part of an answer, wrapped at words. Replaces control characters, which could steer the terminal."""
-        if sys.stdout.isatty():
-            self._wrap = self._wrap or WordWrap(_columns)
-            text = self._wrap.feed(_CONTROL.sub("\ufffd", text))
-        print(text, end="", flush=True)
-
-    def end_answer(self) -> None:
-        print("" if self._wrap is None else self._wrap.end(), flush=True)
-        self._wrap = None
-
-    def say(self, text: str) -> None:
-        print(text, flush=True)
-
-    def remark(self, text: str) -> None:
-        """Prints a remark that is not part of the conversation."""
-        print(f"\033[2m{text}\033[0m" if self._styled else text, flush=True)
-
-    def status(self, text: str) -> None:
-        """A status line that the next one overwrites; only on a terminal."""
-        if sys.stderr.isatty() and (text or self._status):
-            text = text[: _columns() - 1]
-            print(f"\r{text:<{len(self._status)}}" + ("" if text else "\r"), end="", file=sys.stderr, flush=True)
-            self._status = text
-
-    def _line(self, prompt: str) -> str:
-        # If stdout is a file, the prompt would end up in it.
-        return input(prompt if sys.stdout.isatty() else "")
-
-    def _block(self, line: str) -> str:
-        lines = []
-        while not line.rstrip().endswith(_BLOCK):
-            lines.append(line)
-            line = self._line(". ")
-        return "\n".join([*lines, line.rstrip().removesuffix(_BLOCK)]).strip("\n")
 
 
 class Conversation:
@@ -243,11 +179,3 @@ class _Timing:
                 parts.append(f"{(count - 1) / (self._last - self._first):.1f} tokens/s")
             parts.append(f"first after {self._first - self._began:.2f} s")
         return " · ".join(parts)
-
-
-def _columns() -> int:
-    """The current width of the window, which the COLUMNS variable may not reflect."""
-    try:
-        return os.get_terminal_size(sys.stdout.fileno()).columns or _USUAL_COLUMNS
-    except OSError:
-        return _USUAL_COLUMNS

@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 from ostro.cli.files import read_lines, read_text, written_whole
+from ostro.cli.in_process import add_profile_option, profiled, tell_progress
 from ostro.cli.options import (
     add_engine_options,
     add_sampling_options,
@@ -17,8 +18,6 @@ from ostro.cli.options import (
     structured_fields,
 )
 from ostro.cli.parser import describe
-from ostro.cli.profile import add_profile_option, profiled
-from ostro.cli.progress import tell_progress
 from ostro.errors import BadRequest, SequenceFailed
 from ostro.frontend.outputs import Completion
 from ostro.frontend.requests import Prompt

@@ -10,9 +10,9 @@ from pathlib import Path
 from pydantic_core import from_json
 
 from ostro.cli.files import read_lines, written_whole
+from ostro.cli.in_process import tell_progress
 from ostro.cli.options import add_engine_options, engine_config
 from ostro.cli.parser import describe
-from ostro.cli.progress import tell_progress
 from ostro.errors import BadRequest
 from ostro.llm import LLM
 

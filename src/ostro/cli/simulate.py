@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, get_args
 import msgspec
 
 from ostro.cli.files import read_text, written_whole
+from ostro.cli.in_process import tell_progress
 from ostro.cli.load_options import add_load_options, add_report_options, check_above_zero, check_least, levels, workload
 from ostro.cli.options import memory_size
 from ostro.cli.own_server import own_server
 from ostro.cli.parser import describe
-from ostro.cli.progress import tell_progress
 from ostro.config import EngineConfig
 from ostro.errors import BadRequest
 from ostro.measure.bench.figures import Slo
