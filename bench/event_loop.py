@@ -28,7 +28,7 @@ from ostro.sampling_params import (
 )
 from ostro.schemas.chat import MAX_PARTS
 from ostro.schemas.completions import MAX_BAD_WORD_CHARACTERS_OF_ALL, MAX_LOGIT_BIAS_OF_ALL
-from ostro.schemas.prompts import MAX_CHARACTERS, MAX_PROMPTS, MAX_TOKENS
+from ostro.schemas.fields import MAX_CHARACTERS, MAX_PROMPTS, MAX_TOKENS
 from serving import serving
 
 BAR_SECONDS = 0.2

@@ -23,7 +23,7 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from ostro.schemas.prompts import MAX_CHARACTERS
+from ostro.schemas.fields import MAX_CHARACTERS
 from serving import START_SECONDS, Server, serving
 
 RESULTS = Path(__file__).parent / "results"

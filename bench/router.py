@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 
-from ostro.routing.hot_prefixes import MOST_HELD
+from ostro.routing.report import MOST_HELD
 from ostro.routing.key import DIGEST_BYTES, MOST_BLOCKS, Key, levels_of
 from ostro.routing.prefix_index import MOST_PREFIXES
 from ostro.routing.report import Latest, Report

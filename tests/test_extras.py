@@ -11,7 +11,7 @@ import pytest
 from checkout import ROOT
 
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-SAY = "from ostro.system.extras import install_command; print(install_command('ray'))"
+SAY = "from ostro.system.requirements import install_command; print(install_command('ray'))"
 
 
 def said(package: Path, cwd: Path) -> str:

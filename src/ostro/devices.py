@@ -9,7 +9,6 @@ from typing import ClassVar, NamedTuple
 
 from ostro.config import Device, DType, EngineConfig, ResolvedConfig, TensorParallel
 from ostro.errors import BadRequest, Unsupported
-from ostro.system.extras import needs
 from ostro.system.machine import (
     count_gpus,
     count_tpus,
@@ -20,6 +19,7 @@ from ostro.system.machine import (
     has_torch,
     tpu_memory,
 )
+from ostro.system.requirements import needs
 
 
 class Memory(NamedTuple):

@@ -16,7 +16,7 @@ from ostro.errors import BadRequest
 from ostro.frontend.outputs import Score
 from ostro.llm import LLM
 from ostro.sampling_params import NEUTRAL, SamplingParams
-from ostro.system.extras import needs
+from ostro.system.requirements import needs
 
 try:
     from lm_eval.api.instance import Instance

@@ -147,7 +147,7 @@ def _status(pid: int) -> dict[str, str]:
 
 _INHERIT = """
 import os, subprocess, sys, time
-from ostro.server.orphans import reap_orphans
+from ostro.processes.children import reap_orphans
 
 assert os.getpid() == 1
 own = subprocess.Popen(["sh", "-c", "exit 7"], process_group=0)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ostro.server.orphans import reap_orphans
+from ostro.processes.children import reap_orphans
 from ostro.system.machine import _free_in_container, cpu_limit, in_container
 
 

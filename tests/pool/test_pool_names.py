@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ostro.errors import ModelNotFound
-from ostro.pool.names import is_name, resolve
+from ostro.pool.catalog import is_name, resolve
 
 LETTERS = string.ascii_letters + string.digits
 PARTS = st.builds(str.__add__, st.sampled_from(LETTERS), st.text(LETTERS + "._-", max_size=95)).filter(

@@ -3,7 +3,7 @@
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from ostro.ray.exposition import merged
+from ostro.ray.broadcast import merged
 
 
 def exposed(count: int) -> str:

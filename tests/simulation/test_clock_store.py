@@ -22,8 +22,7 @@ from ostro.engine.tiers import Tiers
 from ostro.measure.bench.outcomes import Outcome
 from ostro.measure.bench.workload import Item
 from ostro.sampling_params import SamplingParams
-from ostro.simulation.clock_runner import ClockRunner
-from ostro.simulation.clock_store import ClockStore
+from ostro.simulation.clock_device import ClockRunner, ClockStore
 from ostro.simulation.costs import CopyTimes, CostTable, TierPages, Work, step_seconds
 from ostro.simulation.fleet import Fleet
 from ostro.simulation.prompts import Prompt

@@ -26,7 +26,7 @@ from ostro.sources.fetch import fetch_model
 from ostro.sources.models import list_models
 from ostro.sources.s3 import S3Source
 from ostro.sources.store import ModelStore
-from ostro.system.extras import install_command
+from ostro.system.requirements import install_command
 from ostro.weights import open_checkpoint
 
 pytest_plugins = ["store_fixtures"]

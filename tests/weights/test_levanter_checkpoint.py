@@ -23,7 +23,7 @@ from levanter_directory import Arrays, Generation, gpt2_arrays, levanter_arrays,
 from safetensors.torch import save_file
 
 from ostro.errors import BadCheckpoint, BadRequest, ModelNotFound, OstroError, UnsupportedModel
-from ostro.system.extras import install_command
+from ostro.system.requirements import install_command
 from ostro.torch_models.build import build_model
 from ostro.torch_models.loading import load_weights, places_of
 from ostro.weights import Checkpoint, open_checkpoint

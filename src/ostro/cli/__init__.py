@@ -10,7 +10,7 @@ from importlib import import_module
 from ostro.cli.parser import CommandParser, describe
 from ostro.errors import OstroError
 from ostro.system.env_file import read_cache_variables
-from ostro.system.platforms import check_platform
+from ostro.system.requirements import check_platform
 
 COMMANDS = {
     "serve": "serve models over an OpenAI-compatible HTTP API",

@@ -22,13 +22,13 @@ from ostro.grammar.checker import GrammarChecker
 from ostro.sampling_defaults import SamplingDefaults
 from ostro.sampling_params import MAX_SEED, SamplingParams
 from ostro.text.model_tokenizer import load_tokenizer
-from ostro.text.pair_prompt import PairPrompt, pair_prompt
+from ostro.text.pairs import PairPrompt, pair_prompt
 from ostro.text.stream import TextStream
 from ostro.text.tokenizer import Tokenizer
 from ostro.weights import Checkpoint, Pooling
-from ostro.weights.judging import Judge, read_judge
+from ostro.weights.relevance import Judge, read_judge
 from ostro.weights.pooling import unit
-from ostro.weights.ranking import Ranking, read_ranking
+from ostro.weights.relevance import Ranking, read_ranking
 
 Prompt = str | Sequence[int]
 Message = Mapping[str, object]

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ostro.kernels.decode_attention import DecodePlan, Partial, Run, flash, joined, with_sinks
-from ostro.kernels.kv_cache import KVCache
+from ostro.kernels.paged_attention import KVCache
 from ostro.kernels.plain_attention_memory import BLOCK_BYTES, queries_at_once
 from ostro.models.architecture import AttentionSpec
 

@@ -1,9 +1,10 @@
-"""One model in the pool: its service while it has one, its users, its waiting requests, its memory. Owns the
-transitions between its states; decides none of them.
+"""One model in the pool: its files and its service while it has them, its users, its waiting requests, its memory. Owns
+the transitions between its states; decides none of them.
 """
 
 import asyncio
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Generic, Protocol, TypeVar
@@ -13,7 +14,30 @@ from ostro.engine_process.messages import ModelInfo
 from ostro.errors import OstroError
 from ostro.pool.budget import Footprint, Room
 from ostro.pool.catalog import ModelSpec
-from ostro.pool.files import Files
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Files:
+    """A model's files on this machine, protected from deletion until `close` is called."""
+
+    path: str
+    name: str | None
+    """The source's name for the model; None if it follows from the files."""
+    close: Callable[[], None]
+    adapters: tuple[tuple[str, str], ...] = ()
+    """Names and directories of its adapters."""
+    tokenizer: str | None = None
+    """The tokenizer's path, if it was configured separately."""
+
+
+class ModelFiles(Protocol):
+    """Brings files of models and adapters to this machine. Both methods raise OstroError, and stop when cancelled."""
+
+    async def find(self, spec: ModelSpec) -> Files | None:
+        """Files that are already here, quickly; None if they must be downloaded."""
+
+    async def fetch(self, spec: ModelSpec) -> Files:
+        """May take any amount of time. If cancelled, downloaded bytes are kept."""
 
 
 class Service(Protocol):

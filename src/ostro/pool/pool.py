@@ -26,11 +26,9 @@ from typing import Any, Generic
 from ostro.engine_process.handle import State
 from ostro.errors import ModelError, ModelNotFound, OstroError, Unavailable, UnknownModel, Unsupported
 from ostro.pool.budget import Footprint, PoolLimits
-from ostro.pool.catalog import Catalog, ModelSpec
+from ostro.pool.catalog import Catalog, ModelSpec, resolve
 from ostro.pool.decisions import decide, idle_for, too_large
-from ostro.pool.entry import Entry, PoolState, S, Service, Waiter
-from ostro.pool.files import Files, ModelFiles
-from ostro.pool.names import resolve
+from ostro.pool.entry import Entry, Files, ModelFiles, PoolState, S, Service, Waiter
 
 __all__ = [
     "Files",

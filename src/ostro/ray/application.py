@@ -20,7 +20,7 @@ from contextlib import aclosing
 
 from starlette.types import ASGIApp, Message
 
-from ostro.system.extras import needs
+from ostro.system.requirements import needs
 
 try:
     import ray

@@ -15,8 +15,8 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from ostro.errors import OstroError
+from ostro.ray.broadcast import AllEngines, answer_of_all, concerns_all
 from ostro.ray.call import Call, read_key
-from ostro.ray.everyone import AllEngines, answer_of_all, concerns_all
 from ostro.ray.ingress import live, may_ask, read_body, without_request_id
 from ostro.ray.replica import ROUTER_HEADER, EngineReplica
 from ostro.routing.key import Key

@@ -14,8 +14,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import Message, Receive, Scope, Send
 
 from ostro.errors import BodyTimeout, NotAllowed, NotAuthorized, OstroError, Unavailable
+from ostro.ray.broadcast import NONE_CAME, AllEngines, answer_of_all, concerns_all
 from ostro.ray.call import Call, read_key
-from ostro.ray.everyone import NONE_CAME, AllEngines, answer_of_all, concerns_all
 from ostro.server.admission.auth import OPEN_PATHS, Keyring, check_caller
 from ostro.server.admission.hosts import HostRule
 from ostro.server.dialects.registry import dialect_of

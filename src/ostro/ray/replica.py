@@ -19,9 +19,8 @@ from ostro.engine_process.messages import Heartbeat, ModelInfo
 from ostro.errors import ModelError
 from ostro.pool.pool import PoolState
 from ostro.ray.call import Call, read_key
-from ostro.routing.hot_prefixes import HotPrefixes
 from ostro.routing.key import Key
-from ostro.routing.report import Report
+from ostro.routing.report import HotPrefixes, Report
 from ostro.server.lifecycle import News, assemble, build_gate
 from ostro.server.models.build import build_models
 from ostro.server.models.served import ANY, Models

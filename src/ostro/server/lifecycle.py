@@ -26,6 +26,7 @@ from starlette.types import Lifespan
 from ostro.engine_process.messages import ModelInfo
 from ostro.errors import BadRequest, ModelError
 from ostro.pool.pool import PoolState
+from ostro.processes.children import reap_orphans
 from ostro.sampling_defaults import SamplingDefaults
 from ostro.server.admission.auth import METRICS_PATH, OPEN_PATHS, Authentication, Keyring
 from ostro.server.admission.limits import Gate, GateLimits
@@ -39,7 +40,6 @@ from ostro.server.models.files import sweep_cache
 from ostro.server.models.served import Models
 from ostro.server.models.service import ModelService
 from ostro.server.opening import Address, Opening
-from ostro.server.orphans import reap_orphans
 from ostro.server.playground.endpoint import PlaygroundEndpoint, read_assets
 from ostro.server.settings import Merged, ServeSettings
 from ostro.server.telemetry.metrics import Metrics, MetricsEndpoint

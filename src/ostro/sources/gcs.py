@@ -21,7 +21,7 @@ from ostro.sources.base import (
     Transient,
     steadily,
 )
-from ostro.system.extras import needs
+from ostro.system.requirements import needs
 
 if TYPE_CHECKING:
     from google.cloud.storage import Blob, Client  # type: ignore[import-untyped]

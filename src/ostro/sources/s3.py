@@ -23,7 +23,7 @@ from ostro.sources.base import (
     Transient,
     steadily,
 )
-from ostro.system.extras import needs
+from ostro.system.requirements import needs
 
 _CHUNK_BYTES = 1 << 20
 _MOST_CONNECTIONS = 16

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ostro.errors import BadCheckpoint, Unsupported, UnsupportedModel
 from ostro.formats.json_file import read_json_object
-from ostro.system.extras import needs
+from ostro.system.requirements import needs
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ostro.errors import BadCheckpoint, Unsupported
-from ostro.system.extras import needs
+from ostro.system.requirements import needs
 
 if TYPE_CHECKING:
     import torch

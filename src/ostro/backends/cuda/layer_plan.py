@@ -33,7 +33,7 @@ from ostro.torch_models.layers import (
     RMSNorm,
     WidthNorm,
 )
-from ostro.torch_models.reading_attention import ReadingAttention
+from ostro.torch_models.decoder import ReadingAttention
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,7 +26,7 @@ from ostro.torch_models.layers import LayerNorm, Projection
 from ostro.torch_models.loading import Picked, Place, fill, places_of
 from ostro.weights import Checkpoint
 from ostro.weights.affine import Affine, Rows, affine_of, fits_halves
-from ostro.weights.ahead import ahead
+from ostro.weights.read_ahead import ahead
 from ostro.weights.arrays import Weight, tensor_of
 from ostro.weights.forms import Form
 from ostro.weights.quantized.tiles import Tiled

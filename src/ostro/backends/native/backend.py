@@ -15,7 +15,7 @@ from ostro.kernels.cpu.library import PAGE, why_missing
 from ostro.models.architecture import Architecture
 from ostro.models.description import plain_decoder
 from ostro.models.encoder import Encoder
-from ostro.system.extras import needs
+from ostro.system.requirements import needs
 from ostro.system.machine import has_idle_gpu
 
 _log = logging.getLogger(__name__)

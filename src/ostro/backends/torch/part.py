@@ -8,11 +8,11 @@ from torch import Tensor
 
 from ostro.backends.memory import second_layout_fits
 from ostro.backends.torch.step_plan import Forward, Logits
-from ostro.kernels.kv_cache import KVCache
+from ostro.kernels.paged_attention import KVCache
 from ostro.kernels.paged_attention import PagedAttention
 from ostro.system.machine import free_memory
 from ostro.torch_models.base import Model
-from ostro.torch_models.layer_inputs import Table
+from ostro.torch_models.decoder import Table
 from ostro.torch_models.layers import Matrix
 from ostro.torch_models.lora import Adapters
 

@@ -13,8 +13,7 @@ from ostro.config import EngineConfig
 from ostro.devices import DEVICE_KINDS, check_settings, device_kind_here, runs_on_jax
 from ostro.errors import BadRequest, ModelError, ModelNotFound, OstroError
 from ostro.frontend.requests import sampling_defaults
-from ostro.pool.catalog import Catalog, ModelSpec
-from ostro.pool.names import resolve
+from ostro.pool.catalog import Catalog, ModelSpec, resolve
 from ostro.pool.pool import Files, Footprint, ModelPool
 from ostro.sampling_defaults import SamplingDefaults
 from ostro.server.models.files import CachedModelFiles

@@ -13,7 +13,7 @@ import msgspec
 from ostro.config import EngineConfig
 from ostro.errors import DownloadFailed, ModelError, ModelNotFound, from_process
 from ostro.pool.catalog import ModelSpec
-from ostro.pool.files import Files
+from ostro.pool.entry import Files
 from ostro.processes.environment import download_environment
 from ostro.processes.log_relay import Logged
 from ostro.processes.spawn import kill_group, spawn

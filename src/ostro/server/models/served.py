@@ -11,8 +11,7 @@ from dataclasses import dataclass
 
 from ostro.engine.counters import Counters, ModelCounters
 from ostro.errors import BadRequest, OstroError, Unavailable, UnknownModel
-from ostro.pool.catalog import ModelSpec
-from ostro.pool.names import resolve
+from ostro.pool.catalog import ModelSpec, resolve
 from ostro.pool.pool import ModelPool, ModelView, PoolState
 from ostro.server.models.service import ModelService
 

@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ostro.errors import BadRequest
 from ostro.server.telemetry.record import RequestRecord
-from ostro.system.extras import needs
+from ostro.system.requirements import needs
 
 _TRACES_PATH = "/v1/traces"
 _PROTOCOL = "http/protobuf"

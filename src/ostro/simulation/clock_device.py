@@ -1,23 +1,79 @@
-"""Memory and disk below a simulated engine's pages: copies take as long as a table says, on the runner's clock.
-
-    steps   │ step 1 ──────│ step 2 ──────│ step 3 ──────│
-    out            │ stored ── stored ──│                       the next step waits while more than `staged` are left
-    in                    └─ after the steps and stores so far ──│ arrived
-    disk              │ write ── write ── read ─────│            one after the other; what finds no room is dropped
-
-It has no bytes: where the real stores copy, it counts pages and seconds.
+"""A device on a virtual clock that nobody waits for: a runner's steps and a page store's copies take as long as a table
+says.
 """
 
 from collections import OrderedDict, deque
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from heapq import heappop, heappush
 
+from ostro.engine import sequence
+from ostro.engine.batch import Batch
 from ostro.engine.page_store import Arrival, Fetch, Move, Offer, Spill, Store, Unshared
-from ostro.simulation.clock_runner import ClockRunner
-from ostro.simulation.costs import CopyTimes
+from ostro.engine.runner import RunnerSpec, SampledToken, Step, StepOutput
+from ostro.simulation.costs import CopyTimes, Work
+
+
+class ClockRunner:
+    """A runner without a device."""
+
+    strides = 0
+    failure = None
+
+    def __init__(self, spec: RunnerSpec, seconds: Callable[[Work], float], contention: float = 0.0) -> None:
+        """`contention` is what a step takes longer for each second that the API process works beside it."""
+        self._spec = spec
+        self._seconds, self._contention = seconds, contention
+        self.api_free_at = 0.0
+        """When the API process has passed on all requests so far."""
+        self.now = 0.0
+        """The host's time: it moves on to the end of what the host waits for."""
+        self._free_at = 0.0
+        """When the device has done all that was launched."""
+        self.busy_seconds = 0.0
+        self.answers: dict[int, tuple[int, ...]] = {}
+        """By request: the tokens that it generates, and others after them."""
+
+    @property
+    def spec(self) -> RunnerSpec:
+        return self._spec
+
+    def occupy(self, seconds: float, *, after: float = 0.0) -> float:
+        """Gives the device so much to do, after all that it has been given. Returns when that is done."""
+        self._free_at = max(self.now, self._free_at, after) + seconds
+        return self._free_at
+
+    def launch(self, batch: Batch) -> Step:
+        seconds = self._seconds(Work.of(batch))
+        beside = min(seconds, self.api_free_at - max(self.now, self._free_at))
+        seconds += self._contention * max(0.0, beside)
+        self.busy_seconds += seconds
+        ends = self.occupy(seconds)
+
+        def results() -> StepOutput:
+            self.now = max(self.now, ends)
+            return StepOutput(
+                {seq.id: SampledToken(self._sampled(seq, chunk.end)) for chunk in batch.chunks for seq in chunk.samples}
+            )
+
+        return Step(results)
+
+    def _sampled(self, seq: sequence.Sequence, end: int) -> int:
+        answer, at = self.answers.get(seq.request.id, ()), end - seq.num_prompt
+        # If it is not known, a token that no other request has in this place: no answer is taken for another's.
+        return answer[at] if at < len(answer) else (seq.request.seed + 7919 * end) % self._spec.vocab_size
 
 
 class ClockStore(Unshared):
+    """Memory and disk below a simulated engine's pages, on the runner's clock.
+
+        steps   │ step 1 ──────│ step 2 ──────│ step 3 ──────│
+        out            │ stored ── stored ──│                   the next step waits while more than `staged` are left
+        in                    └─ after the steps and stores so far ──│ arrived
+        disk              │ write ── write ── read ─────│        one after the other; what finds no room is dropped
+
+    It has no bytes: where the real stores copy, it counts pages and seconds.
+    """
+
     def __init__(self, runner: ClockRunner, copies: CopyTimes, *, num_slots: int, disk_pages: int) -> None:
         """The table must have the times of each tier that has room."""
         assert copies.host is not None or not num_slots

@@ -1,15 +1,18 @@
-"""What concerns all replicas: metrics, and what the admin does. One answer is made of all of theirs."""
+"""Requests that go to all replicas: metrics, and what the admin does. One response is made of all of theirs."""
 
 import json
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from http import HTTPStatus
 from typing import Protocol
 
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import Metric
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
 from starlette.responses import Response
 
 from ostro.errors import Unavailable
 from ostro.ray.call import Call
-from ostro.ray.exposition import merged
 from ostro.ray.replica import WholeAnswer
 from ostro.server.admission.auth import ADMIN_PREFIX, METRICS_PATH
 from ostro.server.telemetry.metrics import CONTENT_TYPE
@@ -57,3 +60,28 @@ def _copied(answer: WholeAnswer) -> Response:
     response = Response(answer.body, answer.status)
     response.raw_headers = [(name, value) for name, value in answer.headers if name != b"x-request-id"]
     return response
+
+
+LABEL = "replica"
+
+
+def merged(texts: Mapping[str, str]) -> bytes:
+    """Several replicas' metrics as one Prometheus exposition. `texts` maps replicas to theirs; the result has all
+    samples, each with a `replica` label.
+    """
+    registry = CollectorRegistry()
+    registry.register(_Merged(texts))
+    return generate_latest(registry)
+
+
+class _Merged(Collector):
+    def __init__(self, texts: Mapping[str, str]) -> None:
+        self._families: dict[str, Metric] = {}
+        for replica, text in texts.items():
+            for family in text_string_to_metric_families(text):
+                metric = self._families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
+                for sample in family.samples:
+                    metric.add_sample(sample.name, {**sample.labels, LABEL: replica}, sample.value)
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._families.values()
