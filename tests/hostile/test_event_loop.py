@@ -22,7 +22,7 @@ from live_service import set_faults
 from event_loop import everything, fields
 from ostro.sampling_params import MAX_CHOICES
 from ostro.schemas.chat import MAX_PARTS, Message
-from ostro.schemas.prompts import MAX_PROMPTS
+from ostro.schemas.fields import MAX_PROMPTS
 from ostro.server import api
 from ostro.server.api import HttpOptions
 from ostro.server.http import body

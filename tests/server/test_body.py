@@ -16,7 +16,7 @@ from live_service import set_faults, until
 from ostro.errors import TryLater
 from ostro.sampling_params import MAX_LOGIT_BIAS
 from ostro.schemas.chat import MAX_MESSAGES, MAX_PARTS
-from ostro.schemas.prompts import MAX_PROMPTS, MAX_TOKENS
+from ostro.schemas.fields import MAX_PROMPTS, MAX_TOKENS
 from ostro.server.admission.limits import GateLimits
 from ostro.server.api import HttpOptions
 from ostro.server.http import body

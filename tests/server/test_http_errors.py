@@ -14,7 +14,7 @@ import pytest
 from live_server import LiveServer, live_server
 from sse_events import events_of
 
-from ostro.schemas.prompts import MAX_TOKENS
+from ostro.schemas.fields import MAX_TOKENS
 
 HELLO = [{"role": "user", "content": "Say hello."}]
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"

@@ -36,8 +36,8 @@ from ostro.schemas import (
     TokenizeRequest,
     WireModel,
 )
+from ostro.schemas.fields import Prompts
 from ostro.schemas.generation import TokenBiases, Words
-from ostro.schemas.prompts import Prompts
 from ostro.schemas.structured import StructuredFields
 from ostro.server.api_docs.document import document
 from ostro.server.app import build_app

@@ -5,24 +5,38 @@ from ostro.schemas.chat import (
     CalledCustomTool,
     CalledFunction,
     ChatChoice,
+    ChatCompletionChunk,
     ChatCompletionRequest,
     ChatCompletionResponse,
+    ChatDelta,
     ChatLogprobs,
     ChatMessage,
     ChatTokenLogprob,
     ChatToolCall,
     Message,
+    ToolCallDelta,
     TopLogprob,
 )
-from ostro.schemas.chunks import ChatCompletionChunk, ChatDelta, CompletionChunk, ToolCallDelta
 from ostro.schemas.completions import (
     CompletionChoice,
+    CompletionChunk,
     CompletionLogprobs,
     CompletionRequest,
     CompletionResponse,
 )
-from ostro.schemas.embeddings import Embedding, EmbeddingRequest, EmbeddingResponse, EmbeddingUsage
-from ostro.schemas.errors import ErrorBody, ErrorDetail
+from ostro.schemas.embeddings import (
+    Embedding,
+    EmbeddingRequest,
+    EmbeddingResponse,
+    EmbeddingUsage,
+    RankedText,
+    RerankRequest,
+    RerankResponse,
+    RerankResult,
+    ScoredPair,
+    ScoreRequest,
+    ScoreResponse,
+)
 from ostro.schemas.generation import (
     CompletionTokensDetails,
     FinishReason,
@@ -33,7 +47,6 @@ from ostro.schemas.generation import (
     StreamOptions,
     Usage,
 )
-from ostro.schemas.hrm import SolveRequest, SolveResponse
 from ostro.schemas.messages import (
     AssistantMessage,
     CountMessageTokens,
@@ -44,7 +57,18 @@ from ostro.schemas.messages import (
     MessagesModelList,
     MessageTokens,
 )
-from ostro.schemas.models import Alive, Health, ModelCard, ModelList, ModelStats, Readiness, Stats, Version
+from ostro.schemas.models import (
+    Alive,
+    Health,
+    ModelCard,
+    ModelList,
+    ModelStats,
+    ProfileRequest,
+    ProfileResponse,
+    Readiness,
+    Stats,
+    Version,
+)
 from ostro.schemas.native import (
     GenerateEvent,
     GenerateRequest,
@@ -55,17 +79,9 @@ from ostro.schemas.native import (
     PrefillRequest,
     PrefillResponse,
     PseudoLoglikelihoodResponse,
+    SolveRequest,
+    SolveResponse,
     TokenCounts,
-)
-from ostro.schemas.profile import ProfileRequest, ProfileResponse
-from ostro.schemas.relevance import (
-    RankedText,
-    RerankRequest,
-    RerankResponse,
-    RerankResult,
-    ScoredPair,
-    ScoreRequest,
-    ScoreResponse,
 )
 from ostro.schemas.responses import (
     CountResponseTokens,
@@ -85,7 +101,7 @@ from ostro.schemas.tokenizer import (
     TokenizerInfo,
 )
 from ostro.schemas.tools import ToolFields, ToolSpec
-from ostro.schemas.wire import RequestModel, WireModel, bad_request, parse
+from ostro.schemas.wire import ErrorBody, ErrorDetail, RequestModel, WireModel, bad_request, parse
 
 __all__ = [
     "Alive",

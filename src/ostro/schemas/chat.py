@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions: request and response."""
+"""POST /v1/chat/completions: request, response and the events of a streamed one."""
 
 import json
 from typing import Annotated, ClassVar, Literal, Self
@@ -6,9 +6,8 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from ostro.sampling_params import MAX_LOGPROBS, SamplingParams
+from ostro.schemas.fields import TemplateFields, Text
 from ostro.schemas.generation import FinishReason, GenerationRequest, PromptLogprobs, Usage
-from ostro.schemas.prompts import Text
-from ostro.schemas.template import TemplateFields
 from ostro.schemas.tools import ToolFields
 from ostro.schemas.wire import RequestModel, WireModel, left_out, refusal, shape
 
@@ -263,3 +262,53 @@ class ChatCompletionResponse(WireModel):
     choices: list[ChatChoice] = Field(min_length=1)
     usage: Usage
     prompt_logprobs: PromptLogprobs | None = None
+
+
+# Events of streamed answers. For speed the server writes them without these models; tests compare the two.
+
+
+class FunctionDelta(WireModel):
+    name: str | None = None
+    arguments: str
+
+
+class CustomToolDelta(WireModel):
+    name: str | None = None
+    input: str
+
+
+class ToolCallDelta(WireModel):
+    """A call's first delta has its id, type and name; the others continue its arguments."""
+
+    index: int
+    id: str | None = None
+    type: Literal["function", "custom"] | None = None
+    function: FunctionDelta | None = None
+    custom: CustomToolDelta | None = None
+
+
+class ChatDelta(WireModel):
+    """A choice's first delta has the role; its last is empty."""
+
+    role: Literal["assistant"] | None = None
+    content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[ToolCallDelta] | None = None
+
+
+class ChatChunkChoice(WireModel):
+    index: int
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason | None
+
+
+class ChatCompletionChunk(WireModel):
+    id: str
+    object: Literal["chat.completion.chunk"]
+    created: int
+    model: str
+    choices: list[ChatChunkChoice]
+    """Empty in the last one, which has the usage."""
+    usage: Usage | None = None

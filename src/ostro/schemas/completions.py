@@ -1,12 +1,12 @@
-"""POST /v1/completions: request and response."""
+"""POST /v1/completions: request, response and the events of a streamed one."""
 
 from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from ostro.sampling_params import SamplingParams
+from ostro.schemas.fields import MAX_PROMPTS, Prompts
 from ostro.schemas.generation import FinishReason, GenerationRequest, PromptLogprobs, Usage
-from ostro.schemas.prompts import MAX_PROMPTS, Prompts
 from ostro.schemas.wire import WireModel, refusal
 
 DEFAULT_MAX_TOKENS = 16
@@ -85,3 +85,19 @@ class CompletionResponse(WireModel):
     model: str
     choices: list[CompletionChoice] = Field(min_length=1)
     usage: Usage
+
+
+class CompletionChunkChoice(WireModel):
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: FinishReason | None
+
+
+class CompletionChunk(WireModel):
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[CompletionChunkChoice]
+    usage: Usage | None = None

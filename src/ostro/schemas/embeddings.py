@@ -1,14 +1,14 @@
-"""POST /v1/embeddings: request and response."""
+"""/v1/embeddings; /v1/rerank, as Cohere and Jina have it; and /v1/score, as vLLM has it: requests and responses."""
 
 import base64
 import struct
 from collections.abc import Sequence
 from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
-from ostro.schemas.prompts import Prompts
-from ostro.schemas.wire import RequestModel, WireModel
+from ostro.schemas.fields import MAX_CHARACTERS, MAX_PROMPTS, Prompts, Text
+from ostro.schemas.wire import RequestModel, WireModel, left_out, refusal, shape
 
 
 class EmbeddingRequest(RequestModel):

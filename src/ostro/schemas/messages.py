@@ -5,11 +5,9 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import ConfigDict, Field, model_validator
 
 from ostro.sampling_params import SamplingParams
+from ostro.schemas.fields import TemplateFields, Text, tagged, text_or_list
 from ostro.schemas.generation import GenerationRequest, Words
-from ostro.schemas.prompts import Text
 from ostro.schemas.structured import FormatSource
-from ostro.schemas.tagged import tagged, text_or_list
-from ostro.schemas.template import TemplateFields
 from ostro.schemas.tools import MAX_TOOLS, Description, ToolName
 from ostro.schemas.wire import RequestModel, WireModel, refusal
 from ostro.structured import StructuredOutput

@@ -1,13 +1,13 @@
-"""/generate, /generate_stream, /loglikelihood, /pseudo_loglikelihood: lists in, lists out."""
+"""/generate, /generate_stream, /loglikelihood, /pseudo_loglikelihood and /hrm/solve: lists in, lists out."""
 
-from typing import ClassVar, Self
+from typing import Annotated, ClassVar, Self
 
 from pydantic import Field, model_validator
 
 from ostro.sampling_defaults import SamplingDefaults
 from ostro.sampling_params import SamplingParams
+from ostro.schemas.fields import MAX_PROMPTS, Prompts, TokenIds
 from ostro.schemas.generation import CacheSalt, FinishReason, Words, left_open
-from ostro.schemas.prompts import Prompts
 from ostro.schemas.structured import StructuredFields
 from ostro.schemas.wire import RequestModel, WireModel, refusal
 
@@ -118,3 +118,35 @@ class PseudoLoglikelihoodResponse(WireModel):
     pll: list[float]
     """The sum over a continuation's tokens in one pass, in which a position sees later tokens: not a likelihood."""
     num_tokens: list[int]
+
+
+_Number = Annotated[int, Field(ge=0)]
+
+
+class SolveRequest(RequestModel):
+    """Inputs are as in upstream's datasets: all positions of a puzzle, padded as in training."""
+
+    model: str = "default"
+    inputs: Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]
+    """Token ids of each puzzle, position by position."""
+    puzzle_ids: Annotated[list[_Number], Field(max_length=MAX_PROMPTS, fail_fast=True)] | None = None
+    """Each puzzle's identifier, one per input; the default is 0, the blank identifier."""
+
+    @model_validator(mode="after")
+    def _check_lengths(self) -> Self:
+        if self.puzzle_ids is not None and len(self.puzzle_ids) != len(self.inputs):
+            counts = f"{len(self.inputs)} and {len(self.puzzle_ids)}"
+            raise refusal("puzzle_ids", f"must be as many as inputs, got {counts}")
+        return self
+
+
+class SolveResponse(WireModel):
+    predictions: list[list[int]]
+    """The most likely token at each position of each puzzle, in order."""
+    steps: list[int]
+    """Outer steps that each puzzle took."""
+    halted: list[bool]
+    """Whether the q-head preferred to halt after the last step."""
+    q_halt: list[float]
+    """The q-head's logits: above 0, the model believes its answer is right."""
+    q_continue: list[float]

@@ -6,11 +6,9 @@ from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
 from ostro.sampling_params import MAX_LOGPROBS, SamplingParams
 from ostro.schemas.chat import TopLogprob
+from ostro.schemas.fields import TemplateFields, Text, tagged, text_or_list
 from ostro.schemas.generation import GenerationRequest
-from ostro.schemas.prompts import Text
 from ostro.schemas.structured import FormatSource, GrammarText
-from ostro.schemas.tagged import tagged, text_or_list
-from ostro.schemas.template import TemplateFields
 from ostro.schemas.tools import MAX_TOOLS, Description, ToolName
 from ostro.schemas.wire import RequestModel, WireModel, left_out, refusal
 from ostro.structured import StructuredOutput

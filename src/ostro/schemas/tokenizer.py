@@ -5,7 +5,7 @@ from typing import Annotated, Any, Self
 from pydantic import Field, model_validator
 
 from ostro.schemas.chat import MAX_MESSAGES, Message
-from ostro.schemas.prompts import MAX_TOKENS, Text
+from ostro.schemas.fields import MAX_TOKENS, Text
 from ostro.schemas.tools import MAX_TOOLS, ToolSpec
 from ostro.schemas.wire import RequestModel, WireModel, refusal
 

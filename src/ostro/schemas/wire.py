@@ -5,7 +5,7 @@ Knows pydantic; knows no endpoint. Requests go through `parse`, which turns any 
 
 import reprlib
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -19,10 +19,11 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, PydanticCustomError
 
-from ostro.errors import BadRequest, Unsupported
+from ostro.errors import BadRequest, OstroError, Unsupported
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
+
 
 _LONGEST_NAME = 64
 
@@ -149,3 +150,19 @@ def _dotted(path: tuple[int | str, ...]) -> str:
     """The path as OpenAI writes it: messages[0].content."""
     text = "".join(f"[{part}]" if isinstance(part, int) else f".{part[:_LONGEST_NAME]}" for part in path)
     return text.removeprefix(".")
+
+
+class ErrorDetail(WireModel):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(WireModel):
+    error: ErrorDetail
+
+    @classmethod
+    def of(cls, error: OstroError) -> Self:
+        detail = ErrorDetail(message=error.public, type=error.openai_type, param=error.param, code=error.openai_code)
+        return cls(error=detail)
