@@ -285,7 +285,7 @@ def test_every_row_is_there_and_uses_what_it_may() -> None:
         ("engine/core.py", "from ostro.backends import fake", "1 imports ostro.backends.fake"),
         ("engine/core.py", "import ostro.text", "1 imports ostro.text"),
         ("engine/core.py", "from ostro import LLM", "1 imports ostro.LLM"),
-        ("text/stops.py", "from ostro.engine.core import EngineCore", "1 imports ostro.engine.core.EngineCore"),
+        ("text/stream.py", "from ostro.engine.core import EngineCore", "1 imports ostro.engine.core.EngineCore"),
         ("models/llama.py", "from ostro.weights import Checkpoint", "1 imports ostro.weights.Checkpoint"),
         ("models/llama.py", "def f():\n    import torch", "2 imports torch"),
         ("kernels/linear.py", "from ostro.torch_models import rope", "1 imports ostro.torch_models.rope"),

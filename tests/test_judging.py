@@ -16,7 +16,7 @@ from ostro import LLM
 from ostro.config import EngineConfig
 from ostro.errors import BadCheckpoint, ContextLengthExceeded, ModelError, Unsupported, UnsupportedModel
 from ostro.sampling_params import SamplingParams
-from ostro.text.pair_prompt import PairPrompt
+from ostro.text.pairs import PairPrompt
 from ostro.text.tokenizer import Tokenizer
 from ostro.weights.judging import read_judge
 

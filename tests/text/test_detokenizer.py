@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from text_vocabs import byte_level, sentencepiece_like
 from tokenizers import decoders, models
 
-from ostro.text.detokenizer import Detokenizer
+from ostro.text.stream import Detokenizer
 from ostro.text.tokenizer import Tokenizer
 
 # Without ▁, which a SentencePiece vocabulary cannot tell from a space.

@@ -5,7 +5,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ostro.errors import BadRequest
-from ostro.text.stops import StopMatcher, StopResult
+from ostro.text.stream import StopMatcher, StopResult
 
 
 def whole_text_verdict(text: str, stops: list[str], include_stop: bool) -> tuple[str, str | None]:

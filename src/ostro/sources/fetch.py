@@ -8,10 +8,13 @@ A complete model in the cache is used without any network access; `refresh` asks
 
 import hashlib
 import logging
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
 
 from ostro.errors import DiskFull, DownloadFailed, ModelNotFound
 from ostro.sources.address import StoreAddress, is_plain_path, parse_address
@@ -20,7 +23,6 @@ from ostro.sources.cache import file_error, sync
 from ostro.sources.checksum import check
 from ostro.sources.clients import open_source
 from ostro.sources.disk_space import cache_limit
-from ostro.sources.download_threads import DownloadThreads
 from ostro.sources.files import (
     gguf_files,
     gguf_prefix,
@@ -33,6 +35,50 @@ from ostro.sources.files import (
 from ostro.sources.partial import Partial, Range
 from ostro.sources.progress import Meter, metered
 from ostro.sources.store import FileRecord, Manifest, ModelStore
+
+_THREADS = 8
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Stopped(Exception):
+    """Another thread failed; this one should stop."""
+
+
+class DownloadThreads:
+    """A thread pool that stops at the first failure."""
+
+    def __init__(self) -> None:
+        self._stop = threading.Event()
+        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="fetch")
+        self._futures: list[Future[Any]] = []
+
+    def send(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        future = self._pool.submit(work, *args, **kwargs)
+        self._futures.append(future)
+        return future
+
+    def join(self) -> None:
+        """Waits for all work; raises the first failure."""
+        for future in as_completed(self._futures):
+            future.result()
+
+    def check(self) -> None:
+        if self._stop.is_set():
+            raise Stopped
+
+    def wait(self, seconds: float) -> None:
+        self._stop.wait(seconds)
+        self.check()
+
+    def __enter__(self) -> "DownloadThreads":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._pool.shutdown(cancel_futures=True)
+
 
 _ROUNDS = 3
 _MOST_NAMED = 3

@@ -11,17 +11,55 @@ ORG/NAME[@REVISION][:FILE.gguf]    the Hub
 
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ostro.errors import ModelNotFound
-from ostro.sources.address import is_address, parse_address
+from ostro.sources.address import StoreAddress, is_address, parse_address
 from ostro.sources.aliases import find_alias, suggestion
 from ostro.sources.files import PICKLE_SUFFIXES
 from ostro.sources.hub import HubModel, parse_hub_id
-from ostro.sources.model_reference import ModelReference
+from ostro.sources.model_reference import ModelReference, RemoteFiles
 from ostro.sources.pypi import DEFAULT_MODEL, parse_wheels
-from ostro.sources.stored_model import StoredModel
+
+
+@dataclass(frozen=True, slots=True)
+class StoredModel:
+    """A reference to a model in an object store."""
+
+    address: StoreAddress
+
+    def __str__(self) -> str:
+        return str(self.address)
+
+    @property
+    def name(self) -> str:
+        return self.address.name
+
+    @property
+    def label(self) -> str:
+        return self.address.name
+
+    def find(self, *, newest: bool = True, tokenizer_only: bool = False) -> Path | None:
+        """Treats the cached version as the newest: only `ostro models pull` asks the store again."""
+        from ostro.sources.store import ModelStore
+
+        store = ModelStore()
+        found = store.find(self.address)
+        if found is None and tokenizer_only:
+            return store.find(replace(self.address, part="tokenizer"))
+        return found
+
+    def fetch(self, *, progress: bool, newest: bool = False, tokenizer_only: bool = False) -> Path:
+        from ostro.sources.fetch import fetch_model
+
+        return fetch_model(str(self.address), progress=progress, refresh=newest, tokenizer_only=tokenizer_only)
+
+    def remote_files(self) -> RemoteFiles:
+        from ostro.sources.remote_headers import ObjectFiles
+
+        return ObjectFiles(self.address)
+
 
 SUFFIXES = (".safetensors", ".gguf", *PICKLE_SUFFIXES)
 FORMS = (

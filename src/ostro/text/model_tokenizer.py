@@ -1,15 +1,42 @@
 """Loads a model's tokenizer, as its files and the settings say: for text, and for the engine's grammars."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers
+
 from ostro.config import EngineConfig
-from ostro.errors import ModelNotFound
+from ostro.errors import BadRequest, ModelNotFound
 from ostro.sources.tokenizer_files import fetch_tokenizer, naming_tokenizer
 from ostro.text.hf_files import ids_in
-from ostro.text.id_text import IdTokenizer
 from ostro.text.tokenizer import Tokenizer
 from ostro.weights import Checkpoint
+
+_HELP = (
+    "This model has no tokenizer, so a text is its token ids, such as '3 1 4'. Send token ids, ask /hrm/solve, or give "
+    "--tokenizer-path."
+)
+
+
+class IdTokenizer(Tokenizer):
+    """`3 1 4` is [3, 1, 4], and back."""
+
+    def __init__(self, vocab_size: int) -> None:
+        core = tokenizers.Tokenizer(models.WordLevel({str(id): id for id in range(vocab_size)}, unk_token=""))
+        core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+        core.decoder = decoders.WordPiece(prefix="##", cleanup=False)
+        super().__init__(core)
+
+    def encode_batch(
+        self, texts: Sequence[str], *, add_special: bool = True, allow_special: bool = True
+    ) -> list[list[int]]:
+        """Raises BadRequest for a text that holds anything but this model's ids."""
+        for text in texts:
+            for word in text.split():
+                if self._core.token_to_id(word) is None:
+                    raise BadRequest(f"{word[:32]!r} is not a token id from 0 to {self.vocab_size - 1}. {_HELP}")
+        return super().encode_batch(texts, add_special=add_special)
 
 
 def load_tokenizer(config: EngineConfig, checkpoint: Checkpoint, path: Path | None = None) -> Tokenizer:

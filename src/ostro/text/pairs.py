@@ -1,16 +1,16 @@
-"""Encodes texts for encoders: one, or two that the tokenizer joins, shortened at their ends with special tokens kept.
-
-The library would shorten texts itself, but it keeps what it cuts off, and joins every piece of one text with each of
-the other. Here lists of ids are cut, and put between the special tokens that the library puts around a short text.
-Knows the tokenizer's core; reads no files.
+"""Two texts as one input: the ids that encoders take, shortened at their ends with special tokens kept, and the prompt
+that asks a language model about both.
 """
 
-from collections.abc import Sequence
-from typing import NamedTuple
+import secrets
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Unpack
 
 import tokenizers
 
-from ostro.errors import BadRequest
+from ostro.errors import BadRequest, UnsupportedModel
+from ostro.text.chat import Message, RenderOptions
+from ostro.text.renderer import Renderer
 
 # Any text of at least one token.
 _STAND_IN = "a"
@@ -23,6 +23,13 @@ class PairIds(NamedTuple):
 
 
 class PairEncoder:
+    """Encodes one text, or two that the tokenizer joins.
+
+    The library would shorten texts itself, but it keeps what it cuts off, and joins every piece of one text with each
+    of the other. Here lists of ids are cut, and put between the special tokens that the library puts around a short
+    text.
+    """
+
     def __init__(self, core: tokenizers.Tokenizer) -> None:
         self._core = core
         # The same query often comes with many documents.
@@ -87,3 +94,31 @@ def _shares(first: int, second: int, room: int) -> tuple[int, int]:
         return first, second
     shorter = min(first, second, room // 2)
     return (shorter, room - shorter) if first <= second else (room - shorter, shorter)
+
+
+class PairPrompt(NamedTuple):
+    """The text that a chat template puts around two texts, so that it need not run for each pair of them: before QUERY
+    between DOCUMENT after.
+    """
+
+    before: str
+    between: str
+    after: str
+
+
+def pair_prompt(
+    renderer: Renderer, messages: Callable[[str, str], Sequence[Message]], **options: Unpack[RenderOptions]
+) -> PairPrompt:
+    """`messages` makes a conversation of two texts. Raises UnsupportedModel for a template that shows one of them
+    changed, more than once or not at all, or the second before the first. Blocks on the process that renders.
+    """
+    # The spaces show whether it strips texts.
+    first, second = (f" {secrets.token_hex(8)} " for _ in range(2))
+    text = renderer.render(messages(first, second), **options)
+    if text.count(first.strip()) != 1 or text.count(second.strip()) != 1:
+        raise UnsupportedModel("Its chat template does not show a query and a document once each, as ranking needs.")
+    before, found, rest = text.partition(first)
+    between, also_found, after = rest.partition(second)
+    if not found or not also_found:
+        raise UnsupportedModel("Its chat template changes a query or a document, or shows the document first.")
+    return PairPrompt(before, between, after)

@@ -16,14 +16,12 @@ from typing import NamedTuple, Self, Unpack
 import tokenizers
 from tokenizers import AddedToken, models, pre_tokenizers
 
-from ostro.errors import BadCheckpoint, BadRequest, ModelError, ModelNotFound
+from ostro.errors import BadCheckpoint, BadRequest, ModelError, ModelNotFound, OstroError
 from ostro.text.builtin_templates import CHOICES, choose_template
 from ostro.text.chat import ChatTemplate, Message, RenderOptions
 from ostro.text.control_text import ControlTexts
 from ostro.text.guard import PlainEncoder, encode_ids, frame, guarded_texts
-from ostro.text.pair_prompt import PairPrompt
-from ostro.text.pairs import PairEncoder, PairIds
-from ostro.text.panics import PROBES, panics_become
+from ostro.text.pairs import PairEncoder, PairIds, PairPrompt
 from ostro.text.pieces import PieceCodec, byte_level_bytes, codec_of
 from ostro.text.renderer import Renderer
 
@@ -345,3 +343,27 @@ def _template(
     chosen = choose_template(choice, own, variables, lambda token: core.token_to_id(token) is not None, own_for_tools)
     token = None if chosen.turn_end is None else core.token_to_id(chosen.turn_end)
     return chosen.template, frozenset() if token is None else frozenset({token})
+
+
+# Nested repetitions in a pattern backtrack on these: one character many times, then another.
+PROBES = tuple(
+    before + kind * 64 + after for before in ("", "x ") for kind in "a1 _!\n\té中" for after in ("", "!", "\x00", " b")
+)
+"""Texts that every sound tokenizer can encode. They take well under a millisecond together."""
+
+
+@contextmanager
+def panics_become(error: Callable[[str], OstroError]) -> Iterator[None]:
+    """Turns a panic of the tokenizers library in the block into the error that `error` makes of its message: they
+    arrive as BaseExceptions, which no error handler would catch.
+
+    For example, the library panics if a pattern in tokenizer.json backtracks without end: it gives up after some
+    millions of tries, which take a second or a few.
+    """
+    try:
+        yield
+    except BaseException as raised:
+        # Each library built with pyo3 creates its own class, and none can be imported.
+        if type(raised).__name__ != "PanicException":
+            raise
+        raise error(str(raised)) from raised
