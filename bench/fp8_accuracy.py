@@ -33,8 +33,7 @@ from ostro import LLM, SamplingParams
 from ostro.backends.torch.runner import TorchRunner
 from ostro.config import EngineConfig
 from ostro.kernels.gpu.fp8 import FP8, LARGEST, quantize_rows_plain, widened
-from ostro.kernels.paged_attention import KVCache
-from ostro.kernels.paged_attention import PagedAttention, Piece
+from ostro.kernels.paged_attention import KVCache, PagedAttention, Piece
 from ostro.models.architecture import AttentionSpec
 from ostro.torch_models.base import AttentionContext, Model
 from ostro.torch_models.decoder import DecoderLayer

@@ -18,7 +18,7 @@ from ostro.errors import BadCheckpoint, ContextLengthExceeded, ModelError, Unsup
 from ostro.sampling_params import SamplingParams
 from ostro.text.pairs import PairPrompt
 from ostro.text.tokenizer import Tokenizer
-from ostro.weights.judging import read_judge
+from ostro.weights.relevance import read_judge
 
 CPU = EngineConfig(device="cpu")
 

@@ -22,7 +22,7 @@ from ostro.engine.request import Request, Task
 from ostro.errors import OstroError
 from ostro.sampling_params import SamplingParams
 from ostro.weights import open_checkpoint
-from ostro.weights.ranking import read_ranking
+from ostro.weights.relevance import read_ranking
 
 
 class EncoderBench(Bench):

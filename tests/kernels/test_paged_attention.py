@@ -8,8 +8,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ostro.kernels.decode_attention import Run, equally_spaced
-from ostro.kernels.kv_cache import KVCache
-from ostro.kernels.paged_attention import PagedAttention, Piece, reference_attention, runs, slots_of
+from ostro.kernels.paged_attention import KVCache, PagedAttention, Piece, reference_attention, runs, slots_of
 from ostro.models.architecture import AttentionSpec
 
 PAGE, KV_HEADS, GROUP, DIM = 4, 2, 3, 8

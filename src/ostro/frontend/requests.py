@@ -26,9 +26,8 @@ from ostro.text.pairs import PairPrompt, pair_prompt
 from ostro.text.stream import TextStream
 from ostro.text.tokenizer import Tokenizer
 from ostro.weights import Checkpoint, Pooling
-from ostro.weights.relevance import Judge, read_judge
 from ostro.weights.pooling import unit
-from ostro.weights.relevance import Ranking, read_ranking
+from ostro.weights.relevance import Judge, Ranking, read_judge, read_ranking
 
 Prompt = str | Sequence[int]
 Message = Mapping[str, object]

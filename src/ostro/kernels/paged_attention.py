@@ -1,22 +1,81 @@
 """Attention over the paged KV cache, in torch: a plain reference, and a path that reads the pages in place.
 
-A page is `page_size` consecutive slots of the cache (`kv_cache`), so consecutive pages form one run, which attention
+A page is `page_size` consecutive slots of the cache (`KVCache`), so consecutive pages form one run, which attention
 reads as a strided view, without a copy. A sequence with several runs attends to each and merges the results by their
 log-sum-exps:
 
     pages  [ 4  5  6 | 31 32 ]      runs  slots 64…112 and 496…528
 """
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
 
 from ostro.kernels.decode_attention import DecodePlan, Partial, Run, flash, joined, with_sinks
-from ostro.kernels.paged_attention import KVCache
 from ostro.kernels.plain_attention_memory import BLOCK_BYTES, queries_at_once
 from ostro.models.architecture import AttentionSpec
+
+
+class Cell(NamedTuple):
+    """A layer's place: a stack, and the number of the layer there."""
+
+    stack: int
+    number: int
+
+
+class KVCache:
+    """Keys and values of all layers. Knows slots; knows no pages and no sequences.
+
+    Layers with the same heads are in one tensor, a stack, [layers, key or value, kv_heads, slots, head_dim]. Most
+    models have one stack; a layer that reads another's keys and values is in none.
+    """
+
+    def __init__(self, stacks: Sequence[Tensor], cells: Sequence[Cell | None]) -> None:
+        self.stacks, self._cells = stacks, cells
+
+    @classmethod
+    def of_heads(
+        cls, heads: Sequence[tuple[int, int]], slots: int, allocate: Callable[[tuple[int, ...]], Tensor]
+    ) -> Self:
+        """`heads` are each layer's number of KV heads, 0 if it has none of its own, and their width."""
+        kinds = [kind for kind in dict.fromkeys(heads) if kind[0]]
+        layers = Counter[tuple[int, int]]()
+        cells: list[Cell | None] = []
+        for kind in heads:
+            cells.append(Cell(kinds.index(kind), layers[kind]) if kind in kinds else None)
+            layers[kind] += 1
+        return cls([allocate((layers[kind], 2, kind[0], slots, kind[1])) for kind in kinds], cells)
+
+    @classmethod
+    def of(cls, stack: Tensor) -> Self:
+        """For layers that all have the same heads."""
+        return cls([stack], [Cell(0, index) for index in range(len(stack))])
+
+    @property
+    def device_type(self) -> str:
+        return self.stacks[0].device.type
+
+    def cell(self, layer: int) -> Cell:
+        cell = self._cells[layer]
+        assert cell is not None, "the layer has keys and values of its own"
+        return cell
+
+    def layer(self, layer: int) -> Tensor:
+        """[key or value, kv_heads, slots, head_dim]"""
+        stack, number = self.cell(layer)
+        return self.stacks[stack][number]
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return (self.layer(layer) for layer, cell in enumerate(self._cells) if cell is not None)
+
+    def copy(self, source: int, target: int, size: int) -> None:
+        """Copies `size` slots in all layers."""
+        for stack in self.stacks:
+            stack[..., target : target + size, :] = stack[..., source : source + size, :]
 
 
 @dataclass(frozen=True, slots=True)

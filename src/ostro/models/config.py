@@ -1,4 +1,6 @@
-"""Typed access to a model's config.json, with errors that name the key. Knows no tensors and no file formats."""
+"""A model's config.json: typed access, bounds for its numbers, and errors that name the key. Knows no tensors and no
+file formats.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,6 +8,23 @@ from reprlib import repr as shown
 from typing import TypeGuard
 
 from ostro.errors import BadCheckpoint
+
+# Upper bounds for sizes: several times the largest published models.
+MOST_LAYERS = 1024
+MOST_HEADS = 4096
+MOST_HEAD_DIM = 4096
+MOST_HIDDEN = 1 << 20
+MOST_INNER = 1 << 22
+MOST_VOCAB = 1 << 24
+MOST_EXPERTS = 4096
+MOST_EXPERTS_OF_ALL_LAYERS = 1 << 17
+MOST_CYCLES = 64
+MOST_POSITIONS = (1 << 31) - 1
+
+EPS = (1e-20, 1.0)
+THETA = (1.0 + 1e-6, 1e15)
+FACTOR = (1e-3, 1e6)
+STRENGTH = (1e-6, 1e3)
 
 # Ten times the longest context and the widest layer in use.
 LARGEST = 100_000_000

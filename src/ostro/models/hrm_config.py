@@ -6,8 +6,7 @@ from typing import Literal
 
 from ostro.errors import BadCheckpoint, BadRequest, UnsupportedModel
 from ostro.models.architecture import ModelShape
-from ostro.models.config import ConfigReader
-from ostro.models.limits import (
+from ostro.models.config import (
     EPS,
     MOST_CYCLES,
     MOST_HEADS,
@@ -16,6 +15,7 @@ from ostro.models.limits import (
     MOST_LAYERS,
     MOST_VOCAB,
     THETA,
+    ConfigReader,
 )
 
 Dialect = Literal["upstream", "aios"]

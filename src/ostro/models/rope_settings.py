@@ -8,8 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from ostro.errors import BadCheckpoint, UnsupportedModel
-from ostro.models.config import ConfigReader
-from ostro.models.limits import FACTOR, MOST_POSITIONS, THETA
+from ostro.models.config import FACTOR, MOST_POSITIONS, THETA, ConfigReader
 
 ROPE_KINDS = frozenset({"default", "dynamic", "linear", "llama3", "yarn", "longrope", "proportional"})
 

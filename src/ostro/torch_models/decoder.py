@@ -7,9 +7,9 @@ from ostro.errors import Unsupported
 from ostro.models import architecture as arch
 from ostro.models.cut import vocabulary_share
 from ostro.torch_models.base import AttentionContext, Model, Module
-from ostro.torch_models.experts import Experts
-from ostro.torch_models.layer_inputs import LayerInput, LayerInputs
+from ostro.torch_models.experts import Experts, SideExperts
 from ostro.torch_models.layers import (
+    ACTIVATIONS,
     Attention,
     CutEmbedding,
     Embedding,
@@ -22,10 +22,74 @@ from ostro.torch_models.layers import (
     Vector,
     norm_module,
 )
-from ostro.torch_models.reading_attention import ReadingAttention
 from ostro.torch_models.rope import Rotary, Rotation
 from ostro.torch_models.shard import Shard
-from ostro.torch_models.side_experts import SideExperts
+
+
+class Table(Embedding):
+    """Rows that are looked up and never multiplied."""
+
+    def pack(self) -> None:
+        """Nothing to do: the other layout is for products."""
+
+
+class LayerInputs(Module):
+    """The inputs that each layer has of its own, for all layers.
+
+    ids ── table ──────────────────────┐
+    embedded ids ── projection ── norm ┴── sum ── [tokens, layers, width]
+    a layer's result ── gate ── times its input ── output ── norm ── added to the stream
+    """
+
+    def __init__(self, described: arch.LayerInputs) -> None:
+        super().__init__()
+        name, rows, _ = described.table
+        self.table = Table(name, rows, described.projection.rows, scale=described.table_scale)
+        self.projection = Projection(described.projection)
+        self.norm = RMSNorm(described.norm)
+        self.width, self.projection_scale, self.scale = described.width, described.projection_scale, described.scale
+
+    def forward(self, ids: Tensor, x: Tensor) -> Tensor:
+        """x are the ids' embeddings."""
+        projected = self.projection(x).mul_(self.projection_scale).unflatten(1, (-1, self.width))
+        return (self.norm(projected) + self.table(ids).view_as(projected)).mul_(self.scale)
+
+
+class LayerInput(Module):
+    """What one layer adds to the stream because of its input."""
+
+    def __init__(self, described: arch.LayerInput) -> None:
+        super().__init__()
+        self.gate, self.output = Projection(described.gate), Projection(described.output)
+        self.norm = RMSNorm(described.norm)
+        self.act = ACTIVATIONS[described.activation]
+
+    def forward(self, x: Tensor, own: Tensor) -> Tensor:
+        return self.norm(self.output(self.act(self.gate(x)) * own))
+
+
+class ReadingAttention(Module):
+    """Attention of a layer that has no keys and values: it reads those of an earlier layer."""
+
+    def __init__(self, described: arch.Attention, layer: int, shape: arch.ModelShape) -> None:
+        """`shape` is that of the whole model; `layer` is the one whose keys and values are read."""
+        super().__init__()
+        self.layer, self.spec, self.head_dim = layer, described.spec, shape.of_layer(layer).head_dim
+        self.q_proj = Projection(described.qkv)
+        self.q_norm = None if described.query_norm is None else RMSNorm(described.query_norm)
+        self.o_proj = Projection(described.output)
+
+    def forward(
+        self, x: Tensor, rotation: Rotation | None, ctx: AttentionContext, query_scales: Tensor | None = None
+    ) -> Tensor:
+        q: Tensor = self.q_proj(x).view(x.shape[0], -1, self.head_dim)
+        if self.q_norm is not None:
+            q = self.q_norm(q)
+        if rotation is not None:
+            q = rotation(q)
+        if query_scales is not None:
+            q = q * query_scales
+        return self.o_proj(ctx.attend_stored(self.layer, q, self.spec))
 
 
 class DecoderLayer(Module):

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ostro.models import architecture as arch
 from ostro.torch_models.base import Module
-from ostro.torch_models.layers import GatedMLP, Projection, Vector, gating, parameter
+from ostro.torch_models.layers import GatedMLP, Projection, RMSNorm, Vector, gating, parameter
 from ostro.torch_models.loading import Picked, Place, Weighted
 
 _ALIGNMENT = 8
@@ -135,3 +135,27 @@ class Experts(Module):
         if self.scales_inputs:
             return by_token.sum(1)
         return torch.bmm(weights.to(x.dtype).unsqueeze(1), by_token).squeeze(1)
+
+
+class SideExperts(Module):
+    """Experts beside a layer's MLP.
+
+    x ── mlp_norm ── MLP ────────────── norm of its rows ──┐
+    x ── norm ──┬── experts ─────────── post_norm ─────────┴── sum
+    x ── router's norm ── router ──┘
+    """
+
+    def __init__(self, described: arch.SideExperts) -> None:
+        super().__init__()
+        self.experts = Experts(described.experts)
+        self.mlp_norm, self.norm = RMSNorm(described.mlp_norm), RMSNorm(described.norm)
+        self.post_norm = RMSNorm(described.post_norm)
+        self.router_weight = Vector(described.router_weight, described.norm.size)
+        self.router_scale, self.eps = described.router_scale, described.norm.eps
+
+    def forward(self, x: Tensor, rows: Tensor) -> Tensor:
+        """`rows` are what the MLP computed."""
+        weight = self.router_weight.weight
+        routed = F.rms_norm(x, weight.shape, weight, self.eps).mul_(self.router_scale)
+        mixed: Tensor = self.post_norm(self.experts(self.norm(x), routed))
+        return mixed.add_(self.mlp_norm(rows))

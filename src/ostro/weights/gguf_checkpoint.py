@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 from ostro.errors import BadCheckpoint, ModelNotFound, UnsupportedModel
 from ostro.formats.gguf_header import GGML_TYPES, GgufHeader, read_gguf_header
 from ostro.models.families.gguf_names import Config
-from ostro.weights.ahead import ahead
 from ostro.weights.forms import GGUF_FORMS, Form
 from ostro.weights.gguf_model import GgufWeight, Undo, describe
 from ostro.weights.pooling import Pooling
+from ostro.weights.read_ahead import ahead
 from ostro.weights.stored import Stored, TensorHeader
 
 if TYPE_CHECKING:

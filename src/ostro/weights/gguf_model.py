@@ -13,9 +13,9 @@ from pathlib import Path
 
 from ostro.errors import BadCheckpoint, UnsupportedModel
 from ostro.formats.gguf_header import GGML_TYPES, GgufHeader, GgufTensorInfo, MetadataValue, damaged
+from ostro.models.config import MOST_EXPERTS, MOST_EXPERTS_OF_ALL_LAYERS
 from ostro.models.families.gguf_names import Config, GgufNames
 from ostro.models.family import Family
-from ostro.models.limits import MOST_EXPERTS, MOST_EXPERTS_OF_ALL_LAYERS
 from ostro.models.registry import FAMILIES
 from ostro.weights.pooling import Pooling, PoolingMode
 

@@ -15,8 +15,7 @@ from typing import Literal, get_args
 
 from ostro.errors import BadCheckpoint, BadRequest, Unsupported, UnsupportedModel
 from ostro.formats.json_file import read_json_list, read_json_object
-from ostro.models.config import ConfigReader
-from ostro.models.limits import MOST_HIDDEN
+from ostro.models.config import MOST_HIDDEN, ConfigReader
 
 PoolingMode = Literal["mean", "cls", "lasttoken", "max", "mean_sqrt_len_tokens", "weightedmean"]
 _FLAGS: Mapping[str, PoolingMode] = {
@@ -132,7 +131,7 @@ def read_pooling(directory: Path) -> Pooling | None:
     modules_file, modules = directory / "modules.json", modules_of(directory)
     kinds = [kind for kind, _ in modules]
     if "LogitScore" in kinds:
-        # It ranks: see `judging`.
+        # It ranks: see `relevance`.
         return None
     unknown = set(kinds) - set(_MODULES)
     if unknown:

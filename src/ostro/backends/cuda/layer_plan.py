@@ -20,7 +20,7 @@ from ostro.kernels.gpu.prologue import Prologue
 from ostro.kernels.gpu.rope_store import QKNormWeights
 from ostro.models import architecture as arch
 from ostro.torch_models.base import Model
-from ostro.torch_models.decoder import Decoder, DecoderLayer
+from ostro.torch_models.decoder import Decoder, DecoderLayer, ReadingAttention
 from ostro.torch_models.experts import Experts
 from ostro.torch_models.layers import (
     Attention,
@@ -33,7 +33,6 @@ from ostro.torch_models.layers import (
     RMSNorm,
     WidthNorm,
 )
-from ostro.torch_models.decoder import ReadingAttention
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,11 +26,11 @@ from ostro.torch_models.layers import LayerNorm, Projection
 from ostro.torch_models.loading import Picked, Place, fill, places_of
 from ostro.weights import Checkpoint
 from ostro.weights.affine import Affine, Rows, affine_of, fits_halves
-from ostro.weights.read_ahead import ahead
 from ostro.weights.arrays import Weight, tensor_of
 from ostro.weights.forms import Form
 from ostro.weights.quantized.tiles import Tiled
 from ostro.weights.quantized.weight import QuantizedWeight
+from ostro.weights.read_ahead import ahead
 
 # Codes unpacked at a time.
 _CHUNK_VALUES = 1 << 22

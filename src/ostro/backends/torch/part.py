@@ -8,8 +8,7 @@ from torch import Tensor
 
 from ostro.backends.memory import second_layout_fits
 from ostro.backends.torch.step_plan import Forward, Logits
-from ostro.kernels.paged_attention import KVCache
-from ostro.kernels.paged_attention import PagedAttention
+from ostro.kernels.paged_attention import KVCache, PagedAttention
 from ostro.system.machine import free_memory
 from ostro.torch_models.base import Model
 from ostro.torch_models.decoder import Table

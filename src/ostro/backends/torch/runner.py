@@ -24,8 +24,7 @@ from ostro.engine.drafter import MOST_DRAFTS
 from ostro.engine.profile import Profiler
 from ostro.engine.request import Task
 from ostro.engine.runner import RunnerSpec, Step, StepOutput, TokenLogprob
-from ostro.kernels.paged_attention import KVCache
-from ostro.kernels.paged_attention import Piece
+from ostro.kernels.paged_attention import KVCache, Piece
 from ostro.torch_models.base import Model
 from ostro.torch_models.lora import Adapters
 from ostro.weights import Pooling

@@ -4,11 +4,19 @@ from dataclasses import replace
 
 from ostro.errors import UnsupportedModel
 from ostro.models.architecture import MLP, ModelShape, Norm, Part, Projection
-from ostro.models.config import ConfigReader
+from ostro.models.config import (
+    EPS,
+    MOST_HEADS,
+    MOST_HIDDEN,
+    MOST_INNER,
+    MOST_LAYERS,
+    MOST_POSITIONS,
+    MOST_VOCAB,
+    ConfigReader,
+)
 from ostro.models.encoder import Classifier, Encoder, EncoderEmbedding, EncoderLayer
 from ostro.models.families.common import activation, served_context
 from ostro.models.family import Family
-from ostro.models.limits import EPS, MOST_HEADS, MOST_HIDDEN, MOST_INNER, MOST_LAYERS, MOST_POSITIONS, MOST_VOCAB
 
 MOST_LABELS = 1 << 16
 _MOST_TYPES = 1 << 10

@@ -4,11 +4,10 @@ together.
 """
 
 from ostro.models.architecture import Architecture, AttentionSpec, Embedding, Head, Layer, ModelShape, Norm
-from ostro.models.config import ConfigReader
+from ostro.models.config import EPS, MOST_INNER, MOST_LAYERS, ConfigReader
 from ostro.models.families import gguf_names as gguf
 from ostro.models.families.common import HubLayer, activation, decoder_shape, sliding_layers
 from ostro.models.family import Family
-from ostro.models.limits import EPS, MOST_INNER, MOST_LAYERS
 from ostro.models.rope_settings import checked_rope, rope_settings
 from ostro.models.row_order import Pairs
 

@@ -28,8 +28,7 @@ from ostro.models.architecture import (
     Projection,
     QKNorm,
 )
-from ostro.models.config import ConfigReader
-from ostro.models.limits import (
+from ostro.models.config import (
     EPS,
     MOST_EXPERTS,
     MOST_EXPERTS_OF_ALL_LAYERS,
@@ -39,6 +38,7 @@ from ostro.models.limits import (
     MOST_INNER,
     MOST_LAYERS,
     MOST_VOCAB,
+    ConfigReader,
 )
 from ostro.models.rope_settings import RopeSettings, checked_rope, rope_settings
 from ostro.models.row_order import RowOrder

@@ -5,11 +5,10 @@ of four layers, and the fourth does not rotate queries and keys.
 from collections.abc import Callable
 
 from ostro.models.architecture import Architecture, AttentionSpec
-from ostro.models.config import ConfigReader
+from ostro.models.config import MOST_LAYERS, ConfigReader
 from ostro.models.families import gguf_names as gguf
 from ostro.models.families.common import activation, decoder, decoder_shape, hub_layers, sliding_layers
 from ostro.models.family import Family
-from ostro.models.limits import MOST_LAYERS
 
 _PERIOD = 4
 

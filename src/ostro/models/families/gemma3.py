@@ -2,13 +2,12 @@
 
 from ostro.errors import UnsupportedModel
 from ostro.models.architecture import Architecture
-from ostro.models.config import ConfigReader
+from ostro.models.config import MOST_LAYERS, ConfigReader
 from ostro.models.families import gemma2
 from ostro.models.families import gguf_names as gguf
 from ostro.models.families import levanter_names as levanter
 from ostro.models.families.common import decoder_shape, sliding_layers
 from ostro.models.family import Family
-from ostro.models.limits import MOST_LAYERS
 from ostro.models.rope_settings import full_and_sliding_ropes
 
 

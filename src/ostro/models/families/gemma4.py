@@ -25,7 +25,7 @@ from ostro.models.architecture import (
     Projection,
     SideExperts,
 )
-from ostro.models.config import ConfigReader
+from ostro.models.config import EPS, MOST_HEAD_DIM, MOST_HEADS, MOST_INNER, MOST_LAYERS, MOST_VOCAB, ConfigReader
 from ostro.models.families.common import (
     ExpertNames,
     HubLayer,
@@ -38,7 +38,6 @@ from ostro.models.families.common import (
     sliding_layers,
 )
 from ostro.models.family import Family
-from ostro.models.limits import EPS, MOST_HEAD_DIM, MOST_HEADS, MOST_INNER, MOST_LAYERS, MOST_VOCAB
 from ostro.models.rope_settings import rope_settings
 
 _GLOBAL_HEAD_DIM = 512

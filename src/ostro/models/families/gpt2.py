@@ -14,12 +14,11 @@ from ostro.models.architecture import (
     Part,
     Projection,
 )
-from ostro.models.config import ConfigReader
+from ostro.models.config import EPS, MOST_HEADS, MOST_HIDDEN, MOST_INNER, MOST_LAYERS, MOST_VOCAB, ConfigReader
 from ostro.models.families import gguf_names as gguf
 from ostro.models.families import levanter_names as levanter
 from ostro.models.families.common import activation, served_context
 from ostro.models.family import Family
-from ostro.models.limits import EPS, MOST_HEADS, MOST_HIDDEN, MOST_INNER, MOST_LAYERS, MOST_VOCAB
 
 
 def describe(config: ConfigReader, max_seq_len: int | None) -> Architecture:

@@ -18,11 +18,10 @@ from ostro.models.architecture import (
     Part,
     Projection,
 )
-from ostro.models.config import ConfigReader
+from ostro.models.config import EPS, MOST_INNER, ConfigReader
 from ostro.models.families import gguf_names as gguf
 from ostro.models.families.common import activation, decoder_shape
 from ostro.models.family import Family
-from ostro.models.limits import EPS, MOST_INNER
 from ostro.models.rope_settings import RopeSettings, checked_rope, rope_settings
 from ostro.models.row_order import ByHead
 

@@ -5,10 +5,7 @@ It is not an `Architecture`; its modules are in `torch_models.hrm_text`.
 
 from ostro.errors import BadCheckpoint
 from ostro.models.architecture import Head, HrmText, ModelShape
-from ostro.models.config import ConfigReader
-from ostro.models.families.common import activation, served_context
-from ostro.models.family import Family
-from ostro.models.limits import (
+from ostro.models.config import (
     EPS,
     MOST_CYCLES,
     MOST_HEAD_DIM,
@@ -17,7 +14,10 @@ from ostro.models.limits import (
     MOST_INNER,
     MOST_LAYERS,
     MOST_VOCAB,
+    ConfigReader,
 )
+from ostro.models.families.common import activation, served_context
+from ostro.models.family import Family
 from ostro.models.rope_settings import checked_rope, rope_settings
 
 _SCALE = (1e-6, 1e6)

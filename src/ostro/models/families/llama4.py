@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from ostro.errors import UnsupportedModel
 from ostro.models.architecture import MLP, Architecture, AttentionSpec, Experts, Norm, QKNorm, QueryScaling
-from ostro.models.config import ConfigReader
+from ostro.models.config import EPS, MOST_INNER, MOST_LAYERS, STRENGTH, ConfigReader
 from ostro.models.families.common import (
     ExpertNames,
     HubLayer,
@@ -22,7 +22,6 @@ from ostro.models.families.common import (
     rotating_layers,
 )
 from ostro.models.family import Family
-from ostro.models.limits import EPS, MOST_INNER, MOST_LAYERS, STRENGTH
 from ostro.models.rope_settings import RopeSettings, rope_settings
 from ostro.models.row_order import Pairs
 

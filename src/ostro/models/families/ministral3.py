@@ -5,10 +5,9 @@ alone computes, so that without max_seq_len only that much is served.
 from dataclasses import replace
 
 from ostro.models.architecture import Architecture, QueryScaling
-from ostro.models.config import ConfigReader
+from ostro.models.config import STRENGTH, ConfigReader
 from ostro.models.families import mistral
 from ostro.models.family import Family
-from ostro.models.limits import STRENGTH
 from ostro.models.rope_settings import rope_settings
 
 _ROPE = {

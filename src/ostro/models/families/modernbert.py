@@ -3,12 +3,11 @@
 from collections.abc import Mapping
 
 from ostro.models.architecture import MLP, ModelShape, Norm, Part, Projection
-from ostro.models.config import ConfigReader
+from ostro.models.config import EPS, MOST_INNER, MOST_LAYERS, MOST_POSITIONS, ConfigReader
 from ostro.models.encoder import Classifier, Encoder, EncoderEmbedding, EncoderLayer
 from ostro.models.families.bert import encoder_shape, num_labels
 from ostro.models.families.common import activation, sliding_layers
 from ostro.models.family import Family
-from ostro.models.limits import EPS, MOST_INNER, MOST_LAYERS, MOST_POSITIONS
 from ostro.models.rope_settings import RopeSettings, checked_rope, rope_settings
 
 _FULL, _SLIDING = 0, 1

@@ -3,12 +3,11 @@
 from dataclasses import replace
 
 from ostro.models.architecture import MLP, Architecture, Experts, Part, Projection
-from ostro.models.config import ConfigReader
+from ostro.models.config import MOST_INNER, ConfigReader
 from ostro.models.families.common import HubLayer, activation, decoder, decoder_shape, hub_layers
 from ostro.models.families.qwen2 import attention_specs
 from ostro.models.families.qwen3_moe import sparse_mlp
 from ostro.models.family import Family
-from ostro.models.limits import MOST_INNER
 
 
 def describe(config: ConfigReader, max_seq_len: int | None) -> Architecture:

@@ -18,7 +18,7 @@ import yaml
 
 from ostro.config import read_dtype
 from ostro.errors import BadRequest
-from ostro.weights.levanter_yaml import LevanterLoader
+from ostro.weights.levanter_config import LevanterLoader
 
 
 @dataclass(frozen=True, slots=True)

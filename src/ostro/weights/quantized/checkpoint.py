@@ -13,12 +13,12 @@ from ostro.errors import ModelError, UnsupportedModel
 from ostro.models.architecture import Architecture
 from ostro.models.registry import describe
 from ostro.sources.files import PICKLE_SUFFIXES
-from ostro.weights.ahead import ahead
 from ostro.weights.arrays import Weight, tensor_of
 from ostro.weights.hf_checkpoint import HfCheckpoint
 from ostro.weights.pooling import Pooling
 from ostro.weights.quantized import read_scheme
 from ostro.weights.quantized.scheme import PLAIN, Scheme
+from ostro.weights.read_ahead import ahead
 from ostro.weights.slices import SlicedWeight, sliced
 from ostro.weights.stored import Stored, TensorHeader
 

@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ostro.weights.ahead import ahead
 from ostro.weights.arrays import Bytes, Floats, WeightArray
 from ostro.weights.forms import Form
 from ostro.weights.quantized.blocks import BLOCK_BYTES, GROUP, requantized
+from ostro.weights.read_ahead import ahead
 
 # Values decoded at a time: so few that they stay in a core's cache.
 _CHUNK_VALUES = 1 << 18
