@@ -406,7 +406,7 @@ def test_sfllms_command_line_serves_its_model(tmp_path: Path, monkeypatch: pytes
         assert (card["id"], card["max_model_len"]) == ("my-model", 2048)
         assert until_counted(client)["pages"] * 16 == 2048
         for path in ("/docs", "/redoc"):
-            assert "<html" in client.get(path).text
+            assert "<html" in client.get(path, follow_redirects=True).text
         allowed = client.options("/v1/completions", headers=PREFLIGHT)
         assert (allowed.status_code, allowed.headers["access-control-allow-origin"]) == (200, "*")
         body = {"model": "gpt-3.5-turbo", "prompt": "the fox", "max_tokens": 4, "echo": True}

@@ -42,10 +42,10 @@ class Asset:
 def read_folder(directory: Path) -> dict[str, Asset]:
     """All files in the directory and below, by their relative paths."""
     files = (path for path in sorted(directory.rglob("*")) if path.suffix in _MEDIA_TYPES)
-    return {path.relative_to(directory).as_posix(): make_asset(path.read_bytes(), path.suffix) for path in files}
+    return {path.relative_to(directory).as_posix(): _asset(path.read_bytes(), path.suffix) for path in files}
 
 
-def make_asset(content: bytes, suffix: str) -> Asset:
+def _asset(content: bytes, suffix: str) -> Asset:
     return Asset(content, _MEDIA_TYPES[suffix], f'"{hashlib.sha256(content).hexdigest()[:32]}"')
 
 

@@ -1,1 +1,1 @@
-"""/docs and /redoc: the OpenAPI document as pages, from files that come with the server."""
+"""/docs: the OpenAPI document as a page, from files that come with the server."""

@@ -1,3 +1,0 @@
-"use strict";
-
-Redoc.init("openapi.json", {}, document.getElementById("api"));
