@@ -179,7 +179,7 @@ def test_the_refused_field_is_a_field_of_the_line(model: Path, tmp_path: Path) -
 NOISY = """
 import logging, os, subprocess, sys, warnings
 from ostro.server.log.setup import configure_logging
-from ostro.server.log.stderr import stderr_logged
+from ostro.server.log.setup import stderr_logged
 
 with stderr_logged() as stream:
     configure_logging(stream=stream)

@@ -7,8 +7,7 @@ from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
 
 from ostro.errors import TooManyAttempts
-from ostro.server.admission.auth import Authentication, Keyring
-from ostro.server.admission.throttle import Throttle, network_of
+from ostro.server.admission.auth import Authentication, Keyring, Throttle, network_of
 
 
 async def reached(scope: Scope, receive: Receive, send: Send) -> None:

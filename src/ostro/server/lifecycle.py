@@ -33,8 +33,7 @@ from ostro.server.admission.limits import Gate, GateLimits
 from ostro.server.app import build_app
 from ostro.server.http.connections import Acceptor, Connections, most_connections, raise_file_limit
 from ostro.server.http.protocol import BoundedHttp
-from ostro.server.log.setup import LogFormat, PatientHandler, RequestLog, configure_logging
-from ostro.server.log.stderr import stderr_logged
+from ostro.server.log.setup import LogFormat, PatientHandler, RequestLog, configure_logging, stderr_logged
 from ostro.server.models.build import build_models, fixed_specs
 from ostro.server.models.files import sweep_cache
 from ostro.server.models.served import Models
