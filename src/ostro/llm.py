@@ -20,7 +20,7 @@ from ostro.engine.speculation import speculation
 from ostro.errors import BadRequest, ProfileFailed
 from ostro.frontend.driver import Driver
 from ostro.frontend.outputs import Completion, Delta, Ranked, Score, Solution, embedding, ranked, score, solution
-from ostro.frontend.relevance import readings, relevance_request, relevance_scores
+from ostro.frontend.relevance import relevance_inputs, relevance_request, relevance_scores
 from ostro.frontend.requests import Frontend, Message, Prompt, Sampling
 from ostro.grammar.compiler import GrammarCompiler
 from ostro.sampling_defaults import SamplingDefaults
@@ -232,7 +232,7 @@ class LLM:
                     self._frontend, each, max_len=self._max_len, truncate_prompt_tokens=truncate_prompt_tokens
                 )
             )
-            for each in readings(self._frontend, pairs)
+            for each in relevance_inputs(self._frontend, pairs)
         ]
         completions = self._finish(requests)
         return relevance_scores(self._frontend, pairs, completions)

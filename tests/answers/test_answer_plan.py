@@ -9,7 +9,7 @@ from test_call_grammar import Grammar, Vocabulary
 
 from ostro.answers.events import CallBegin, Reasoning, Text
 from ostro.answers.formats import FORMATS
-from ostro.answers.plan import AnswerPlan, Reading, plan_answer
+from ostro.answers.plan import AnswerPlan, OutputRules, plan_answer
 from ostro.answers.profile import ReasoningMarkers, TemplateProfile
 from ostro.answers.tools import ANY_OBJECT, ReasoningSettings, Tool, ToolChoice
 from ostro.errors import BadRequest
@@ -64,7 +64,7 @@ def plan(*messages: Any, profile: TemplateProfile = NONE, **asked: Any) -> Answe
     return plan_answer(messages or [HELLO], profile, **asked)
 
 
-def checked(made: AnswerPlan, prompt: str = "…", **schemas: Any) -> Reading:
+def checked(made: AnswerPlan, prompt: str = "…", **schemas: Any) -> OutputRules:
     """With the tools' schemas as they are, but for these, and the structure JSON if there is one."""
     reading = made.reading(prompt)
     left = {check.name: json.loads(check.structured.json_schema or "") for check in made.checks}
@@ -260,7 +260,7 @@ def hermes(arguments: str, name: str = "f") -> str:
 class Enforced(Grammar):
     """The grammar of a plan."""
 
-    def __init__(self, made: AnswerPlan, prompt: str = "…", reading: Reading | None = None) -> None:
+    def __init__(self, made: AnswerPlan, prompt: str = "…", reading: OutputRules | None = None) -> None:
         special = tuple(made.profile.special_ids)[1:]
         super().__init__("hermes", mode="lazy", specials=special)
         reading = reading or checked(made, prompt)

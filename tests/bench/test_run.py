@@ -17,7 +17,7 @@ from scripted_server import CLOSE, END, STREAM, WAIT, Scripted, answer, chunk, d
 
 from ostro.errors import ModelNotFound, ServerError, Unreachable
 from ostro.measure.bench.figures import Slo, figures
-from ostro.measure.bench.jobs import Go, Job, Level, Progress, Run, Stop
+from ostro.measure.bench.jobs import Go, Job, Level, Progress, RunJob, Stop
 from ostro.measure.bench.load_workers import load_workers
 from ostro.measure.bench.outcomes import Outcome
 from ostro.measure.bench.run import Bench, BenchOptions, bench
@@ -226,7 +226,7 @@ def test_stop_that_comes_with_the_work_is_heeded() -> None:
     with null_server(ttft=0.01, itl=0.01) as url:
         workload = Workload(items=PROMPT, output_len=Span(4, 4))
         job = Job(url=url, headers={}, timeout=600.0, workload=workload, level=level)
-        told = [Run(job), Stop(), Go(time.perf_counter())]
+        told = [RunJob(job), Stop(), Go(time.perf_counter())]
         command = [sys.executable, "-m", "ostro.measure.bench.worker"]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as worker:
             assert worker.stdin is not None
@@ -294,7 +294,7 @@ def test_load_process_ends_with_the_command_that_started_it() -> None:
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as worker:
             assert worker.stdin is not None
             assert worker.stdout is not None
-            worker.stdin.write(msgspec.json.encode(Run(job)) + b"\n")
+            worker.stdin.write(msgspec.json.encode(RunJob(job)) + b"\n")
             worker.stdin.flush()
             assert b"Ready" in worker.stdout.readline()
             worker.stdin.write(msgspec.json.encode(Go(time.perf_counter())) + b"\n")

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ostro.kernels.decode_attention import Run, equally_spaced
+from ostro.kernels.decode_attention import SlotRun, equally_spaced
 from ostro.kernels.paged_attention import KVCache, PagedAttention, Piece, reference_attention, runs, slots_of
 from ostro.models.architecture import AttentionSpec
 
@@ -101,22 +101,22 @@ def test_scores_of_a_long_prompt_stay_within_the_budget(spec: AttentionSpec) -> 
 
 
 def test_equally_spaced_sequences_attend_in_one_call() -> None:
-    lanes = [Run(100 * lane, 100 * lane + length, lane) for lane, length in enumerate([60, 40, 100, 51])]
+    lanes = [SlotRun(100 * lane, 100 * lane + length, lane) for lane, length in enumerate([60, 40, 100, 51])]
     assert equally_spaced(lanes, 400, masks=True) == [lanes]
     assert [len(group) for group in equally_spaced(lanes, 400, masks=False)] == [1, 1, 1, 1]
-    shared = [Run(0, 64, row) for row in range(5)]
+    shared = [SlotRun(0, 64, row) for row in range(5)]
     assert equally_spaced(shared, 400, masks=False) == [shared]
 
 
 def test_rows_do_not_reach_into_the_next_or_beyond_the_cache() -> None:
-    close = [Run(0, 90, 0), Run(50, 100, 1)]
+    close = [SlotRun(0, 90, 0), SlotRun(50, 100, 1)]
     assert len(equally_spaced(close, 400, masks=True)) == 2
-    at_the_end = [Run(0, 90, 0), Run(300, 350, 1)]
+    at_the_end = [SlotRun(0, 90, 0), SlotRun(300, 350, 1)]
     assert len(equally_spaced(at_the_end, 350, masks=True)) == 2
 
 
 def test_much_shorter_runs_are_not_padded_to_the_longest() -> None:
-    uneven = [Run(0, 100, 0), Run(100, 101, 1), Run(200, 201, 2)]
+    uneven = [SlotRun(0, 100, 0), SlotRun(100, 101, 1), SlotRun(200, 201, 2)]
     assert [len(group) for group in equally_spaced(uneven, 400, masks=True)] == [2, 1]
 
 

@@ -16,7 +16,7 @@ from tiny_models import LLAMA, VOCAB, random_model
 from ostro.errors import BadCheckpoint, ModelNotFound, UnsupportedModel
 from ostro.torch_models.base import Model
 from ostro.torch_models.loading import places_of
-from ostro.torch_models.lora import Adapters, Run
+from ostro.torch_models.lora import AdapterRun, Adapters
 from ostro.weights.adapter import read_adapter
 
 QWEN3: Mapping[str, object] = {**LLAMA, "architectures": ["Qwen3ForCausalLM"], "head_dim": 16}
@@ -125,12 +125,12 @@ def test_neighbours_with_equally_many_rows_are_multiplied_together(tmp_path: Pat
     rows = [(None, 3), ("a", 1), ("a", 1), ("b", 2), ("c", 2), ("d", 5), ("odd", 5), ("a", 2), ("c", 2)]
     adapters.begin((adapters.slot(name), count) for name, count in rows)
     assert adapters.runs == [
-        Run(stack=-1, first=0, count=1, rows=3),
-        Run(stack=0, first=0, count=3, rows=6),
-        Run(stack=0, first=3, count=1, rows=5),
-        Run(stack=1, first=0, count=1, rows=5),
-        Run(stack=0, first=0, count=1, rows=2),
-        Run(stack=0, first=2, count=1, rows=2),
+        AdapterRun(stack=-1, first=0, count=1, rows=3),
+        AdapterRun(stack=0, first=0, count=3, rows=6),
+        AdapterRun(stack=0, first=3, count=1, rows=5),
+        AdapterRun(stack=1, first=0, count=1, rows=5),
+        AdapterRun(stack=0, first=0, count=1, rows=2),
+        AdapterRun(stack=0, first=2, count=1, rows=2),
     ]
 
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from ostro.ray.call import key_of
+from ostro.ray.forwarded_request import key_of
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 

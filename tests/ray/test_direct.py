@@ -11,8 +11,8 @@ import pytest
 from live_service import set_faults
 from test_replica import Local, replica
 
-from ostro.ray.call import Call, key_of
 from ostro.ray.direct import DirectReplica, Picking
+from ostro.ray.forwarded_request import ForwardedRequest, key_of
 from ostro.ray.ingress import Ingress
 from ostro.ray.replica import ROUTER_HEADER, EngineReplica, WholeAnswer
 from ostro.routing.key import Key
@@ -37,7 +37,7 @@ def client_of(app: DirectReplica, root_path: str = "") -> httpx.AsyncClient:
 class Counting(Local):
     num_asked = 0
 
-    def ask_all(self, call: Call) -> Awaitable[Sequence[WholeAnswer | BaseException]]:
+    def ask_all(self, call: ForwardedRequest) -> Awaitable[Sequence[WholeAnswer | BaseException]]:
         self.num_asked += 1
         return super().ask_all(call)
 

@@ -18,7 +18,7 @@ from sse_events import events_of
 from starlette.types import Message
 
 from ostro.errors import ModelError
-from ostro.ray.call import Call
+from ostro.ray.forwarded_request import ForwardedRequest
 from ostro.ray.ingress import Answering, Ingress
 from ostro.ray.replica import EngineReplica, WholeAnswer
 from ostro.routing.report import Report
@@ -42,21 +42,23 @@ class Local:
         self._replicas = replicas
         self._lives = lives
 
-    def ask(self, call: Call) -> Answering:
+    def ask(self, call: ForwardedRequest) -> Answering:
         return _LocalAnswer(self._replicas[0], call, self._lives)
 
-    def ask_all(self, call: Call) -> Awaitable[Sequence[WholeAnswer | BaseException]]:
+    def ask_all(self, call: ForwardedRequest) -> Awaitable[Sequence[WholeAnswer | BaseException]]:
         return asyncio.gather(*(replica.answer_whole(call) for replica in self._replicas), return_exceptions=True)
 
 
 class _LocalAnswer:
-    def __init__(self, replica: EngineReplica, call: Call, lives: int | None) -> None:
+    def __init__(self, replica: EngineReplica, call: ForwardedRequest, lives: int | None) -> None:
         self._messages = self._run(replica, call, lives)
 
     def __aiter__(self) -> AsyncIterator[list[Message]]:
         return self._messages
 
-    async def _run(self, replica: EngineReplica, call: Call, lives: int | None) -> AsyncIterator[list[Message]]:
+    async def _run(
+        self, replica: EngineReplica, call: ForwardedRequest, lives: int | None
+    ) -> AsyncIterator[list[Message]]:
         answers, seen = replica.answer(call), 0
         try:
             async for messages in answers:
@@ -197,7 +199,7 @@ def test_hanging_up_ends_the_sequence() -> None:
             for stream in (True, False):
                 body = json.dumps({**ENDLESS, "stream": stream}).encode()
                 head: dict[str, Any] = {"type": "http", "method": "POST", "path": "/v1/completions"}
-                call = Call.of({**head, "headers": [(b"content-type", b"application/json")]}, body)
+                call = ForwardedRequest.of({**head, "headers": [(b"content-type", b"application/json")]}, body)
                 answers = one.answer(call)
                 first = asyncio.ensure_future(anext(answers))
                 while not one.facts().running:

@@ -41,7 +41,7 @@ Event = Reasoning | Text | CallBegin | CallArguments
 
 
 @dataclass(slots=True)
-class Call:
+class ParsedCall:
     """A call, as far as it has been read."""
 
     id: str

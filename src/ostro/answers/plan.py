@@ -27,7 +27,7 @@ from ostro.text.chat import Message
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
+class OutputRules:
     """How the output is constrained and read, once the prompt is known. The first fields are those of
     `engine.constraint.Constraint`.
     """
@@ -68,7 +68,7 @@ class Reading:
         # The end of the reasoning can only be forced if a grammar follows it.
         return Lark({}).grammar("TEXT") if self.lazy else None
 
-    def enforcing(self, schemas: Mapping[str, Mapping[str, object]], structure: str | None) -> "Reading":
+    def enforcing(self, schemas: Mapping[str, Mapping[str, object]], structure: str | None) -> "OutputRules":
         """Sets the checked schemas, by tool name, and the structured output as the body of a rule. Tools that are not
         strict and have no checked schema take any object.
         """
@@ -81,7 +81,7 @@ class Reading:
         structure = structure if self.asked.mode == "either" else None
         return replace(self, asked=replace(self.asked, tools=tools, structure=structure))
 
-    def loosened(self) -> "Reading | None":
+    def loosened(self) -> "OutputRules | None":
         """For a grammar that is too large as a whole: lets tools that are not strict take any object as arguments. None
         if that changes nothing.
         """
@@ -147,7 +147,7 @@ class AnswerPlan:
     """The text that the answer continues, if it continues a message."""
     checks: Sequence[SchemaCheck] = ()
 
-    def reading(self, prompt: str) -> Reading:
+    def reading(self, prompt: str) -> OutputRules:
         """How to constrain and read the output. The end of the rendered prompt tells whether reasoning has begun."""
         markers = self.profile.reasoning
         in_reasoning = markers is not None and self._is_open(prompt, markers)
@@ -160,7 +160,7 @@ class AnswerPlan:
         # A budget without a structure only needs the end of the reasoning to be found.
         lazy = asked.mode == "lazy" if asked is not None else budget is not None and self.structured is None
         format = self._format if self.callable_tools or self._is_harmony else None
-        return Reading(
+        return OutputRules(
             asked=asked,
             lazy=lazy,
             is_users=self._has_regex,

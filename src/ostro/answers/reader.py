@@ -7,7 +7,7 @@ import string
 from collections.abc import Callable, Mapping
 
 from ostro.answers.call_parsers import CallParser, Sink
-from ostro.answers.events import Call, CallArguments, CallBegin, Event, Reasoning, Text
+from ostro.answers.events import CallArguments, CallBegin, Event, ParsedCall, Reasoning, Text
 from ostro.answers.formats import CallFormat, HarmonyCalls
 from ostro.answers.profile import ReasoningMarkers
 from ostro.answers.scanner import Emit, Parse, Scanner
@@ -52,7 +52,7 @@ class AnswerReader:
         format has no marker, only these can be called. The answer is over after `max_calls` calls. With `only_calls`
         the output was constrained to calls, so a marker that is cut off by a limit is not text.
         """
-        self.calls: list[Call] = []
+        self.calls: list[ParsedCall] = []
         self.is_reasoning = in_reasoning
         """Whether the next text is reasoning, as far as is known."""
         self.was_cut = False
@@ -232,7 +232,7 @@ class AnswerReader:
             self._scanner.release()
         self.is_reasoning = False
         self._space, self._after_call = "", True
-        call = Call(self._new_id(), name, is_custom=self.is_custom(name))
+        call = ParsedCall(self._new_id(), name, is_custom=self.is_custom(name))
         self._events.append(CallBegin(len(self.calls), call.id, name, call.is_custom))
         self.calls.append(call)
 

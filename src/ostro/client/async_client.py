@@ -11,7 +11,7 @@ import httpx
 from ostro.client import calls
 from ostro.client.calls import Call, Question, StreamCall, documented
 from ostro.client.failures import LONGEST_BODY
-from ostro.client.gathering import Gathering, Reading
+from ostro.client.gathering import Gathering, StreamReader
 from ostro.client.target import Awaited, Target, Tries
 from ostro.errors import OstroError, RequestTimeout, Unreachable
 from ostro.schemas import Readiness
@@ -104,7 +104,7 @@ class AsyncStream(Generic[Chunk, Whole]):
                     await self._drop()
                     return
                 self._client._streams.add(self)
-                self._reading = Reading(self._gathering.take)
+                self._reading = StreamReader(self._gathering.take)
                 self._data = self._response.aiter_bytes()
             data = await anext(self._data, None)
         if data is not None:

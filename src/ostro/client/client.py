@@ -11,7 +11,7 @@ import httpx
 from ostro.client import calls
 from ostro.client.calls import Call, Question, StreamCall, documented
 from ostro.client.failures import LONGEST_BODY
-from ostro.client.gathering import Gathering, Reading
+from ostro.client.gathering import Gathering, StreamReader
 from ostro.client.target import Awaited, Target
 from ostro.errors import OstroError, RequestTimeout, Unreachable
 from ostro.schemas import Readiness
@@ -205,7 +205,7 @@ class Client:
         tries = self._target.tries()
         begun = False
         while True:
-            reading = Reading(gathering.take)
+            reading = StreamReader(gathering.take)
             try:
                 with self.exchange(question, tries.remaining) as response:
                     for data in response.iter_bytes():

@@ -68,7 +68,7 @@ class Gathering(ABC, Generic[Chunk, Whole]):
         """The non-streamed form of the answer; raises BadAnswer if the stream was incomplete."""
 
 
-class Reading(Generic[Chunk]):
+class StreamReader(Generic[Chunk]):
     """Turns the bytes of one stream into chunks."""
 
     def __init__(self, take: Callable[[bytes], Chunk | None]) -> None:
@@ -106,7 +106,7 @@ class _Choice:
 
 
 @dataclass(slots=True)
-class _Call:
+class _GatheredCall:
     id: str = ""
     name: str = ""
     arguments: str = ""
@@ -133,13 +133,13 @@ class _Call:
 class _ChatChoice(_Choice):
     logprobs: ChatLogprobs | None = None
     reasoning: str = ""
-    calls: dict[int, _Call] = field(default_factory=dict)
+    calls: dict[int, _GatheredCall] = field(default_factory=dict)
 
     def take(self, delta: ChatDelta) -> None:
         self.text += delta.content or ""
         self.reasoning += delta.reasoning_content or ""
         for call in delta.tool_calls or ():
-            self.calls.setdefault(call.index, _Call()).take(call)
+            self.calls.setdefault(call.index, _GatheredCall()).take(call)
 
     def message(self) -> ChatMessage:
         is_silent = not self.text and bool(self.calls or self.reasoning)

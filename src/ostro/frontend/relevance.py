@@ -19,7 +19,7 @@ Pair = tuple[str, str]
 """A query and a document."""
 
 
-class Reading(NamedTuple):
+class RelevanceInput(NamedTuple):
     """What one request reads: a pair, or a text to embed."""
 
     text: str
@@ -40,15 +40,15 @@ class Reading(NamedTuple):
         return len(self.text) + len(self.second or "")
 
 
-def readings(frontend: Frontend, pairs: Sequence[Pair]) -> list[Reading]:
+def relevance_inputs(frontend: Frontend, pairs: Sequence[Pair]) -> list[RelevanceInput]:
     """One per pair; for an embedding model one per text, for a judge one per pair and answer. Raises Unsupported for
     other models.
     """
     if (judge := frontend.judge) is not None:
         # The second of two finds the prompt in the prefix cache.
-        return [Reading(*pair, answer=answer) for pair in pairs for answer in (judge.yes, judge.no)]
+        return [RelevanceInput(*pair, answer=answer) for pair in pairs for answer in (judge.yes, judge.no)]
     if frontend.ranking is not None:
-        return [Reading(query, document) for query, document in pairs]
+        return [RelevanceInput(query, document) for query, document in pairs]
     if frontend.pooling is None:
         raise Unsupported(
             f"{frontend.name} can neither rank nor embed texts. Load a cross-encoder, an embedding model, or a "
@@ -57,13 +57,13 @@ def readings(frontend: Frontend, pairs: Sequence[Pair]) -> list[Reading]:
         )
     prompts = frontend.pooling.prompts
     queries, documents = _sides(pairs)
-    found = [Reading(query, prompt_name=prompts.query) for query in queries]
-    return found + [Reading(document, prompt_name=prompts.document, is_document=True) for document in documents]
+    found = [RelevanceInput(query, prompt_name=prompts.query) for query in queries]
+    return found + [RelevanceInput(document, prompt_name=prompts.document, is_document=True) for document in documents]
 
 
 def relevance_request(
     frontend: Frontend,
-    reading: Reading,
+    reading: RelevanceInput,
     *,
     max_len: int,
     adapter: str | None = None,
@@ -92,7 +92,7 @@ def relevance_request(
 
 
 def relevance_scores(frontend: Frontend, pairs: Sequence[Pair], completions: Sequence[Completion]) -> list[float]:
-    """A score per pair, from the completions of its `readings`. Raises SequenceFailed if the engine gave up."""
+    """A score per pair, from the completions of its `relevance_inputs`. Raises SequenceFailed if the engine gave up."""
     if (judge := frontend.judge) is not None:
         logprobs = [score(completion).logprob for completion in completions]
         logits = [yes - no for yes, no in zip(logprobs[::2], logprobs[1::2], strict=True)]

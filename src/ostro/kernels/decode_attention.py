@@ -41,7 +41,7 @@ def with_sinks(part: Partial, sinks: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class SlotRun:
     """Cache slots `low` to `high`, for the token in row `row`."""
 
     low: int
@@ -53,9 +53,9 @@ class Run:
         return self.high - self.low
 
 
-def equally_spaced(runs: Sequence[Run], num_slots: int, *, masks: bool) -> list[list[Run]]:
+def equally_spaced(runs: Sequence[SlotRun], num_slots: int, *, masks: bool) -> list[list[SlotRun]]:
     """Groups runs that one view can cover without much waste and without reaching into the next row."""
-    groups: list[list[Run]] = []
+    groups: list[list[SlotRun]] = []
     for run in sorted(runs, key=lambda run: (run.low, run.high)):
         if not groups or not _fits(groups[-1], run, num_slots, masks=masks):
             groups.append([])
@@ -63,7 +63,7 @@ def equally_spaced(runs: Sequence[Run], num_slots: int, *, masks: bool) -> list[
     return groups
 
 
-def _fits(group: list[Run], run: Run, num_slots: int, *, masks: bool) -> bool:
+def _fits(group: list[SlotRun], run: SlotRun, num_slots: int, *, masks: bool) -> bool:
     stride = run.low - group[-1].low
     if len(group) > 1 and stride != group[1].low - group[0].low:
         return False
@@ -77,7 +77,7 @@ def _fits(group: list[Run], run: Run, num_slots: int, *, masks: bool) -> bool:
 class DecodePlan:
     """One step's decode tokens and the views of their keys, built once for all layers."""
 
-    def __init__(self, cache: Tensor, runs: Sequence[Run], num_rows: int, *, masks: bool) -> None:
+    def __init__(self, cache: Tensor, runs: Sequence[SlotRun], num_rows: int, *, masks: bool) -> None:
         groups = equally_spaced(runs, cache.shape[3], masks=masks)
         self._groups = [_Group(cache, group) for group in groups]
         self._order = _order([run.row for group in groups for run in group], num_rows, cache.device)
@@ -101,7 +101,7 @@ class DecodePlan:
 class _Group:
     """Equally spaced runs as one view per layer."""
 
-    def __init__(self, cache: Tensor, runs: list[Run]) -> None:
+    def __init__(self, cache: Tensor, runs: list[SlotRun]) -> None:
         layers, _, heads, slots, dim = cache.shape
         width = max(run.length for run in runs)
         stride = runs[1].low - runs[0].low if len(runs) > 1 else 0

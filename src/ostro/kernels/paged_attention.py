@@ -15,7 +15,7 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor
 
-from ostro.kernels.decode_attention import DecodePlan, Partial, Run, flash, joined, with_sinks
+from ostro.kernels.decode_attention import DecodePlan, Partial, SlotRun, flash, joined, with_sinks
 from ostro.kernels.plain_attention_memory import BLOCK_BYTES, queries_at_once
 from ostro.models.architecture import AttentionSpec
 
@@ -185,7 +185,7 @@ class PagedAttention:
 
     def _plan(self, stack: Tensor, spec: AttentionSpec) -> DecodePlan:
         found = [
-            Run(low, high, row)
+            SlotRun(low, high, row)
             for row, piece in enumerate(self._single)
             for low, high in runs(piece.pages, self.page_size, spec.first(piece.start), piece.end)
         ]

@@ -34,8 +34,8 @@ except ImportError as error:
     raise ImportError(needs("ostro.ray", "ray")) from error
 
 from ostro.errors import BadRequest
-from ostro.ray.call import Call
 from ostro.ray.direct import DirectReplica, Picking
+from ostro.ray.forwarded_request import ForwardedRequest
 from ostro.ray.ingress import Answering, Ingress
 from ostro.ray.options import RayOptions, devices_of, explicit, goes_direct, hard_stop_seconds, read_options, threads_of
 from ostro.ray.replica import EngineReplica, Facts, WholeAnswer
@@ -75,13 +75,13 @@ class Engine:
         configure_logging(level=settings.log_level, form=form, color=settings.color, config=settings.logging_config)
         await self._replica.start()
 
-    async def answer(self, call: Call) -> AsyncGenerator[list[Message], None]:
+    async def answer(self, call: ForwardedRequest) -> AsyncGenerator[list[Message], None]:
         # Closed together with this generator: a disconnect must not wait for the garbage collector.
         async with aclosing(self._replica.answer(call)) as answers:
             async for messages in answers:
                 yield messages
 
-    async def answer_whole(self, call: Call) -> WholeAnswer:
+    async def answer_whole(self, call: ForwardedRequest) -> WholeAnswer:
         return await self._replica.answer_whole(call)
 
     async def facts(self) -> Facts:
@@ -159,11 +159,11 @@ class _Handles:
         self._one = engines.options(stream=True)
         self._all = engines
 
-    def ask(self, call: Call) -> Answering:
+    def ask(self, call: ForwardedRequest) -> Answering:
         answering: Answering = self._one.answer.remote(call)
         return answering
 
-    def ask_all(self, call: Call) -> Awaitable[Sequence[WholeAnswer | BaseException]]:
+    def ask_all(self, call: ForwardedRequest) -> Awaitable[Sequence[WholeAnswer | BaseException]]:
         asked = self._all.broadcast("answer_whole", call)
         answers: Awaitable[Sequence[WholeAnswer | BaseException]] = asked.results_async(
             timeout_s=_ASK_ALL_SECONDS, return_exceptions=True

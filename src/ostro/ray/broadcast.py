@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector
 from starlette.responses import Response
 
 from ostro.errors import Unavailable
-from ostro.ray.call import Call
+from ostro.ray.forwarded_request import ForwardedRequest
 from ostro.ray.replica import WholeAnswer
 from ostro.server.admission.auth import ADMIN_PREFIX, METRICS_PATH
 from ostro.server.telemetry.metrics import CONTENT_TYPE
@@ -25,14 +25,14 @@ class AllEngines(Protocol):
     def faults(self) -> tuple[type[Exception], ...]:
         """Exceptions raised if a replica has died or none is available."""
 
-    def ask_all(self, call: Call) -> Awaitable[Sequence[WholeAnswer | BaseException]]: ...
+    def ask_all(self, call: ForwardedRequest) -> Awaitable[Sequence[WholeAnswer | BaseException]]: ...
 
 
 def concerns_all(method: str, path: str) -> bool:
     return method in ("GET", "POST") and (path == METRICS_PATH or path.startswith(ADMIN_PREFIX + "/"))
 
 
-async def answer_of_all(engines: AllEngines, call: Call) -> Response:
+async def answer_of_all(engines: AllEngines, call: ForwardedRequest) -> Response:
     """All replicas' answers merged into one, or the first refusal."""
     try:
         answers = [answer for answer in await engines.ask_all(call) if isinstance(answer, WholeAnswer)]

@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from ostro.errors import OstroError
 from ostro.ray.broadcast import AllEngines, answer_of_all, concerns_all
-from ostro.ray.call import Call, read_key
+from ostro.ray.forwarded_request import ForwardedRequest, read_key
 from ostro.ray.ingress import live, may_ask, read_body, without_request_id
 from ostro.ray.replica import ROUTER_HEADER, EngineReplica
 from ostro.routing.key import Key
@@ -53,7 +53,7 @@ class DirectReplica:
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008})
         else:
-            call = Call.of(scope)
+            call = ForwardedRequest.of(scope)
             is_for_all = concerns_all(call.method, call.path)
             if is_for_all and may_ask(call, Headers(scope=scope), self._keyring, self._hosts):
                 await self._ask_all(scope, receive, send)
@@ -64,7 +64,7 @@ class DirectReplica:
 
     async def _ask_all(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            call = Call.of(scope, await read_body(Request(scope, receive), self._limits))
+            call = ForwardedRequest.of(scope, await read_body(Request(scope, receive), self._limits))
             async with UntilDisconnect(receive):
                 response = await answer_of_all(self._engines, call)
         except ClientGone:

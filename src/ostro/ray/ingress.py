@@ -15,7 +15,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from ostro.errors import BodyTimeout, NotAllowed, NotAuthorized, OstroError, Unavailable
 from ostro.ray.broadcast import NONE_CAME, AllEngines, answer_of_all, concerns_all
-from ostro.ray.call import Call, read_key
+from ostro.ray.forwarded_request import ForwardedRequest, read_key
 from ostro.server.admission.auth import OPEN_PATHS, Keyring, check_caller
 from ostro.server.admission.hosts import HostRule
 from ostro.server.dialects.registry import dialect_of
@@ -40,7 +40,7 @@ class Answering(Protocol):
 class Engines(AllEngines, Protocol):
     """The ingress's view of the replicas."""
 
-    def ask(self, call: Call) -> Answering: ...
+    def ask(self, call: ForwardedRequest) -> Answering: ...
 
 
 class Ingress:
@@ -77,18 +77,18 @@ class Ingress:
                 await error_response(error, scope)(scope, receive, send)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        call, http = Call.of(scope), Request(scope, receive)
+        call, http = ForwardedRequest.of(scope), Request(scope, receive)
         is_allowed = may_ask(call, http.headers, self._keyring, self._hosts)
         if is_allowed:
             body = await read_body(http, self._limits)
-            call = Call.of(scope, body, await read_key(call.path, body))
+            call = ForwardedRequest.of(scope, body, await read_key(call.path, body))
         async with UntilDisconnect(receive):
             if is_allowed and concerns_all(call.method, call.path):
                 await (await answer_of_all(self._engines, call))(scope, receive, send)
             else:
                 await self._relay(call, send)
 
-    async def _relay(self, call: Call, send: Send) -> None:
+    async def _relay(self, call: ForwardedRequest, send: Send) -> None:
         seconds = _PROBE_SECONDS if call.path in OPEN_PATHS else self._wait_seconds
         relay = _Relay(call, send)
         answering = self._engines.ask(call)
@@ -110,7 +110,7 @@ class Ingress:
 class _Relay:
     """Passes on one answer, and terminates it properly if its replica dies."""
 
-    def __init__(self, call: Call, send: Send) -> None:
+    def __init__(self, call: ForwardedRequest, send: Send) -> None:
         self._send = without_request_id(call, send)
         self._scope = call.scope()
         self._started = False
@@ -142,7 +142,7 @@ class _Relay:
         self.is_over = True
 
 
-def may_ask(call: Call, headers: Headers, keyring: Keyring, hosts: HostRule | None) -> bool:
+def may_ask(call: ForwardedRequest, headers: Headers, keyring: Keyring, hosts: HostRule | None) -> bool:
     """False if a replica refuses the caller."""
     try:
         check_caller(keyring, hosts, [call.path, call.raw_path.decode("latin-1")], headers)
@@ -172,7 +172,7 @@ async def read_body(http: Request, limits: BodyLimits) -> bytes:
     return bytes(body)
 
 
-def without_request_id(call: Call, send: Send) -> Send:
+def without_request_id(call: ForwardedRequest, send: Send) -> Send:
     """Serve adds the same header."""
     header = (b"x-request-id", dict(call.headers).get(b"x-request-id"))
 

@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ostro.engine_process.messages import Heartbeat, ModelInfo
 from ostro.errors import ModelError
 from ostro.pool.pool import PoolState
-from ostro.ray.call import Call, read_key
+from ostro.ray.forwarded_request import ForwardedRequest, read_key
 from ostro.routing.key import Key
 from ostro.routing.report import HotPrefixes, Report
 from ostro.server.lifecycle import News, assemble, build_gate
@@ -123,7 +123,7 @@ class EngineReplica:
                     if name == ROUTER_HEADER:
                         self._count_end(value.decode("latin-1"))
 
-    async def answer(self, call: Call) -> AsyncGenerator[list[Message], None]:
+    async def answer(self, call: ForwardedRequest) -> AsyncGenerator[list[Message], None]:
         """Yields the application's answer as batches of ASGI messages. Closing the generator disconnects."""
         exchange = _Exchange(call)
         answering = asyncio.create_task(self._run(exchange), name=call.path)
@@ -137,7 +137,7 @@ class EngineReplica:
             finally:
                 answering.cancel()
 
-    async def answer_whole(self, call: Call) -> WholeAnswer:
+    async def answer_whole(self, call: ForwardedRequest) -> WholeAnswer:
         messages = [message async for some in self.answer(call) for message in some]
         start, body = messages[0], b"".join(message.get("body", b"") for message in messages[1:])
         return WholeAnswer(self.name, start["status"], tuple(start["headers"]), body)
@@ -258,7 +258,7 @@ class _Watched:
 class _Exchange:
     """Both ends of one request: the application's `receive` and `send`, and the queue between them."""
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: ForwardedRequest) -> None:
         self.call = call
         self._taken = False
         self._gone = asyncio.Event()

@@ -9,7 +9,7 @@ from typing import Any
 import ray
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
-from ostro.ray.call import NO_KEY, Call
+from ostro.ray.forwarded_request import NO_KEY, ForwardedRequest
 from ostro.routing.key import Key
 from ostro.routing.report import Report
 from ostro.routing.router import Router
@@ -106,6 +106,6 @@ def _report(stats: Mapping[str, Any]) -> Report:
 
 
 def _key(argument: object) -> Key:
-    if isinstance(argument, Call):
+    if isinstance(argument, ForwardedRequest):
         return argument.key
     return argument if isinstance(argument, Key) else NO_KEY

@@ -69,7 +69,7 @@ class Replica:
 
     def step(self, now: float) -> tuple[list[Progress], dict[int, str]]:
         """Takes what has arrived and steps the engine, as an engine process does. Returns the step's progress, and what
-        was refused. `backends.now` is when it is known.
+        was refused. `runner.now` is when it is known.
         """
         self.runner.now = now
         refused: dict[int, str] = {}
@@ -106,7 +106,7 @@ def _tiers(runner: ClockRunner, pages: TierPages) -> Tiers:
 REFUSED = "HTTP 400"
 
 
-class Call:
+class SimulatedRequest:
     """A request under way, as its client sees it."""
 
     __slots__ = ("arrivals", "cached", "index", "input_tokens", "max_tokens", "replica", "sent", "whole")
@@ -152,7 +152,7 @@ class Fleet:
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._order = count()
         self._ids = count(1)
-        self._calls: dict[int, Call] = {}
+        self._calls: dict[int, SimulatedRequest] = {}
 
     @property
     def num_pages(self) -> int:
@@ -184,7 +184,7 @@ class Fleet:
         """
         number = self._router.choose(prompt)
         request_id = next(self._ids)
-        self._calls[request_id] = Call(index, self.now, number, len(prompt.token_ids), max_tokens, whole)
+        self._calls[request_id] = SimulatedRequest(index, self.now, number, len(prompt.token_ids), max_tokens, whole)
         params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
         request = Request(id=request_id, prompt_ids=prompt.token_ids, params=params, seed=request_id)
         replica = self._replicas[number]
@@ -240,7 +240,7 @@ class Fleet:
         self.at(when, tell)
 
 
-def _outcome(call: Call, ended: float, error: str | None, detail: str) -> Outcome:
+def _outcome(call: SimulatedRequest, ended: float, error: str | None, detail: str) -> Outcome:
     return Outcome(
         index=call.index,
         start=call.sent,

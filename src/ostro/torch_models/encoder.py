@@ -13,7 +13,7 @@ from ostro.models import encoder as described_as
 from ostro.models.architecture import ModelShape
 from ostro.torch_models.base import Module
 from ostro.torch_models.layers import ACTIVATIONS, Embedding, GatedMLP, LayerNorm, PlainMLP, Projection
-from ostro.torch_models.ragged import Ragged, Run
+from ostro.torch_models.ragged import Ragged, SequenceRun
 from ostro.torch_models.rope import Rotary, Rotation
 
 
@@ -107,7 +107,7 @@ class _Attention(Module):
         mixed = [self._attend(q, k, v, run) for run in layout.runs]
         return self.o_proj(mixed[0] if len(mixed) == 1 else torch.cat(mixed))
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, run: Run) -> Tensor:
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, run: SequenceRun) -> Tensor:
         q, k, v = (
             part[run.start : run.end].unflatten(0, (run.count, run.length)).transpose(1, 2) for part in (q, k, v)
         )

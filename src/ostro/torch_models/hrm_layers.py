@@ -13,7 +13,7 @@ from ostro.models.hrm_config import HrmConfig
 from ostro.torch_models.base import Module
 from ostro.torch_models.layers import Linear, parameter
 from ostro.torch_models.loading import Weighted
-from ostro.torch_models.ragged import Ragged, Run
+from ostro.torch_models.ragged import Ragged, SequenceRun
 from ostro.torch_models.rope import Rotation
 
 
@@ -107,7 +107,7 @@ class _Attention(Module):
         mixed = [self._attend(q, k, v, run) for run in layout.runs]
         return self.o_proj(mixed[0] if len(mixed) == 1 else torch.cat(mixed))
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, run: Run) -> Tensor:
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, run: SequenceRun) -> Tensor:
         parts = (part[run.start : run.end].unflatten(0, (run.count, run.length)).transpose(1, 2) for part in (q, k, v))
         return F.scaled_dot_product_attention(*parts).transpose(1, 2).reshape(run.end - run.start, -1)
 

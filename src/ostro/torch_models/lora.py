@@ -115,7 +115,7 @@ class Adapters:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class AdapterRun:
     """Consecutive rows, equally many for each of `count` adapters from `first` on in a stack; stack -1 is the base."""
 
     stack: int
@@ -123,19 +123,19 @@ class Run:
     count: int
     rows: int
 
-    def extended(self, other: "Run") -> "Run | None":
+    def extended(self, other: "AdapterRun") -> "AdapterRun | None":
         """Both merged, if the other's adapter is next in the stack and has the same number of rows."""
         follows = (other.stack, other.first) == (self.stack, self.first + self.count) and self.stack >= 0
         if not follows or self.rows != self.count * other.rows:
             return None
-        return Run(self.stack, self.first, self.count + 1, self.rows + other.rows)
+        return AdapterRun(self.stack, self.first, self.count + 1, self.rows + other.rows)
 
 
-def _runs(rows: Iterable[tuple[int, int]], seats: Sequence[tuple[int, int]]) -> list[Run]:
-    runs: list[Run] = []
+def _runs(rows: Iterable[tuple[int, int]], seats: Sequence[tuple[int, int]]) -> list[AdapterRun]:
+    runs: list[AdapterRun] = []
     for slot, own in groupby(rows, key=lambda each: each[0]):
         stack, index = seats[slot] if slot >= 0 else (-1, 0)
-        run = Run(stack, index, 1, sum(count for _, count in own))
+        run = AdapterRun(stack, index, 1, sum(count for _, count in own))
         if runs and (joined := runs[-1].extended(run)):
             runs[-1] = joined
         else:

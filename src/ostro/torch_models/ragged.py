@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class SequenceRun:
     """`count` consecutive sequences of `length` rows each, from row `start` on."""
 
     start: int
@@ -37,7 +37,7 @@ class Ragged:
         self.runs = []
         start = 0
         for length, group in groupby(self.lengths):
-            self.runs.append(Run(start, sum(1 for _ in group), length))
+            self.runs.append(SequenceRun(start, sum(1 for _ in group), length))
             start = self.runs[-1].end
         self.positions: Tensor = torch.cat(
             [torch.arange(run.length, device=device).repeat(run.count) for run in self.runs]

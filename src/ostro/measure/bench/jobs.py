@@ -59,7 +59,7 @@ class Stop(msgspec.Struct, frozen=True, tag=True):
     """Send no more requests, and abort those in flight."""
 
 
-class Run(msgspec.Struct, frozen=True, tag=True):
+class RunJob(msgspec.Struct, frozen=True, tag=True):
     job: Job
 
 
@@ -101,5 +101,5 @@ class Broken(msgspec.Struct, frozen=True, tag=True):
     words: str
 
 
-ToWorker = Run | Go | Stop
+ToWorker = RunJob | Go | Stop
 FromWorker = Ready | Progress | Finished | Broken

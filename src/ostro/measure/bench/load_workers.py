@@ -13,7 +13,19 @@ from queue import SimpleQueue
 import msgspec
 
 from ostro.errors import OstroError
-from ostro.measure.bench.jobs import Broken, Finished, FromWorker, Go, Job, Level, Progress, Ready, Run, Stop, ToWorker
+from ostro.measure.bench.jobs import (
+    Broken,
+    Finished,
+    FromWorker,
+    Go,
+    Job,
+    Level,
+    Progress,
+    Ready,
+    RunJob,
+    Stop,
+    ToWorker,
+)
 from ostro.measure.bench.workload import Workload
 
 _START_AHEAD = 0.05
@@ -58,7 +70,7 @@ class LoadWorkers:
                 num_clients=end - first,
                 stride=clients,
             )
-            _send(worker, Run(job))
+            _send(worker, RunJob(job))
         with self._interrupts():
             return self._gather(workers, progress)
 

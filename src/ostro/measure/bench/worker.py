@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from ostro.measure.bench.drive import Drive
-from ostro.measure.bench.jobs import Broken, FromWorker, Go, Ready, Run, Stop, ToWorker
+from ostro.measure.bench.jobs import Broken, FromWorker, Go, Ready, RunJob, Stop, ToWorker
 
 _MOST_FILES = 65536
 _END_SECONDS = 5.0
@@ -31,10 +31,10 @@ class _Worker:
         loop = asyncio.get_running_loop()
         threading.Thread(target=self._listen, args=(loop,), daemon=True).start()
         while (message := await self._messages.get()) is not None:
-            if isinstance(message, Run):
+            if isinstance(message, RunJob):
                 await self._level(message)
 
-    async def _level(self, message: Run) -> None:
+    async def _level(self, message: RunJob) -> None:
         drive = self._drive = Drive(message.job, _send)
         if self._stopped:
             drive.stop()
@@ -58,7 +58,7 @@ class _Worker:
         os._exit(1)
 
     def _take(self, message: ToWorker | None) -> None:
-        if isinstance(message, Run):
+        if isinstance(message, RunJob):
             self._stopped = False
         elif not isinstance(message, Go):
             # May arrive before the level's work has begun.

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from ostro.answers.plan import AnswerPlan, Reading, plan_answer
+from ostro.answers.plan import AnswerPlan, OutputRules, plan_answer
 from ostro.answers.profile import TemplateProfile
 from ostro.engine.constraint import Constraint
 from ostro.errors import BadRequest
@@ -22,7 +22,7 @@ class ChatPreparation:
         self._constrains = constrains
         self._max_characters = max_characters
 
-    async def prompt(self, chat: ChatRequest) -> tuple[AnswerPlan, ChatText, Reading]:
+    async def prompt(self, chat: ChatRequest) -> tuple[AnswerPlan, ChatText, OutputRules]:
         """The prompt, rendered by the model's chat template, and how to read the output. Raises BadRequest if the
         request contradicts itself, or if the messages or the text are too long.
         """
@@ -41,7 +41,7 @@ class ChatPreparation:
         reading = plan.reading(rendered.text)
         return plan, rendered._replace(text=rendered.text + reading.prompt_suffix), reading
 
-    async def constraint(self, chat: ChatRequest, plan: AnswerPlan, reading: Reading) -> Constraint | None:
+    async def constraint(self, chat: ChatRequest, plan: AnswerPlan, reading: OutputRules) -> Constraint | None:
         """The constraint on the output: a grammar for calls, which includes a structured output, or a structured output
         alone. Raises BadRequest if it cannot be compiled. That may take a while, so check first that the prompt fits
         into the context.
@@ -121,7 +121,7 @@ def _planned(chat: ChatRequest, profile: TemplateProfile) -> AnswerPlan:
     )
 
 
-def _constraint(chat: ChatRequest, reading: Reading) -> Constraint | None:
+def _constraint(chat: ChatRequest, reading: OutputRules) -> Constraint | None:
     grammar = reading.grammar()
     if grammar is None:
         return None

@@ -5,7 +5,7 @@ data; knows no wire format and no engine.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ostro.answers.plan import AnswerPlan, Reading
+from ostro.answers.plan import AnswerPlan, OutputRules
 from ostro.answers.tools import ReasoningSettings, Tool, ToolChoice
 from ostro.engine.request import Request
 from ostro.sampling_params import SamplingParams
@@ -51,4 +51,4 @@ class PreparedChat:
 
     request: Request
     plan: AnswerPlan
-    reading: Reading
+    reading: OutputRules

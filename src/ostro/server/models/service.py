@@ -21,7 +21,14 @@ from ostro.engine_process.handle import EngineHandle, Sleep, State, Stream
 from ostro.engine_process.messages import Heartbeat, Located, ModelInfo, Profiled
 from ostro.errors import BadRequest, ContextLengthExceeded, ModelError, OstroError
 from ostro.frontend.outputs import Completion, Delta
-from ostro.frontend.relevance import Pair, Reading, readings, relevance_request, relevance_scores, tokens_read
+from ostro.frontend.relevance import (
+    Pair,
+    RelevanceInput,
+    relevance_inputs,
+    relevance_request,
+    relevance_scores,
+    tokens_read,
+)
 from ostro.frontend.requests import Frontend, Message, Prompt, Sampling
 from ostro.sampling_defaults import SamplingDefaults
 from ostro.sampling_params import SamplingParams
@@ -404,7 +411,7 @@ class ModelService:
         """The engine's requests for `relevance_scores`. `fields` are the request's names of the pairs' texts."""
         frontend, admission = self._ready()
 
-        def make(reading: Reading) -> Request:
+        def make(reading: RelevanceInput) -> Request:
             for text, field in zip(reading.texts, fields, strict=True):
                 if text is None:
                     continue
@@ -422,7 +429,7 @@ class ModelService:
             admission.check(request, prompt=fields[second >= first])
             return request
 
-        return await self._make_all(make, readings(frontend, pairs), lambda reading: reading.num_characters)
+        return await self._make_all(make, relevance_inputs(frontend, pairs), lambda reading: reading.num_characters)
 
     def relevance_scores(self, pairs: Sequence[Pair], completions: Sequence[Completion]) -> list[float]:
         return relevance_scores(self._loaded(), pairs, completions)

@@ -24,7 +24,7 @@ NO_KEY = Key(ANY)
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ForwardedRequest:
     method: str
     path: str
     raw_path: bytes
@@ -35,7 +35,7 @@ class Call:
     key: Key = NO_KEY
 
     @classmethod
-    def of(cls, scope: Scope, body: bytes = b"", key: Key = NO_KEY) -> "Call":
+    def of(cls, scope: Scope, body: bytes = b"", key: Key = NO_KEY) -> "ForwardedRequest":
         """Strips the application's Serve prefix: API keys protect paths as the server sees them."""
         root = scope.get("root_path", "")
         raw = bytes(scope.get("raw_path") or scope["path"].encode())
