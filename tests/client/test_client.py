@@ -314,8 +314,7 @@ def public(cls: type) -> dict[str, Any]:
 
 def test_both_clients_have_the_same_methods_and_arguments() -> None:
     sync, awaited = public(Client), public(AsyncClient)
-    # `exchange` is for those who read answers of other servers.
-    assert sync.keys() - {"exchange"} == awaited.keys()
+    assert sync.keys() == awaited.keys()
     for name in awaited:
         assert inspect.signature(sync[name]).parameters == inspect.signature(awaited[name]).parameters
         assert name in ("close",) or sync[name].__doc__ or name == "version"

@@ -1,6 +1,7 @@
-"""`AsyncClient`: the asyncio counterpart of `client`. It has no other logic."""
+"""`AsyncClient`: sends the calls and waits for their responses. Requests and responses are defined elsewhere."""
 
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 from weakref import WeakSet
@@ -26,7 +27,8 @@ class AsyncStream(Generic[Chunk, Whole]):
     """A streamed answer: iterate over it, or over its `text`, once. The request is sent when the first chunk is read.
 
     Leaving the `async with` block closes the connection; the server then stops generating. Leaving a loop without one
-    does so too, once the event loop gets to it.
+    does so too: at once in a `Client`, once the event loop gets to it in an `AsyncClient`. Close a `Client`'s stream in
+    the thread that reads it; to stop a stream from elsewhere, use an `AsyncClient`.
     """
 
     def __init__(self, client: "AsyncClient", question: Question, gathering: Gathering[Chunk, Whole]) -> None:
@@ -158,7 +160,10 @@ class AsyncClient:
         timeout: float = 600.0,
         max_retries: int = 2,
     ) -> None:
-        """The same arguments as `Client`."""
+        """Omitted keys are read from OSTRO_API_KEY and OSTRO_ADMIN_KEY; an empty string means no key.
+
+        `timeout` is the maximum duration of a call in seconds, including retries; for a stream, the longest silence.
+        """
         self._target = Target.of(base_url, api_key, admin_key, timeout, max_retries)
         self._http = httpx.AsyncClient(**self._target.options())
         self._streams: WeakSet[AsyncStream[Any, Any]] = WeakSet()
@@ -226,9 +231,32 @@ class AsyncClient:
     ) -> None:
         await self.close()
 
-    async def _open(self, question: Question, timeout: float) -> httpx.Response:
-        """One attempt. The response has an accepted status; the caller must read its body and close it."""
-        request = self._http.build_request(**self._target.request(question, timeout))
+    @asynccontextmanager
+    async def exchange(
+        self, question: Question, timeout: float, *, on_send: Callable[[], None] | None = None
+    ) -> AsyncIterator[httpx.Response]:
+        """One attempt. The response has an accepted status, and its body has yet to be read.
+
+        `on_send` is called once the connection is established, just before the request is sent.
+        """
+        with self._target.meaning(timeout):
+            response = await self._open(question, timeout, on_send)
+            try:
+                yield response
+            finally:
+                await response.aclose()
+
+    async def _open(
+        self, question: Question, timeout: float, on_send: Callable[[], None] | None = None
+    ) -> httpx.Response:
+        """The same for a caller that reads the body and closes the response itself."""
+
+        async def trace(event: str, details: object) -> None:
+            if on_send is not None and event.endswith("send_request_headers.started"):
+                on_send()
+
+        extensions = {} if on_send is None else {"trace": trace}
+        request = self._http.build_request(**self._target.request(question, timeout), extensions=extensions)
         response = await self._http.send(request, stream=True)
         if response.status_code == httpx.codes.OK or response.status_code in question.also:
             return response
@@ -247,12 +275,8 @@ class AsyncClient:
             await anyio.sleep(pause)
 
     async def _once(self, call: Call[T], timeout: float) -> T:
-        with self._target.meaning(timeout):
-            response = await self._open(call.question, timeout)
-            try:
-                return call.read(await response.aread())
-            finally:
-                await response.aclose()
+        async with self.exchange(call.question, timeout) as response:
+            return call.read(await response.aread())
 
     async def _readiness(self) -> Readiness | Unreachable | RequestTimeout:
         try:

@@ -1,10 +1,11 @@
-"""`Client`: the calls over blocking connections. Requests and responses are defined elsewhere."""
+"""`Client`: `async_client` over blocking connections. Made by tools/sync_client.py: edit that one."""
 
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Concatenate, Generic, ParamSpec, Self, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
+from weakref import WeakSet
 
 import httpx
 
@@ -12,7 +13,7 @@ from ostro.client import calls
 from ostro.client.calls import Call, Question, StreamCall, documented
 from ostro.client.failures import LONGEST_BODY
 from ostro.client.gathering import Gathering, StreamReader
-from ostro.client.target import Awaited, Target
+from ostro.client.target import Awaited, Target, Tries
 from ostro.errors import OstroError, RequestTimeout, Unreachable
 from ostro.schemas import Readiness
 
@@ -25,24 +26,36 @@ Whole = TypeVar("Whole")
 class Stream(Generic[Chunk, Whole]):
     """A streamed answer: iterate over it, or over its `text`, once. The request is sent when the first chunk is read.
 
-    Leaving the loop or the `with` block closes the connection; the server then stops generating. Close it in the thread
-    that reads it; to stop a stream from elsewhere, use AsyncClient.
+    Leaving the `with` block closes the connection; the server then stops generating. Leaving a loop without one
+    does so too: at once in a `Client`, once the event loop gets to it in an `AsyncClient`. Close a `Client`'s stream in
+    the thread that reads it; to stop a stream from elsewhere, use an `AsyncClient`.
     """
 
-    def __init__(self, chunks: Generator[Chunk, None, None], gathering: Gathering[Chunk, Whole]) -> None:
-        self._chunks = chunks
+    def __init__(self, client: "Client", question: Question, gathering: Gathering[Chunk, Whole]) -> None:
+        self._client = client
+        self._question = question
         self._gathering = gathering
+        self._tries: Tries | None = None
+        self._begun = self._over = self._closed = False
+        self._response: httpx.Response | None = None
+        self._chunks: Iterator[Chunk] = iter(())
 
     def __iter__(self) -> Iterator[Chunk]:
         try:
-            yield from self._chunks
+            while (chunk := self._next()) is not None:
+                yield chunk
         finally:
             self.close()
 
     @property
     def text(self) -> Iterator[str]:
         """New text of the first choice, piece by piece, instead of chunks."""
-        return (piece for chunk in self if (piece := self._gathering.text(chunk)))
+        try:
+            while (chunk := self._next()) is not None:
+                if piece := self._gathering.text(chunk):
+                    yield piece
+        finally:
+            self.close()
 
     @property
     def answer(self) -> Whole:
@@ -50,7 +63,8 @@ class Stream(Generic[Chunk, Whole]):
         return self._gathering.whole()
 
     def close(self) -> None:
-        self._chunks.close()
+        self._over = self._closed = True
+        self._drop()
 
     def __enter__(self) -> Self:
         return self
@@ -59,6 +73,53 @@ class Stream(Generic[Chunk, Whole]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    # No nested generators: when an event loop ends, it finalises them all at once, and they would conflict.
+    def _next(self) -> Chunk | None:
+        """None at the end."""
+        tries = self._tries = self._tries or self._client._target.tries()
+        while not self._over:
+            try:
+                if (chunk := next(self._chunks, None)) is not None:
+                    self._begun = True
+                    return chunk
+                self._read_on(tries)
+                continue
+            except OstroError as error:
+                self._drop()
+                if self._closed:
+                    return None
+                if self._begun:
+                    raise
+                pause = tries.wait_after(error)
+            time.sleep(pause)
+        return None
+
+    def _read_on(self, tries: Tries) -> None:
+        if self._response is None:
+            self._timeout = tries.remaining
+        with self._client._target.meaning(self._timeout):
+            if self._response is None:
+                self._response = self._client._open(self._question, self._timeout)
+                if self._closed:
+                    # Closed by another task while this one waited.
+                    self._drop()
+                    return
+                self._client._streams.add(self)
+                self._reading = StreamReader(self._gathering.take)
+                self._data = self._response.iter_bytes()
+            data = next(self._data, None)
+        if data is not None:
+            self._chunks = self._reading.feed(data)
+            return
+        self._over = True
+        self._reading.finish()
+
+    def _drop(self) -> None:
+        self._chunks = iter(())
+        response, self._response = self._response, None
+        if response is not None:
+            response.close()
 
 
 def _method(endpoint: Callable[P, Call[T]]) -> "Callable[Concatenate[Client, P], T]":
@@ -73,8 +134,7 @@ def _streaming(
 ) -> "Callable[Concatenate[Client, P], Stream[Chunk, Whole]]":
     def method(self: "Client", /, *args: P.args, **kwargs: P.kwargs) -> Stream[Chunk, Whole]:
         call = endpoint(*args, **kwargs)
-        gathering = call.gathering()
-        return Stream(self._chunks(call.question, gathering), gathering)
+        return Stream(self, call.question, call.gathering())
 
     return documented(method, endpoint)
 
@@ -106,6 +166,7 @@ class Client:
         """
         self._target = Target.of(base_url, api_key, admin_key, timeout, max_retries)
         self._http = httpx.Client(**self._target.options())
+        self._streams: WeakSet[Stream[Any, Any]] = WeakSet()
 
     chat = _method(calls.chat)
     stream_chat = _streaming(calls.stream_chat)
@@ -147,7 +208,7 @@ class Client:
     def ready(self, timeout: float = 5.0) -> bool:
         """Whether the server accepts requests: its model is loaded."""
         try:
-            return self._once(calls.readiness(), timeout).status == "ready"
+            return (self._once(calls.readiness(), timeout)).status == "ready"
         except OstroError:
             return False
 
@@ -158,6 +219,8 @@ class Client:
             time.sleep(awaited.pause)
 
     def close(self) -> None:
+        for stream in list(self._streams):
+            stream.close()
         self._http.close()
 
     def __enter__(self) -> Self:
@@ -176,17 +239,29 @@ class Client:
 
         `on_send` is called once the connection is established, just before the request is sent.
         """
+        with self._target.meaning(timeout):
+            response = self._open(question, timeout, on_send)
+            try:
+                yield response
+            finally:
+                response.close()
+
+    def _open(self, question: Question, timeout: float, on_send: Callable[[], None] | None = None) -> httpx.Response:
+        """The same for a caller that reads the body and closes the response itself."""
 
         def trace(event: str, details: object) -> None:
             if on_send is not None and event.endswith("send_request_headers.started"):
                 on_send()
 
-        request = self._target.request(question, timeout)
         extensions = {} if on_send is None else {"trace": trace}
-        with self._target.meaning(timeout), self._http.stream(**request, extensions=extensions) as response:
-            if response.status_code != httpx.codes.OK and response.status_code not in question.also:
-                raise question.refusal(response.status_code, response.headers, _beginning(response))
-            yield response
+        request = self._http.build_request(**self._target.request(question, timeout), extensions=extensions)
+        response = self._http.send(request, stream=True)
+        if response.status_code == httpx.codes.OK or response.status_code in question.also:
+            return response
+        try:
+            raise question.refusal(response.status_code, response.headers, _beginning(response))
+        finally:
+            response.close()
 
     def _send(self, call: Call[T]) -> T:
         tries = self._target.tries()
@@ -200,25 +275,6 @@ class Client:
     def _once(self, call: Call[T], timeout: float) -> T:
         with self.exchange(call.question, timeout) as response:
             return call.read(response.read())
-
-    def _chunks(self, question: Question, gathering: Gathering[Chunk, Whole]) -> Generator[Chunk, None, None]:
-        tries = self._target.tries()
-        begun = False
-        while True:
-            reading = StreamReader(gathering.take)
-            try:
-                with self.exchange(question, tries.remaining) as response:
-                    for data in response.iter_bytes():
-                        for chunk in reading.feed(data):
-                            begun = True
-                            yield chunk
-                reading.finish()
-                return
-            except OstroError as error:
-                if begun:
-                    raise
-                pause = tries.wait_after(error)
-            time.sleep(pause)
 
     def _readiness(self) -> Readiness | Unreachable | RequestTimeout:
         try:
