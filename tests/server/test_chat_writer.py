@@ -11,7 +11,7 @@ from ostro.frontend.outputs import Choice, Completion, Delta
 from ostro.schemas import ChatCompletionRequest, parse
 from ostro.server.dialects.chat.writer import ChatWriter, ParsedChatWriter
 from ostro.server.dialects.chat_turn import CompletionReader
-from ostro.text.id_text import IdTokenizer
+from ostro.text.model_tokenizer import IdTokenizer
 
 REQUEST = parse(
     ChatCompletionRequest,

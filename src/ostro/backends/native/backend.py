@@ -15,8 +15,8 @@ from ostro.kernels.cpu.library import PAGE, why_missing
 from ostro.models.architecture import Architecture
 from ostro.models.description import plain_decoder
 from ostro.models.encoder import Encoder
-from ostro.system.requirements import needs
 from ostro.system.machine import has_idle_gpu
+from ostro.system.requirements import needs
 
 _log = logging.getLogger(__name__)
 
