@@ -20,10 +20,9 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 
-from ostro.routing.report import MOST_HELD
 from ostro.routing.key import DIGEST_BYTES, MOST_BLOCKS, Key, levels_of
 from ostro.routing.prefix_index import MOST_PREFIXES
-from ostro.routing.report import Latest, Report
+from ostro.routing.report import MOST_HELD, Latest, Report
 from ostro.routing.router import Router
 
 RESULTS = Path(__file__).parent / "results"

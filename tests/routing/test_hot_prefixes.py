@@ -3,8 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostro.routing.hot_prefixes import MOST_DROPPED, MOST_HELD, HotPrefixes
-from ostro.routing.report import Latest
+from ostro.routing.report import MOST_DROPPED, MOST_HELD, HotPrefixes, Latest
 
 
 def prompt(name: str, blocks: int) -> tuple[bytes, ...]:
