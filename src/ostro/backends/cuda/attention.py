@@ -113,7 +113,7 @@ class StepAttention(ABC):
     """One step's attention context."""
 
     def __init__(self, pages: KVPages, tables: Tensor, slots: Tensor, *, is_padded: bool = False) -> None:
-        """`is_padded` if there may be tokens that are nobody's: their results are zeros."""
+        """`is_padded` if some tokens may belong to no sequence: their results are zeros."""
         self.pages = pages
         self.slots = slots
         self._tables = tables
@@ -137,13 +137,14 @@ class StepAttention(ABC):
         pdl: bool = False,
         leads: bool = False,
     ) -> Tensor:
-        """For keys and values that are already stored: [tokens, heads, head_dim] -> [tokens, heads * head_dim].
+        """Attends to keys and values that are already stored: [tokens, heads, head_dim] -> [tokens, heads * head_dim].
 
-        `pdl` allows programmatic dependent launch where the kernel supports it, and `leads` that of the next kernel.
+        `pdl` allows programmatic dependent launch where the kernel supports it, and `leads` allows it for the next
+        kernel.
         """
 
     def _memory_for(self, q: Tensor) -> Tensor:
-        """Where attention puts its results. What is zero stays zero, so that all layers can share padded memory."""
+        """Memory for attention's results. Zeros stay zeros, so all layers can share padded memory."""
         if not self._is_padded:
             return torch.empty(q.shape, dtype=q.dtype, device=q.device)
         if self._zeros is None:
@@ -166,8 +167,8 @@ class PlannedAttention(StepAttention):
         groups: Tensor | None = None,
         is_padded: bool = False,
     ) -> None:
-        """`lens` are the lengths of the single-token rows, `groups` those of them with common prefixes; `tiles` cover
-        the tokens after them, and any among them whose length is 0.
+        """`lens` are the lengths of the single-token rows, and `groups` says which of these share prefixes; `tiles`
+        cover the tokens after them, and any among them whose length is 0.
         """
         super().__init__(pages, tables, slots, is_padded=is_padded)
         self._scratch = scratch
@@ -251,7 +252,7 @@ class AttentionWorkspace:
         cascades: bool = False,
         gpu: Gpu | None = None,
     ) -> None:
-        """If it `cascades`, steps may share prefixes. Without a `gpu`, the device is asked what it is like."""
+        """With `cascades`, steps may share prefixes. Without a `gpu`, the device itself is asked for its properties."""
         shape, parameter = model.shape, next(model.parameters())
         device, dtype = parameter.device, parameter.dtype
         heads, kv_heads = shape.num_heads, shape.num_kv_heads
@@ -274,11 +275,11 @@ class AttentionWorkspace:
             processors=None if gpu is None else gpu.multiprocessors.number,
             overlaps=None if gpu is None else gpu.overlaps,
         )
-        # In fixed memory, for graphs.
+        # At fixed addresses, for graphs.
         self.groups = torch.zeros(GROUP_ARRAYS, max_batch_seqs, dtype=torch.int32, device=device)
 
     def of_single_tokens(self, sent: Tensor, slots: Tensor, *, shares_prefixes: bool = False) -> StepAttention:
-        """For a step in which every sequence has one token."""
+        """The attention of a step in which every sequence has one token."""
         tables, lens = self.tables.on_device[: sent.shape[1]], sent[LENGTH]
         if self.deterministic:
             tiles = single_tiles(sent[POSITION], lens)
@@ -287,7 +288,9 @@ class AttentionWorkspace:
         return PlannedAttention(self.pages, self.scratch, tables=tables, slots=slots, lens=lens, groups=groups)
 
     def tile(self, chunks: Sequence[Chunk]) -> tuple[int, npt.NDArray[np.int32] | None]:
-        """How many chunks of single tokens come first, and the tiles of the others with drafts; without the device."""
+        """How many single-token chunks come first, and the tiles of the other chunks, drafts included. Does not touch
+        the device.
+        """
         num_single = 0 if self.deterministic else sum(chunk.num_rows == 1 for chunk in chunks)
         listed = prefill_tiles(_pieces(chunks, num_single), self.tokens_in_tile)
         return num_single, np.array(listed, dtype=np.int32) if listed else None
@@ -302,14 +305,14 @@ class AttentionWorkspace:
         *,
         shares_prefixes: bool = False,
     ) -> StepAttention:
-        """For any step, of as many sequences as `rows`."""
+        """The attention of any step, with `rows` sequences."""
         tables, on_device = self.tables.on_device[:rows], None if tiles is None else send(tiles, sent.device)
         lens = sent[LENGTH, :num_single]
         return self._of_tiles(tables, lens, on_device, slots, shares_prefixes=shares_prefixes)
 
     def of_padded_tiles(self, num_single: int, tiles: Tensor, sent: Tensor, slots: Tensor) -> StepAttention:
-        """For a graph. Of the first `num_single` tokens those with a length are single ones; the other tokens are in
-        `tiles`, or nobody's. Tiles may have no tokens.
+        """The attention of a graph. Among the first `num_single` tokens, those with a length are single ones; the other
+        tokens are in `tiles`, or belong to no sequence. Tiles may have no tokens.
         """
         return self._of_tiles(self.tables.on_device, sent[LENGTH, :num_single], tiles, slots, is_padded=True)
 

@@ -43,12 +43,12 @@ class CudaBackend:
 
     def load(self, opened: OpenedModel, following: Callable[[], None]) -> ModelRunner:
         described, stored = _causal(opened), opened.checkpoint.stored()
-        # Decided for one GPU if their number is not known yet.
+        # If the number of GPUs is not known yet, one is assumed.
         alone = opened.divided(opened.ranks(1)).config
         keeps_quantized = bool(kept_weights(stored, described, alone))
         if any(tensor.form for tensor in stored.tensors) and (reason := why_widened(alone, described)) is not None:
             _log.info("quantised weights are widened: %s", reason)
-        # What is compiled ahead follows from the config, which does not tell a quantised model's kernels.
+        # Kernels are compiled ahead from the config, which does not say which kernels a quantised model needs.
         with nullcontext() if keeps_quantized else _precompiler(opened) as started:
             from ostro.backends.cuda.load import load_runner
 

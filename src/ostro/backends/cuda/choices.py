@@ -6,7 +6,7 @@ a file that the user names:
 
     ROOT/kernel-choices/DIGEST.json     kept, where the digest covers the GPU, the kernels' code and the libraries
 
-Knows files and shapes; knows neither torch nor a device. `measuring` is the clock.
+Knows files and shapes; imports no torch and asks no device anything but its name. `measuring` is the clock.
 """
 
 import hashlib
@@ -47,19 +47,19 @@ from ostro.system.machine import gpu_name
 _log = logging.getLogger(__name__)
 
 TRIED: Mapping[int, int] = {1: 3, 16: 3, 64: 3, 128: 2, 256: 1}
-"""For these numbers of rows so many tilings are measured: not all ROWS, for each binary takes long to compile."""
+"""How many tilings are measured, by number of rows: not for all ROWS, as each binary takes long to compile."""
 LIBRARY: Literal["library"] = "library"
 MEASURED_LATER = "measured at the first start"
 _SHIPPED = Path(__file__).with_name("shipped_choices")
-# Kernels whose speed choices depend on.
+# Kernels whose speed the choices depend on.
 _KERNELS = ("dot_linear", "vector_linear", "epilogue", "mlp", "norm", "prologue", "small_batch", "tilings")
 _LIBRARIES = ("torch", "triton")
 
 Table: TypeAlias = Mapping[Matmul, Mapping[int, Tiling | None]]
-"""By matmul and largest number of rows; None stands for the library."""
+"""Tilings by matmul and largest number of rows; None stands for the library."""
 Clock: TypeAlias = Callable[[Matmul, int, Sequence[Tiling | None]], Sequence[float | None]]
-"""The time that a matmul of this many rows takes with each tiling, or in the library, together with the kernels around
-it; None for one that cannot run.
+"""How long a matmul of this many rows takes with each tiling, or in the library (None), together with the kernels
+around it; None for a tiling that cannot run.
 """
 
 
@@ -67,7 +67,7 @@ it; None for one that cannot run.
 class Gpu:
     name: str
     capability: str
-    """Of its instruction set, such as 9.0."""
+    """The version of its instruction set, such as 9.0."""
     multiprocessors: Multiprocessors
 
     @property
@@ -77,8 +77,8 @@ class Gpu:
 
 
 def adding(*, normed: bool, reduced: bool) -> EpilogueKind:
-    """What the kernel of a matmul whose result is added to the residual stream can do with it: add it, unless it is
-    normed first, or the ranks' results must be summed up.
+    """The epilogue of a matmul whose result goes to the residual stream: its kernel adds it, unless a norm comes first
+    or the ranks' results must be summed up.
     """
     return "plain" if normed or reduced else "added"
 
@@ -121,8 +121,8 @@ class Choices:
     table: Table = field(default_factory=dict)
 
     def tiling(self, matmul: Matmul, rows: int) -> Tiling | None:
-        """For our own kernel; None if the library is to compute the matmul, as it does where nothing was chosen for
-        more than one row. For one row, ours is always faster: without a choice, it takes its default tiling.
+        """The tiling of our own kernel; None if the library computes the matmul, as it does for several rows where
+        nothing was chosen. For one row, ours is always faster: without a choice, it takes its default tiling.
         """
         chosen = self.table.get(matmul, {})
         if rows == 1:
@@ -131,7 +131,7 @@ class Choices:
         return next((chosen[most] for most in ROWS if rows <= most and most in chosen), None)
 
     def __or__(self, other: "Choices") -> "Choices":
-        """The other's count where both have chosen."""
+        """Where both have chosen, the other's choices win."""
         return Choices({**self.table, **other.table})
 
     def __contains__(self, matmul: Matmul) -> bool:
@@ -159,7 +159,7 @@ def to_try(matmul: Matmul, rows: int, gpu: Gpu) -> tuple[Tiling, ...]:
 
 
 def conceivable(matmuls: Sequence[Matmul], gpu: Gpu) -> Iterable[Choices]:
-    """Together, these have every tiling that `choose` may choose."""
+    """Choices that together contain every tiling that `choose` may pick."""
     for order in range(max(TRIED.values())):
         found = ((each, {rows: to_try(each, rows, gpu) for rows in TRIED}) for each in matmuls)
         yield Choices(
@@ -174,7 +174,7 @@ def conceivable(matmuls: Sequence[Matmul], gpu: Gpu) -> Iterable[Choices]:
 
 def _fastest(matmul: Matmul, rows: int, gpu: Gpu, clock: Clock) -> Tiling | None:
     own = to_try(matmul, rows, gpu)
-    # For one row, ours is always faster than the library's.
+    # For one row, our own kernel is always faster than the library's.
     tried: Sequence[Tiling | None] = own if rows == 1 else (*own, None)
     if len(tried) < 2:
         return tried[0] if tried else None
@@ -187,8 +187,9 @@ def _fastest(matmul: Matmul, rows: int, gpu: Gpu, clock: Clock) -> Tiling | None
 
 
 def own_kernels(config: ResolvedConfig, described: Causal, kept: Container[str] = ()) -> Mapping[str, str] | None:
-    """For each matmul the numbers of rows for which it is ours, but for tensors that are `kept` quantised; None if this
-    machine's GPU, or the model's shapes on it, are not known, or if another format or mode decides.
+    """For each matmul, the numbers of rows for which our own kernel computes it, without tensors that are `kept`
+    quantised; None if this machine's GPU or the model's shapes on it are not known, or if another format or mode
+    decides.
     """
     decided = config.deterministic or config.quantize != "none" or config.tensor_parallel > 1
     if decided:
@@ -219,7 +220,7 @@ def known(setting: str, gpu: Gpu) -> Choices:
 
 
 def known_for(setting: str, gpu: str) -> Choices | None:
-    """Like `known`, for a GPU of which only the name is known; None if there are none for it."""
+    """Like `known`, for a GPU of which only the name is known; None if no file is for it."""
     paths = [Path(setting)]
     if setting in ("auto", "off"):
         paths = sorted(_SHIPPED.glob("*.json"))
@@ -239,7 +240,7 @@ def known_for(setting: str, gpu: str) -> Choices | None:
 
 
 def _kept_files() -> Iterable[Path]:
-    """With the same kernels, for any GPU."""
+    """Kept files of the same kernels, for any GPU."""
     for path in sorted((cache_root() / "kernel-choices").glob("*.json")):
         with suppress(OSError, ValueError):
             file = read(path)
@@ -248,8 +249,8 @@ def _kept_files() -> Iterable[Path]:
 
 
 def shipped(gpu: Gpu, *, similar: bool = False) -> Choices:
-    """Those in the package that were measured on this GPU, or, if `similar`, on one with as many multiprocessors of the
-    same kind.
+    """The package's own choices for this GPU, or, if `similar`, also for GPUs with as many multiprocessors of the same
+    kind.
     """
     found = Choices()
     for path in sorted(_SHIPPED.glob("*.json")):
@@ -261,7 +262,7 @@ def shipped(gpu: Gpu, *, similar: bool = False) -> Choices:
 
 
 def fixed(path: Path, gpu: Gpu) -> Choices:
-    """A file that the user names. Raises BadRequest if it cannot be read, or is not for this GPU."""
+    """The choices in a file that the user names. Raises BadRequest if it cannot be read, or is not for this GPU."""
     try:
         file = read(path)
     except (OSError, ValueError) as error:
@@ -302,12 +303,12 @@ def kept(gpu: Gpu) -> Choices:
 
 
 def keep(choices: Choices, gpu: Gpu) -> None:
-    """For later starts, added to what is kept already, if the cache can be written."""
+    """Stores choices for later starts, added to those already kept, if the cache can be written."""
     path = _kept_at(gpu)
     unfinished = path.with_name(f"{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        # The ranks of a model may each have measured their own.
+        # Each rank of a model may have measured choices of its own.
         with locked(path.with_name(f"{path.name}.lock"), "kernel choices"):
             unfinished.write_text(written(kept(gpu) | choices, gpu), encoding="utf-8")
             publish(unfinished, path)
@@ -349,7 +350,7 @@ class ChoicesFile(NamedTuple):
 
 
 def written(choices: Choices, gpu: Gpu) -> str:
-    """A line for each matmul, and for each number of rows."""
+    """A file's text: a line for each matmul, and one for each number of rows."""
     matmuls = []
     for matmul, rows in choices.table.items():
         entries = ",\n".join(f'    "{most}": {json.dumps(_as_json(tiling))}' for most, tiling in rows.items())
@@ -360,7 +361,7 @@ def written(choices: Choices, gpu: Gpu) -> str:
 
 
 def read(path: Path) -> ChoicesFile:
-    """Raises ValueError, with the rest of a sentence, for a file that is not one of these."""
+    """Reads a file of choices. Raises ValueError, with the rest of a sentence, for any other file."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except UnicodeDecodeError as error:

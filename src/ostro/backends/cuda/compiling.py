@@ -56,7 +56,7 @@ _THREADS = 16
 _TOKENS = (1, 256, 2048)
 # Each of these numbers of rows has its own small-batch matmul kernel.
 _ROWS = (1, 2, 4, 16, 32, 64, 128, 256)
-# With these, tiles of experts have every height that they may have.
+# These row counts cover every height that tiles of experts can have.
 _MIXED_ROWS = tuple(1 << power for power in range(1, 15))
 # The sampler likewise has one kernel for few rows and one for many.
 _SAMPLED = (1, 32)
@@ -116,13 +116,13 @@ def _clock(decoder: FusedDecoder, cache_bytes: int = 0) -> DeviceClock:
 
 
 class Compiler:
-    """For layers whose matrices have the same shapes."""
+    """Compiles for layers whose matrices have the same shapes."""
 
     def __init__(self, decoder: FusedDecoder, attention: AttentionWorkspace) -> None:
         self._model, self._layers, self._scratch = decoder.model, decoder.layers, attention.scratch
         self._kv_dtype = attention.pages.memory.dtype
         self._overlaps, self._leads_from_attention = decoder.overlaps, decoder.leads_from_attention
-        # A row of the stream.
+        # One row of the residual stream.
         self._like = self._model.backbone.embed_tokens.weight[0]
 
     def compile(self, choices: Choices, trials: Iterable[Job] = ()) -> None:
@@ -130,7 +130,7 @@ class Compiler:
         self._run(self.launches(choices, trials))
 
     def launches(self, choices: Choices, trials: Iterable[Job] = ()) -> list[Job]:
-        """What `compile` runs."""
+        """The launches that `compile` runs."""
         model, layers, scratch, like = self._model, self._layers, self._scratch, self._like
         pages = like.new_zeros(
             2, 1, model.shape.num_kv_heads, scratch.page_size, model.shape.head_dim, dtype=self._kv_dtype
@@ -146,11 +146,11 @@ class Compiler:
         ]
 
     def compile_matmuls(self, choices: Choices) -> None:
-        """What other choices need in addition."""
+        """Compiles what other choices need in addition."""
         self._run(self.matmul_launches(choices))
 
     def matmul_launches(self, choices: Choices) -> list[Job]:
-        """What `compile_matmuls` runs."""
+        """The launches that `compile_matmuls` runs."""
         return [*_matmuls(self._model, self._layers, self._like, self._overlaps, choices)]
 
     def _run(self, jobs: Sequence[Job]) -> None:
@@ -159,14 +159,14 @@ class Compiler:
         # The scratch is written on this stream and read on others.
         torch.cuda.synchronize()
         digest_sources()
-        # First a quick one alone: what Triton finds out about itself, all threads would otherwise find out at once.
+        # First a quick one alone: otherwise all threads would compute at once what Triton finds out about itself.
         *others, quick = jobs
         _on_a_stream(quick)
         with ThreadPoolExecutor(_THREADS) as threads:
             for done in [threads.submit(_on_a_stream, job) for job in others]:
                 done.result()
         torch.cuda.synchronize()
-        # Running concurrently, as they never do later, kernels may have left arrival counters in a wrong state.
+        # Here kernels ran concurrently, as they never do later, and may have left arrival counters in a wrong state.
         with torch.inference_mode():
             arrival_counters(self._like.device).zero_()
             self._scratch.arrived.zero_()
@@ -218,7 +218,7 @@ def _attention(
 
 
 def _half(model: Decoder, attention: AttentionPlan) -> int | None:
-    """How many numbers of a head are rotated with as many others."""
+    """Half the numbers of a head that are rotated: each with one of the other half."""
     if attention.rope is None:
         return None
     rope = [rope for rope in model.backbone.ropes if isinstance(rope, Rotary)][attention.rope]
@@ -238,20 +238,20 @@ def _sampler(model: Decoder, like: Tensor) -> Jobs:
 
 
 def _matmuls(model: Decoder, layers: Sequence[LayerPlan], like: Tensor, pdl: bool, choices: Choices) -> Jobs:
-    """Each kernel of our own matmuls once."""
+    """Launches of our own matmuls, each kernel once."""
     done: set[tuple[object, ...]] = set()
     for layer in _by_form(layers):
         yield from _layer_matmuls(model, layer, like, pdl, choices, done)
 
 
 def _by_form(layers: Sequence[LayerPlan]) -> tuple[LayerPlan, ...]:
-    """The first layer of each kind and with each form of weights: files may mix forms as they like."""
+    """The first layer of each kind and with each form of weights: a file may mix forms freely."""
     found = {(type(layer.mlp), *(_form(each.linear) for each in layer.matmuls)): layer for layer in reversed(layers)}
     return tuple(found.values())
 
 
 def _form(matrix: Matrix) -> tuple[object, ...]:
-    """What kernels are compiled for, beside shapes."""
+    """What kernels are compiled for, besides shapes."""
     if isinstance(matrix, PackedLinear):
         packed = matrix.packed_weight
         return packed.bits, packed.group, packed.has_minimum
@@ -261,11 +261,11 @@ def _form(matrix: Matrix) -> tuple[object, ...]:
 def _layer_matmuls(
     model: Decoder, layer: LayerPlan, like: Tensor, pdl: bool, choices: Choices, done: set[tuple[object, ...]]
 ) -> Jobs:
-    """Those that are not `done` yet."""
+    """Launches of one layer's matmuls that are not `done` yet."""
 
     def chosen(matrix: Matrix, matmul: Matmul, rows: int, *, folds: bool = False) -> Tiling | None:
-        """None as well if another matmul, or a smaller number of rows, has compiled it. `folds` if a norm is part of
-        it.
+        """The tiling of our own kernel; None also if another matmul or a smaller number of rows has compiled it
+        already. `folds` if a norm is part of it.
         """
         tiling = own_tiling(matrix, matmul, rows, choices)
         if tiling is None:
@@ -287,7 +287,7 @@ def _layer_matmuls(
             prologue = layer.attention_prologue if folds else NO_PROLOGUE
             yield partial(small_matmul, qkv, x, prologue, tiling=tiling, pdl=pdl)
             if folds and layer.mlp_post_norm is not None:
-                # All layers but the first.
+                # All layers but the first have a delta to add.
                 prologue = _with_delta(prologue, x, layer.mlp_post_norm, layer)
                 yield partial(small_matmul, qkv, x, prologue, tiling=tiling, pdl=pdl)
         for each in reads:
@@ -320,7 +320,7 @@ def _between(model: Decoder, layers: Sequence[LayerPlan], like: Tensor, pages: T
     # The inputs of 8-bit weights, if there are many rows.
     for width in {each.key.in_features for each in matmuls if isinstance(each.linear, Fp8Linear)}:
         yield partial(quantize_rows, like.new_zeros(1, width), pdl=pdl)
-    # Packed weights without an epilogue, and with so many rows that they are widened first.
+    # Packed weights without an epilogue, and with more rows than are multiplied packed.
     done = set()
     for each in matmuls:
         matrix = each.linear
@@ -329,7 +329,7 @@ def _between(model: Decoder, layers: Sequence[LayerPlan], like: Tensor, pages: T
             if each.tiling(rows, Choices()) is None and key not in done:
                 done.add(key)
                 yield partial(large_matmul, each, like.new_zeros(rows, each.key.in_features), pdl=pdl)
-    # By the numbers of a head that are rotated together, half of them on either side.
+    # By how many numbers of a head are rotated together.
     norms: dict[int | None, QKNormWeights | None] = {}
     for attention in (layer.attention for layer in layers):
         norms[_half(model, attention)] = attention.norm
@@ -366,7 +366,7 @@ def _norms(first: LayerPlan, last: NormWeights, x: Tensor, pdl: bool) -> Jobs:
 
 
 def _mixtures(layers: Sequence[LayerPlan], like: Tensor, pdl: bool) -> Jobs:
-    """`like` is a row of the stream."""
+    """Launches of the kernels of mixtures of experts. `like` is a row of the residual stream."""
     for layer in kinds(layers):
         if isinstance(layer.mlp, MixturePlan):
             yield from _mixture(layer.mlp, layer, like, pdl)
@@ -386,7 +386,7 @@ def _mixture(mixture: MixturePlan, layer: LayerPlan, like: Tensor, pdl: bool) ->
     yield partial(add_up, like.new_zeros(chosen, len(like)), routed, ending, pdl=pdl)
     heights = {tile_height(rows * chosen, count): rows for rows in reversed(_MIXED_ROWS)}
     for height, number in heights.items():
-        # There are none, so that nothing is multiplied.
+        # A list without tiles, so that nothing is multiplied.
         tiles = empty_tiles(like.device, number * chosen, count, height)
         x = like.new_zeros(number, len(like))
         yield partial(inner_rows, x, mixture.up, tiles, chosen, mixture.activation, pdl=pdl)

@@ -1,4 +1,6 @@
-"""What is true of a decode step's sequences as long as they are the same: found out once, not at every step."""
+"""Properties of a decode step's sequences that hold as long as the sequences stay the same: computed once, not at every
+step.
+"""
 
 from ostro.backends.sampling.edits import cuts
 from ostro.engine.sequence import Sequence
@@ -37,7 +39,7 @@ def asked_logprobs(seqs: list[Sequence]) -> dict[int, int]:
 
 
 def edits(seqs: list[Sequence]) -> bool:
-    """Whether some sequence wants its logits changed in a way that only the host knows."""
+    """Whether some sequence needs edits of its logits that only the host can make."""
     return any(_always_edited(seq) or seq.stops_banned for seq in seqs)
 
 

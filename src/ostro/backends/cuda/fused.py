@@ -4,10 +4,10 @@ twin.
     x ─┬─(norm)─ qkv ─ [norms, rotation, store] ─ attention ─ o ─(norm)─(· multiplier)─┐
        └─────────────────────────────── + ─────────────────────────────────────────────┘ …then the MLP, likewise
 
-What a matmul adds to the residual stream waits for the next norm, whose kernel adds it. For many rows, the matmuls
-are the library's. For few, those that `choices` names are our own, with the activation fused after them, and, where
-nothing stands between, the sum; for one row, all are, with the norms before them as well: there, a kernel's launch
-costs more than its work.
+What a matmul adds to the residual stream waits for the next norm, whose kernel adds it. For many rows, the library
+computes the matmuls. For few, our own kernels compute those that `choices` names, with the activation fused as an
+epilogue and, where nothing comes between, the addition too. For one row they compute all of them, with the norms fused
+as prologues as well: there, launching a kernel costs more than its work.
 
 If results must not depend on the batch, all rows take the many-rows path, with matmuls and tilings that do not depend
 on the number of rows.
@@ -61,7 +61,7 @@ class _Stream:
 
 
 class _Read(NamedTuple):
-    """What a matmul reads, and what it does to it first: add, then norm."""
+    """What a matmul reads, and what it does to that first."""
 
     x: Tensor
     prologue: Prologue = NO_PROLOGUE
@@ -71,11 +71,11 @@ class _Step(NamedTuple):
     """What all layers of a step share."""
 
     rotations: list[Tensor]
-    """By rope."""
+    """One table per rope."""
     slots: Tensor
     attention: StepAttention
     own: bool
-    """Whether matmuls may be our own."""
+    """Whether our own kernels may compute matmuls."""
 
 
 class FusedDecoder:
@@ -90,13 +90,13 @@ class FusedDecoder:
         self.overlaps = overlaps
         self.invariant = invariant
         self.choices = Choices()
-        """Which matmuls are our own, unless the results are invariant."""
+        """Which matmuls our own kernels compute, unless results must be invariant."""
         self.folds = True
-        """Whether, for one row, they do what stands before them."""
+        """Whether, for one row, matmuls have prologues."""
 
     @property
     def matmuls(self) -> Mapping[Matmul, Sequence[Operand]]:
-        """Those whose kernel can be chosen, with the weights of each."""
+        """The matmuls whose kernel can be chosen, with the weights of each."""
         found: defaultdict[Matmul, list[Operand]] = defaultdict(list)
         for layer in self.layers:
             for matmul in layer.matmuls:
@@ -107,8 +107,8 @@ class FusedDecoder:
         return found
 
     def __call__(self, inputs: StepInputs, ctx: StepAttention, *, adapted: bool = False) -> Tensor:
-        """Hidden states of all tokens in the step, after the final norm. `adapted` rows take the many-rows path: the
-        fused matmuls leave no place for the adapters' terms.
+        """Hidden states of all tokens in the step, after the final norm. `adapted` rows take the many-rows path: fused
+        matmuls have no place to add the adapters' terms.
         """
         x = self.model.backbone.embed(inputs.tokens, inputs.positions)
         rotations = [
@@ -185,13 +185,13 @@ class FusedDecoder:
         return _Read(self._joined(stream, layer.mlp_norm))
 
     def _is_folded(self, stream: _Stream, layer: LayerPlan, own: bool) -> bool:
-        """Whether matmuls do what stands before them: every program of their kernels adds up squares for itself, which
-        pays for a single row alone.
+        """Whether matmuls norm the stream themselves. Every program of their kernels repeats the norm's sum, which pays
+        only for a single row.
         """
         return len(stream.x) == 1 and own and self.folds and layer.folds
 
     def _joined(self, stream: _Stream, norm: NormWeights | None) -> Tensor:
-        """The norm of the stream, after adding to it what is still to be added."""
+        """The norm of the stream, after adding the delta that is still pending."""
         value, delta_norm, multiplier = stream.delta or (None, None, 1.0)
         stream.delta = None
         return add_norm(
@@ -214,8 +214,8 @@ class FusedDecoder:
         multiplier: float,
         own: bool,
     ) -> None:
-        """Adds a matmul to the stream, or leaves it to be added later: if a norm stands between, if the ranks' results
-        must be summed up first, or if it is the library's.
+        """Adds a matmul's result to the stream, or leaves it pending: if a norm comes first, if the ranks' results must
+        be summed up, or if the library computed it.
         """
         if not matmul.epilogue.adds:
             stream.delta = Delta(self._matmul(matmul, _Read(x), own), norm, multiplier)
@@ -231,7 +231,7 @@ class FusedDecoder:
         return activated(self._many(mlp.up, x), mlp.activation, gated=mlp.gated, pdl=self.overlaps)
 
     def _mix(self, mixture: MixturePlan, layer: LayerPlan, stream: _Stream, own: bool) -> None:
-        """Adds a mixture of experts to the stream, or leaves it to be added if a norm stands between."""
+        """Adds a mixture of experts to the stream, or leaves it pending if a norm comes first."""
         read = self._reads_mlp(stream, layer, own)
         logits = self._matmul(mixture.router, read, own)
         if read.prologue.delta is not None:
@@ -263,7 +263,7 @@ class FusedDecoder:
 
     def _mix_rows(self, mixture: MixturePlan, x: Tensor, logits: Tensor, ending: Ending) -> Tensor:
         count, chosen, pdl = mixture.count, mixture.chosen, self.overlaps
-        # Of a fixed height, tiles give each row the same bits whatever the others are.
+        # Tiles of a fixed height give each row the same bits whatever the other rows are.
         height = INVARIANT_HEIGHT if self.invariant else tile_height(len(x) * chosen, count)
         routed = route(logits, count, chosen, normalized=mixture.normalized, pdl=pdl)
         rows = by_expert(routed.experts, count, height, pdl=pdl)
@@ -307,7 +307,7 @@ class FusedDecoder:
 
 
 def _folded(stream: _Stream, prologue: Prologue) -> _Read:
-    """The stream before what is still to be added to it, which the next matmul's kernel adds."""
+    """The stream without its pending delta, which the next matmul's kernel adds."""
     x, delta = stream.x, stream.delta
     if delta is None:
         return _Read(x, prologue)

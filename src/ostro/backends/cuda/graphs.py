@@ -44,7 +44,7 @@ class StepGraphs(Generic[_Kind]):
 
     @property
     def made(self) -> list[tuple[int, _Kind]]:
-        """Steps that were used so far."""
+        """The steps used so far."""
         return list(self._graphs)
 
     def size_for(self, rows: int) -> int:

@@ -1,6 +1,7 @@
 """Disk below a GPU's pages, through host memory. Knows no CUDA: `HostStore` copies, and a thread of `PageDisk` writes.
 
-The engine's slots are places that move. A slot that is spilled hands its memory to the disk, and takes a spare one:
+The engine's slots move between places in memory. A slot that is spilled hands its memory to the disk, and takes a spare
+one:
 
     slots     0 1 2 3 4 │ spare: on their way to disk, or none's │ incoming: on their way from disk
     memory    4 1 7 0 2 │ 3 5 6                                  │ 8 9
@@ -45,21 +46,21 @@ class _Offering:
     offer: Offer
     num_good: int = 0
     memory: tuple[int, ...] = ()
-    """Where the part that is on its way is."""
+    """Where in memory the part in transit is."""
     stored: Callable[[], bool] | None = None
-    """Whether it has arrived there; None once the disk writes it."""
+    """Whether it has arrived there; None once the disk is writing it."""
     seconds: float = 0.0
 
 
 class HostDiskStore(OverDisk):
     def __init__(self, host: HostStore, disk: PageDisk, *, num_slots: int, num_incoming: int, outlives: bool) -> None:
-        """Of the host's slots the engine gets `num_slots`; the others are spare, or for pages from disk."""
+        """The engine gets `num_slots` of the host's slots; the others are spare, or for pages from disk."""
         assert 0 < num_incoming < host.num_slots - num_slots
         super().__init__(disk, outlives=outlives)
         self.num_slots = num_slots
         self._host = host
         self._memory = list(range(num_slots))
-        """By slot."""
+        """The place in host memory of each slot."""
         first_incoming = host.num_slots - num_incoming
         self._incoming = range(first_incoming, host.num_slots)
         # Filled by the disk's thread as well.
@@ -67,11 +68,11 @@ class HostDiskStore(OverDisk):
         # Pages that are still on their way to host memory, and then go to disk: when, what, and where they are.
         self._leaving: deque[tuple[Callable[[], bool], bytes, int]] = deque()
         self._on_host: dict[int, _Job] = {}
-        """By ticket: whose part the host fetches."""
+        """By ticket, the job whose part the host is fetching."""
         self._waiting: deque[_Job] = deque()
         """Jobs whose next part is on disk. The first is under way."""
         self._offers: deque[_Offering] = deque()
-        """The first is under way, once there is spare memory for it."""
+        """Offers, of which the first is under way once there is spare memory for it."""
         self._arrived: list[Arrival] = []
 
     @property
@@ -108,7 +109,7 @@ class HostDiskStore(OverDisk):
         self._offer_next()
         is_offering = bool(self._offers)
         reading = (bool(self._waiting) or is_offering) and not self._on_host
-        # What is offered may still be on its way to host memory, which nothing tells.
+        # Offered pages may still be on their way to host memory, and nothing reports their arrival.
         wait = min(timeout, _POLL_SECONDS) if is_offering else timeout
         offered = self._offers[0].offer.ticket if is_offering else None
         for ended in self._disk.ended(wait if reading else 0.0):
@@ -129,7 +130,7 @@ class HostDiskStore(OverDisk):
     # ---- down
 
     def _write_stored(self) -> None:
-        """Has written what has arrived in host memory."""
+        """Hands pages that have arrived in host memory to the disk."""
         while self._leaving and self._leaving[0][0]():
             _, digest, memory = self._leaving.popleft()
             self._disk.write(digest, partial(self._host.slot, memory), partial(self._spare.append, memory))
@@ -141,7 +142,9 @@ class HostDiskStore(OverDisk):
         return self._host.page(move.page)
 
     def _offer_next(self) -> None:
-        """Goes on with the first offer: takes what is spare for its next part, or has it written once it is there."""
+        """Continues the first offer: takes spare memory for its next part, or hands that to the disk once it has
+        arrived.
+        """
         if not self._offers:
             return
         job = self._offers[0]
@@ -178,7 +181,7 @@ class HostDiskStore(OverDisk):
     # ---- up
 
     def _begin(self, job: _Job) -> list[Fetch]:
-        """What the host has to do first; what is on disk follows."""
+        """Begins with what the host must fetch; what is on disk follows."""
         slots = [self._memory[source] for source in job.fetch.sources if isinstance(source, int)]
         if slots:
             return [self._part(job, slots)]
@@ -208,7 +211,7 @@ class HostDiskStore(OverDisk):
         job.disk_seconds += ended.seconds
         job.num_damaged += len(ended.lost)
         if num_good < job.num_read:
-            # What follows is of no use without it.
+            # The pages after it are of no use without it.
             job.fetch = job.fetch._replace(sources=job.fetch.sources[: job.num_good + num_good])
         if not num_good:
             self._end(job)
@@ -216,7 +219,7 @@ class HostDiskStore(OverDisk):
         try:
             self._host.carry_out([self._part(job, self._incoming[:num_good])])
         except BaseException:
-            # Those behind it get their turn.
+            # The jobs behind it get their turn.
             self._end(job)
             raise
 

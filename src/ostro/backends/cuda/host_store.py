@@ -4,10 +4,10 @@
     out             └──────────────> staged ──> slot                  and leaves the rest to a stream of its own
     in              └──> slot ──> staged ──> page ──│ arrived         a fetch costs them nothing
 
-In a burst, stores that fill all staged blocks make the steps wait until the first of these has left.
-A fetch begins after the steps launched before it, because the pages that it fills may still be in use by them; and
-after the stores before it, because it may read what they write. It is told once its copies are done, so that any later
-step finds them.
+In a burst, stores that fill all staged blocks make the steps wait until the first of these has left. A fetch begins
+after the steps launched before it, because the pages that it fills may still be in use by them; and after the stores
+before it, because it may read what they write. It is reported once its copies are done, so that any later step finds
+them.
 """
 
 import mmap
@@ -25,7 +25,7 @@ from torch import Tensor
 from ostro.backends.tiers.page_file import Bytes
 from ostro.engine.page_store import Arrival, Fetch, Move, Offer, Spill, Store, Unshared
 
-# Device memory for pages on their way: so many blocks out, and one in. A copy across the bus is of a page at a time.
+# Device memory for pages in transit: _BLOCKS blocks out, and one in. Copies across the bus are of one page at a time.
 _BLOCKS = 4
 _BLOCK_BYTES = 32 << 20
 # Host memory is taken in pieces, by several threads.
@@ -57,7 +57,7 @@ class HostStore(Unshared):
     on_disk = 0
 
     def __init__(self, memory: Tensor, num_slots: int) -> None:
-        """`memory` has the pages: [layers, key or value, pages, …]. Its last page is no sequence's."""
+        """`memory` has the pages: [layers, key or value, pages, …]. Its last page belongs to no sequence."""
         self.num_slots = num_slots
         self._pages = _as_numbers(memory)
         self._device = memory.device
@@ -80,7 +80,7 @@ class HostStore(Unshared):
         self._under_way: deque[_UnderWay] = deque()
         block = max(1, min(num_slots, _BLOCK_BYTES // self.page_bytes))
         self.most_staged = _BLOCKS * block
-        """Pages that can be on their way out before steps wait."""
+        """How many pages can be on their way out before steps wait."""
         if is_cuda:
             self._blocks = [_Block(self._staging(block), torch.cuda.Event()) for _ in range(_BLOCKS)]
             self._incoming = self._staging(block)
@@ -116,19 +116,19 @@ class HostStore(Unshared):
         return arrived
 
     def close(self, hot: Sequence[Spill] = ()) -> None:
-        """What is in memory is gone with the process."""
+        """Memory ends with the process."""
         if self._device.type == "cuda":
             self._out.synchronize()
             self._in.synchronize()
 
     def stored(self) -> Callable[[], bool]:
-        """A question: whether the stores up to now are done."""
+        """A function that says whether the stores so far are done."""
         if self._device.type != "cuda":
             return lambda: True
         return self._out.record_event().query
 
     def slot(self, number: int) -> Bytes:
-        """A view of a slot's memory. What is stored there arrives once it is `stored`."""
+        """A view of a slot's memory. A page that was stored there has arrived once `stored` says so."""
         return self._slot(number).view(torch.uint8).view(-1).numpy()
 
     def page(self, number: int) -> Bytes:
@@ -185,7 +185,7 @@ class HostStore(Unshared):
                 ended.record()
             self._under_way.append(_UnderWay(fetch, began, ended))
         except BaseException:
-            # It counts as not begun, so that others may get its pages: no copy may come after that.
+            # The fetch counts as not begun, so others may get its pages: none of its copies may run after that.
             self._in.synchronize()
             raise
 
@@ -217,8 +217,8 @@ def _in_parts(items: Sequence[T], most: int) -> Iterator[Sequence[T]]:
 
 
 def pinned(sizes: Sequence[int]) -> list[Tensor]:
-    """Pieces of so many bytes; give them back with `unpin`. Raises MemoryError, a sentence without its full stop, if
-    there is not so much memory.
+    """Pinned pieces of these sizes in bytes; give them back with `unpin`. Raises MemoryError, with a sentence without
+    its full stop, if there is not enough memory.
     """
     with ThreadPoolExecutor(_THREADS) as pool:
         asked = [pool.submit(_registered, size) for size in sizes]
@@ -230,7 +230,7 @@ def pinned(sizes: Sequence[int]) -> list[Tensor]:
 
 
 def unpin(pieces: Sequence[Tensor]) -> None:
-    """Nothing may copy from or to them any more."""
+    """Gives pieces back. Nothing may be copying from or to them."""
     for piece in pieces:
         torch.cuda.cudart().cudaHostUnregister(piece.data_ptr())
 
@@ -239,9 +239,9 @@ def _registered(num_bytes: int) -> Tensor:
     # Shared memory, the default, has no huge pages on most systems.
     memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with suppress(AttributeError, OSError):
-        # A child's copy-on-write must not part the pages that the GPU knows from those that we write.
+        # Copy-on-write after a fork must not separate the pages that the GPU knows from those that we write.
         memory.madvise(mmap.MADV_DONTFORK)
-        # Registered several times as fast, where the system has them.
+        # Huge pages, where the system has them, are registered several times as fast.
         memory.madvise(mmap.MADV_HUGEPAGE)
     numbers = np.frombuffer(memory, np.uint8)
     numbers[::_PAGE] = 0

@@ -48,7 +48,7 @@ class AttentionPlan:
     norm: QKNormWeights | None
     """The norm of queries and keys before they are rotated."""
     joint_norm: Callable[[Tensor], Tensor] | None
-    """The same as a module, [tokens, heads, head_dim], where ranks must add up their sums for it."""
+    """The same norm as a module, [tokens, heads, head_dim], for ranks that must add up their sums for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +60,7 @@ class MlpPlan:
 
     @property
     def dense(self) -> "MlpPlan | None":
-        """What all tokens go through, if there is such a part."""
+        """The part that all tokens go through, if there is one."""
         return self
 
     @property
@@ -134,8 +134,8 @@ class LayerPlan:
 
     @cached_property
     def folds(self) -> bool:
-        """Whether, for a single row, matmuls can do what stands before them: norm the stream, and, if it is normed
-        first, add to it. All norms must be RMS norms.
+        """Whether, for a single row, matmuls can take over what comes before them: norming the stream and, where deltas
+        are normed, adding them to it. All norms must be RMS norms.
         """
         before, after = (self.attention_norm, self.mlp_norm), (self.attention_post_norm, self.mlp_post_norm)
         if self.parallel or any(norm is not None and norm.kind != "rms" for norm in before + after):
@@ -213,7 +213,7 @@ def _layer(layer: DecoderLayer, described: arch.Layer) -> LayerPlan:
 
 
 def _adding(linear: Linear, *, waits: bool, multiplier: float) -> FusedMatmul:
-    """A matmul whose result is added to the stream: by its kernel, unless something comes first."""
+    """A matmul whose result is added to the stream, by its own kernel unless something must happen first."""
     adds = adding(normed=waits, reduced=linear.reduce is not None) == "added"
     return fused_matmul(linear, adds=adds, multiplier=multiplier)
 

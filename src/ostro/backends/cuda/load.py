@@ -109,7 +109,7 @@ def first_rank(opened: OpenedModel, ranks: Ranks) -> ModelRunner:
 def load_part(
     opened: OpenedModel, rank: int, join: Join, group: Collective
 ) -> tuple[int, Callable[[int], on_torch.Part]]:
-    """For ranks other than the first, as `backends.torch.load.load_part`."""
+    """The same for ranks other than the first, like `backends.torch.load.load_part`."""
     model = on_torch.load_shard(opened, rank, group)
     config, adapters = opened.resolved, on_torch.adapters_of(model, opened.config)
     _prepare(model, config, adapters, group)

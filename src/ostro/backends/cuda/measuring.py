@@ -1,5 +1,5 @@
 """Times matmuls of few rows on the device, on the model's own weights: each together with the norm or activation that
-its choice decides about, several layers in turn, so that no weight is read from the cache.
+the choice affects, and over several layers in turn, so that no weight comes from the cache.
 """
 
 import logging
@@ -26,14 +26,14 @@ from ostro.models.architecture import Activation
 
 _ROUNDS = 5
 _FEWEST_CALLS, _MOST_CALLS = 4, 32
-# Kept free for what kernels need beside their blocks.
+# Kept free for what kernels need besides their blocks.
 _SPARE_SHARED_MEMORY = 7 << 10
 
 _log = logging.getLogger(__name__)
 
 
 class Operand(NamedTuple):
-    """What a matmul multiplies by and adds."""
+    """The weight that a matmul multiplies by, and the bias that it adds."""
 
     weight: Tensor
     bias: Tensor | None
@@ -52,7 +52,7 @@ class _Scratch(NamedTuple):
     x: Tensor
     stream: Tensor
     norm: NormWeights
-    """Of its inputs, or, if it is added to the stream, of the stream."""
+    """The norm of its inputs or, if its result is added to the stream, of the stream."""
 
 
 def this_gpu(device: torch.device) -> Gpu:
@@ -85,7 +85,7 @@ class DeviceClock:
         graphs = StepGraphs(self.run, idle=_nothing, most=rows, captured=rows)
         replays = [self._captured(graphs, rows, Kind(matmul, each)) for each in tried]
         times: list[list[float]] = [[] for _ in tried]
-        # By turns, so that a change of the clock rate meets all.
+        # By turns, so that a change of the clock rate affects all alike.
         for _ in range(_ROUNDS):
             for replay, taken in zip(replays, times, strict=True):
                 if replay is not None:
@@ -141,7 +141,7 @@ class DeviceClock:
         )
 
     def _call(self, kind: Kind, scratch: _Scratch, matrix: Operand) -> None:
-        """As `fused` does it, so that what is launched ahead is too."""
+        """Launches the same kernels as `fused`, so that the same ones overlap."""
         (matmul, tiling), (x, stream, norm), pdl = kind, scratch, self._overlaps
         weight, bias = matrix
         epilogue, prologue = self._epilogue(matmul, bias), Prologue(norm)
@@ -169,7 +169,7 @@ class DeviceClock:
 
 
 def _elapsed(replay: Callable[[], None]) -> float:
-    """In milliseconds."""
+    """The time of one replay, in milliseconds."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     start.record()
     replay()

@@ -1,7 +1,7 @@
 """Steps with prompts as CUDA graphs, for a ladder of numbers of tokens. Knows no sequences and no sampling.
 
 A step with prompts launches about nine kernels a layer. If it has few tokens, that takes the host longer than the
-device takes to run them, and everyone who decodes waits for it. As a graph such a step is padded:
+device takes to run them, and every sequence that is decoding waits for it. As a graph such a step is padded:
 
     tokens   [ a ][ b ][ c c c c c ][ - - - ]      as many as the ladder has
     lengths   9    4    0 …                        0 for all that are not single, up to `Padding.singles`
@@ -27,12 +27,12 @@ from ostro.torch_models.base import Model
 from ostro.torch_models.experts import Experts
 from ostro.torch_models.layers import Linear
 
-# Close together where padding costs time, few where it costs none.
+# Close together where padding costs time, far apart where it costs none.
 _TOKENS = (8, 16, 32, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768, 896, 1024, 1280, 1536, 2048)
-# Single tokens, and chunks of several, that a graph has room for: programs without work cost a little.
+# The most single tokens, and the most longer chunks, in a graph: programs without work cost a little.
 _SINGLES = (16, 64, 256, 1024)
 _CHUNKS = (8, 64, 512)
-# Numbers of a step's inputs, padded to the most tokens.
+# Sizes of a step's inputs, padded to the most tokens.
 _INPUTS = FIELDS * _TOKENS[-1]
 # Multiplications and additions, each, that an H200 does in the time that the host takes to launch a layer's kernels:
 # 500 µs at 700 TFLOP/s, where hosts were seen to take 140 to 900. A step with more in each layer hides its launches,
@@ -61,9 +61,9 @@ class MixedGraphs:
         max_batch_seqs: int,
         captures: bool,
     ) -> None:
-        """`tokens` are those that the latest step drew. Unless it `captures`, padded steps run directly."""
+        """`tokens` are those that the latest step drew. Without `captures`, padded steps run directly."""
         self.most = 0
-        """Most tokens of a step that is a graph; 0 if none is. Of use on the rank that plans."""
+        """The most tokens of a step that is a graph; 0 if none is. Used on the rank that plans."""
         self._forward, self._attention, self._tokens = forward, attention, tokens
         self._width, self._dtype = model.shape.hidden_size, next(model.parameters()).dtype
         self._max_batch_seqs = max_batch_seqs
@@ -74,8 +74,8 @@ class MixedGraphs:
         )
 
     def padding_for(self, tokens: int, singles: int, tiles: int) -> Padding | None:
-        """The graph for a step of this size, if there is one. To capture it delays a step, so that happens only once
-        another like it was met.
+        """The graph for a step of this size, if there is one. Capturing delays a step, so it happens only once a second
+        step of the size comes.
         """
         if tokens > self.most or singles > _SINGLES[-1] or tiles > _CHUNKS[-1]:
             return None
@@ -118,7 +118,7 @@ class MixedGraphs:
         memory.hidden[:size].copy_(self._forward(inputs, ctx))
 
     def _idle(self) -> None:
-        """Inputs that have no effect."""
+        """Sets inputs that have no effect."""
         memory = self._fixed()
         memory.packed.zero_()
         memory.inputs[SLOT] = -1

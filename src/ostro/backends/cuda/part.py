@@ -44,10 +44,10 @@ class GpuPart:
         gpu: Gpu | None = None,
     ) -> None:
         """`tokens` are those that the latest step drew. Decode steps of up to `captured` rows are graphs; `finish` is
-        what they do with their logits, and gets these, the inputs and the kind: on the first rank, which samples. Its
-        tokens then go to the others of the `group`. Unless `captured` is 0, padded steps with prompts are graphs too.
-        `kernel_choices` are as in `EngineConfig`. A `gpu` is what the part is made for if the model is on the meta
-        device: it can then say what it would compile (`launches`), and run nothing.
+        called with their logits, the inputs and the kind on the first rank, which samples. Its tokens then go to the
+        others of the `group`. Unless `captured` is 0, padded steps with prompts are graphs too. `kernel_choices` are as
+        in `EngineConfig`. A `gpu` is what the part is made for if the model is on the meta device: it can then say what
+        it would compile (`launches`), and run nothing.
         """
         parameter = next(model.parameters())
         self.model, self.device, self._adapters = model, parameter.device, adapters
@@ -95,7 +95,7 @@ class GpuPart:
         return launches(self.decoder, self.attention, kernel_choices, gpu)
 
     def carry_out(self, message: object) -> None:
-        """What the first rank has sent."""
+        """Carries out a message from the first rank."""
         match message:
             case Prelude():
                 self.prepare(message)
@@ -118,7 +118,7 @@ class GpuPart:
             self.attention.groups.copy_(send(prelude.groups, self.device))
 
     def decode(self, step: Decode) -> None:
-        """Runs a graph that `graphs.get` has made: to capture one overwrites the inputs."""
+        """Runs a graph that `graphs.get` has made beforehand: capturing one overwrites the inputs."""
         run = self.graphs.get(step.size, step.kind)
         host = torch.from_numpy(step.inputs)
         self.inputs.copy_(host.pin_memory() if self.device.type == "cuda" else host, non_blocking=True)
@@ -139,7 +139,7 @@ class GpuPart:
         return self.model.raw_logits(hidden) if self.decoder is None else self.decoder.logits(hidden)
 
     def idle(self) -> None:
-        """Inputs that have no effect."""
+        """Sets inputs that have no effect."""
         self.inputs.fill_(-1)
         self.inputs[TOKEN : LENGTH + 1] = 0
 
@@ -156,7 +156,7 @@ class GpuPart:
             self.share_tokens(0, size)
 
     def share_tokens(self, start: int, stop: int) -> None:
-        """The first rank's go to all: the next step may read them."""
+        """Sends the first rank's tokens to all ranks: the next step may read them."""
         if self._group is not None:
             self._group.broadcast(self._tokens[start:stop])
 

@@ -21,7 +21,7 @@ from ostro.kernels.gpu.signatures import build, build_driver, compile_for, kerne
 from ostro.processes.spawn import die_with_parent
 from ostro.system.machine import num_cpus
 
-# More would take memory, some 200 MB each, and no time off the slowest binary.
+# More processes would take some 200 MB of memory each, and save no time on the slowest binary.
 _MOST_PROCESSES = 32
 
 if TYPE_CHECKING:
@@ -32,15 +32,15 @@ if TYPE_CHECKING:
 
 def main(descriptor: int) -> None:
     die_with_parent()
-    # The process that loads the model says whatever there is to say about it.
+    # The process that loads the model logs all there is to log about it.
     logging.disable()
     with socket.socket(fileno=descriptor) as connection, suppress(OSError, EOFError):
         driver = _fork(build_driver)
-        # All that `signatures` needs, ahead of the request.
+        # Import all that `signatures` needs before the request comes.
         import ostro.backends.cuda.runner  # noqa: F401
 
         os.waitpid(driver, 0)
-        # Most of this is the same for any GPU, and there is time until it is known.
+        # Most of this is the same for any GPU, and there is time until the actual one is known.
         compile_for("9.0")
         with suppress(Exception):
             warm_up(())
@@ -57,7 +57,7 @@ def _compiled(request: Request) -> Compiled:
 
 
 def signatures(request: Request) -> list[str]:
-    """Of all kernels that the runner will launch before the first step."""
+    """The signatures of all kernels that the runner will launch before the first step."""
     import torch
 
     compile_for(request.gpu.capability)
@@ -95,7 +95,7 @@ def part_of(request: Request, device: "torch.device") -> "GpuPart":
 
 
 def compile_all(wanted: Sequence[str], processes: int) -> Compiled:
-    """In order, so many at a time."""
+    """Compiles signatures in order, at most `processes` at a time."""
     # Once, instead of in each fork.
     warm_up(wanted)
     # Otherwise a fork's first garbage collection would copy all that it shares.
@@ -115,7 +115,7 @@ def compile_all(wanted: Sequence[str], processes: int) -> Compiled:
 
 
 def _fork(run: Callable[[], None]) -> int:
-    """A fork that runs this and ends."""
+    """Forks a process that calls `run` and ends."""
     pid = os.fork()
     if pid == 0:
         die_with_parent()

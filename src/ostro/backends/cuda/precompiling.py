@@ -3,9 +3,9 @@
     this process         start ── imports ── begin ── weights ──────── wait ── launches, which find what is compiled
     precompile_process     imports ─────────── list ── fork, fork, … ───┘
 
-Threads of this process could compile only once the weights are there, and its Python part, an eighth of the work, one
-at a time. What the processes do not compile, for whatever reason, the launches compile, as they would without them.
-Imports no torch, so that the process can start before it.
+Threads of this process could compile only once the weights are loaded, and would run the compiler's Python part, an
+eighth of the work, one at a time. What the processes do not compile, for whatever reason, the launches compile, as they
+would without them. Imports no torch, so that the process can start before it.
 """
 
 import hashlib
@@ -34,7 +34,7 @@ from ostro.system.machine import num_cpus
 
 LENGTH = struct.Struct("<I")
 _LONGEST = 1 << 24
-# Many times what it takes, even on two busy CPUs.
+# Many times what compiling takes, even on two busy CPUs.
 _MOST_SECONDS = 300.0
 _LIBRARIES = ("torch", "triton")
 
@@ -50,7 +50,7 @@ class Request(msgspec.Struct, frozen=True):
 
 
 class Compiled(msgspec.Struct, frozen=True):
-    """The end of a request."""
+    """The answer to a request, once all is compiled."""
 
     kernels: int
     failed: Mapping[str, str]
@@ -73,13 +73,13 @@ class Precompiler:
 
     def begin(self, request: Request) -> None:
         """Returns before anything is compiled."""
-        # A config may hold numbers and texts that no message can, and still be a model's.
+        # A valid config may hold numbers and texts that no message can.
         with suppress(OSError, ValueError, TypeError, OverflowError, RecursionError):
             self._socket.sendall(frame(request))
             self._began = True
 
     def wait(self) -> Compiled | None:
-        """Until all kernels are compiled. None if nothing was begun, the process has ended, or it takes minutes."""
+        """Waits until all kernels are compiled. None if nothing was begun, the process ended, or it takes minutes."""
         if not self._began:
             return None
         self._began, started = False, time.monotonic()
@@ -107,8 +107,9 @@ class Precompiler:
 
 @contextmanager
 def precompiler(model: Mapping[str, object], config: EngineConfig) -> Iterator[Precompiler | None]:
-    """For the time that it takes to load a model onto a GPU. None where it would not help: with one CPU, without
-    Triton's compiler, and if an earlier start with the same model, settings and code has left the kernels in its cache.
+    """A `Precompiler` for the time it takes to load a model onto a GPU. None where it would not help: with one CPU,
+    without Triton's compiler, and if an earlier start with the same model, settings and code has left the kernels in
+    its cache.
     """
     done = _triton_cache() / f"ostro-{_digest(model, config)}"
     started = None
@@ -130,7 +131,7 @@ def frame(message: msgspec.Struct) -> bytes:
 
 
 def receive(connection: socket.socket) -> bytes:
-    """The next message. Raises EOFError if the other end is closed, or sends more than anybody would."""
+    """The next message. Raises EOFError if the other end is closed, or announces an implausible length."""
     (length,) = LENGTH.unpack(_exactly(connection, LENGTH.size))
     if length > _LONGEST:
         raise EOFError

@@ -51,7 +51,9 @@ class Fp8Linear(QuantizedLinear):
 
     @classmethod
     def quantized(cls, plain: Linear, group: Collective | None = None) -> Self:
-        """Of a rank's part of the inputs, the `group` finds the scales, so that they are those of the whole rows."""
+        """If a rank has only part of the inputs, its `group` agrees on the scales, so that they are those of the whole
+        rows.
+        """
         agree = None if group is None or plain.reduce is None else group.max
         return cls(plain, *quantize_weight(plain.weight.data, agree))
 
@@ -89,15 +91,15 @@ class PackedLinear(QuantizedLinear):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FusedMatmul:
-    """A layer's projection with what its kernel does with the result, built once: see `fused_matmul`."""
+    """A layer's projection with its epilogue, built once per layer by `fused_matmul`."""
 
     linear: Linear
     epilogue: Epilogue
-    """What our own kernel for few rows does."""
+    """What our own kernel for few rows does with the result."""
     biased: Epilogue
-    """What is left of it for many rows: the rest has kernels of its own."""
+    """The bias alone, for many rows: the rest of the epilogue has kernels of its own there."""
     key: Matmul
-    """What the choice of its kernel depends on."""
+    """The key to the choice of its kernel."""
 
     def tiling(self, rows: int, choices: Choices) -> Tiling | None:
         return own_tiling(self.linear, self.key, rows, choices)
@@ -111,7 +113,7 @@ def fused_matmul(
     adds: bool = False,
     multiplier: float = 1.0,
 ) -> FusedMatmul:
-    """The multiplier is that of a result that is added to the stream."""
+    """The multiplier applies only to a result that is added to the stream."""
     bias = linear.bias
     epilogue = Epilogue(bias, activation, gated, adds, multiplier if adds else 1.0)
     biased = epilogue if epilogue.kind == "plain" else Epilogue(bias)
@@ -119,7 +121,7 @@ def fused_matmul(
 
 
 def matmul_of(matrix: Matrix, epilogue: EpilogueKind = "plain") -> Matmul:
-    """What a matrix's matmul is to the choice of its kernel."""
+    """A matrix's matmul as the key to the choice of its kernel."""
     bits = matrix.packed_weight.bits if isinstance(matrix, PackedLinear) else 8 * matrix.weight.element_size()
     return Matmul(*matrix.shape, bits, epilogue)
 

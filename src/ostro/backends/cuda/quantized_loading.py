@@ -32,7 +32,7 @@ from ostro.weights.quantized.tiles import Tiled
 from ostro.weights.quantized.weight import QuantizedWeight
 from ostro.weights.read_ahead import ahead
 
-# Codes unpacked at a time.
+# How many codes are unpacked at a time.
 _CHUNK_VALUES = 1 << 22
 # The most codes that share a 32-bit word along the rows.
 _ROW_MULTIPLE = 8
@@ -61,7 +61,7 @@ class _Loader:
         }
         self._allocate()
         self.waiting: dict[str, tuple[int, int]] = {}
-        """Tensors of projections that have not come: which projection, and which part of it."""
+        """Tensors of projections that have not come yet: which projection, and which part of it."""
         self._parts: dict[int, list[Weight | None]] = {}
         for key, (_, _, projection) in self._homes.items():
             self._parts[key] = [None] * len(projection.described.parts)
@@ -71,14 +71,14 @@ class _Loader:
         self._outcome: Counter[str] = Counter()
 
     def _allocate(self) -> None:
-        """Memory for all that is not a projection's matrix."""
+        """Allocates everything but the projections' matrices."""
         for module in self._model.modules():
             for name, parameter in module.named_parameters(recurse=False):
                 if id(module) not in self._homes or name != "weight":
                     empty = torch.empty(parameter.shape, dtype=parameter.dtype, device=self._device)
                     setattr(module, name, nn.Parameter(empty, requires_grad=False))
             for name, buffer in module.named_buffers(recurse=False):
-                # Of buffers, only the zeros of a norm without a bias are not computed on the CPU.
+                # All buffers are computed on the CPU, except the zeros of a norm without a bias.
                 assert not buffer.is_meta or isinstance(module, LayerNorm)
                 own = torch.zeros_like(buffer, device=self._device) if buffer.is_meta else buffer.to(self._device)
                 setattr(module, name, own)

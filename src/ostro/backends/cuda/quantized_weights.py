@@ -1,7 +1,7 @@
 """Which projections of a quantised checkpoint keep their bits on a GPU. Knows headers; knows no torch and no device.
 
-A projection is one matrix on the GPU, of all its parts (queries, keys and values, say), so that the parts must have a
-form in common. Everything else is widened to the number format that the model computes in: embedding and head, whose
+On the GPU, a projection is one matrix that holds all its parts (queries, keys and values, say), so the parts must have
+a form in common. Everything else is widened to the number format that the model computes in: embedding and head, whose
 kernels have no other, experts, and what is on no grid or on one that the kernels do not take.
 """
 
@@ -14,7 +14,7 @@ from ostro.models.description import Causal, plain_decoder
 from ostro.weights.forms import Form
 from ostro.weights.stored import Stored
 
-# What cuBLAS asks of matrices of 8-bit floats.
+# cuBLAS needs matrices of 8-bit floats whose sizes are multiples of this.
 _FLOAT_MULTIPLE = 16
 
 
@@ -42,7 +42,7 @@ def kept_weights(stored: Stored, described: Causal, config: EngineConfig) -> Map
 
 
 def joined_form(projection: Projection, forms: Sequence[Form | None]) -> Form | None:
-    """The form of a projection whose parts have these; None if it is widened."""
+    """The form of a projection whose parts have these forms; None if it is widened."""
     known = [form for form in forms if form is not None]
     if len(known) < len(forms) or len({form.kind for form in known}) > 1 or projection.transposed:
         return None

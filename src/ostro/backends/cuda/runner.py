@@ -79,7 +79,7 @@ _LOGITS_BLOCK_BYTES = 512 << 20
 
 Wait = Callable[[], StepOutput]
 Drawn = Callable[[], list[SampledToken]]
-"""Waits for what was drawn, row by row."""
+"""Waits for the drawn tokens, and returns them row by row."""
 
 
 class DrawKind(NamedTuple):
@@ -148,7 +148,7 @@ class GpuRunner:
         captures = self.device.type == "cuda" and can_capture(model) and (ranks is None or ranks.can_capture)
         captured = _captured_rows(graph_max_rows or max_batch_seqs, graphs=graphs, captures=captures)
         if ranks is not None:
-            # The others make their parts at the same time.
+            # The other ranks make their parts at the same time.
             ranks.send(Begin(num_pages))
         self.part = GpuPart(
             model,
@@ -190,7 +190,7 @@ class GpuRunner:
         ranks: Peers | None = None,
         group: Collective | None = None,
     ) -> Self:
-        """With as many pages as `fitting_pages` found, or as the ranks agreed on."""
+        """A runner with as many pages as `fitting_pages` found, or as the ranks agreed on."""
         return cls(
             model,
             page_size=config.page_size,
@@ -218,7 +218,7 @@ class GpuRunner:
         return self.part.attention.pages.memory[:, :, 0].nbytes
 
     def host_store(self, num_slots: int) -> HostStore:
-        """Host memory for so many evicted pages."""
+        """Host memory for this many evicted pages."""
         return HostStore(self.part.attention.pages.memory, num_slots)
 
     def check_tiers(self, config: EngineConfig) -> None:
@@ -232,7 +232,7 @@ class GpuRunner:
 
     @property
     def computes_with(self) -> list[str]:
-        """What its results depend on beside the model."""
+        """What its results depend on besides the model."""
         device = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else self.device.type
         return [str(torch.__version__), device]
 
@@ -338,7 +338,7 @@ class GpuRunner:
         own[SLOT] = own[SLOT] * page_size + positions % page_size
         own[SAMPLER] = slots
         pending = np.flatnonzero(tokens == PENDING)
-        # In the step before, rows were the same, as a rule.
+        # As a rule, the previous step had the same rows.
         before = pending if drawn is rows.by_id else [drawn[seqs[row].id] for row in pending]
         tokens[pending] = -1 - np.array(before, dtype=np.int32)
         return inputs
@@ -578,17 +578,17 @@ class GpuRunner:
 
 
 def _is_single(chunk: Chunk) -> bool:
-    """Whether it is one token."""
+    """Whether the chunk is one token."""
     return chunk.length == 1 and not chunk.drafts
 
 
 def _is_decode(chunk: Chunk) -> bool:
-    """Whether it is one token, and all that is wanted is the next one of its own sequence."""
+    """Whether the chunk is one token, and only its own sequence's next token is wanted."""
     return chunk.length == 1 and len(chunk.samples) == 1 and not chunk.drafts and not chunk.scored
 
 
 def _step(sample: Callable[[], Wait], *, is_late: bool) -> Step:
-    """A step that is queued but for its sampling: that follows now, unless it is late."""
+    """A queued step whose sampling follows at once or, if it `is_late`, when it is asked for."""
     if not is_late:
         return Step(sample())
     waits: list[Wait] = []
@@ -605,7 +605,7 @@ def kv_format(model: Model, config: ResolvedConfig) -> torch.dtype:
 
 
 def fitting_pages(model: Model, config: ResolvedConfig) -> int:
-    """As many as fit into GPU memory beside the model and one step's work."""
+    """The number of pages that fit into GPU memory besides the model and one step's work."""
     expert_width = model.described.expert_width if isinstance(model, Decoder) else 0
     packed = [prod(module.shape) for module in model.modules() if isinstance(module, PackedLinear)]
     itemsize = next(model.parameters()).itemsize
@@ -633,7 +633,7 @@ def rank_part(
     group: Collective,
     captures: bool,
 ) -> GpuPart:
-    """What a rank other than the first has: its graphs are those of the first, and so are its kernels."""
+    """The part of a rank other than the first: it captures the same graphs and runs the same kernels."""
     device = next(model.parameters()).device
     most = config.cuda_graph_max_bs or config.max_batch_seqs
     return GpuPart(
@@ -652,7 +652,9 @@ def rank_part(
 
 
 def _captured_rows(most: int, *, graphs: bool, captures: bool) -> int:
-    """The rows of the largest step that is a graph; 0 if none is. The same on all ranks, which replay them together."""
+    """The rows of the largest decode step that is a graph; 0 if none is. The same on all ranks, which replay graphs
+    together.
+    """
     return most if graphs and captures else 0
 
 

@@ -1,8 +1,8 @@
-"""Which slot of the device's sampler each sequence has, and what must be done to logits that the sampler does not know.
+"""Which slot of the device's sampler each sequence has, and the edits to logits that the sampler itself cannot make.
 
-A sequence keeps its slot while it is in every step; one that was away, or that gained tokens without a draw, begins
-anew, when all its tokens are known. One with drafts has a slot for each of its rows, as it would be there, and loses
-them with the step.
+A sequence keeps its slot while it is in every step; one that skipped a step, or gained tokens without a draw, gets a
+new slot once all its tokens are known. One with drafts has a slot for each of its rows, in the state that it would have
+there, and loses these slots after the step.
 """
 
 from collections.abc import Iterator, Sequence
@@ -37,8 +37,8 @@ class Sampler:
     def slots_for(
         self, seqs: Sequence[EngineSequence], supposed: Sequence[EngineSequence] = ()
     ) -> tuple[list[int], SamplerKind]:
-        """The slots of the sequences that this step samples for, then those of the `supposed`, which are theirs for
-        this step alone; slots of all others are free again.
+        """The slots of the sequences that this step samples for, then those of the `supposed` ones, which keep theirs
+        for this step alone; the slots of all others are free again.
         """
         if self._latest is not None and not supposed and self._latest[0] == seqs:
             return self._latest[1]
@@ -63,19 +63,19 @@ class Sampler:
 
 
 class DrawnTokens:
-    """What the latest step drew, on the device: the next one may read it before the host does."""
+    """The tokens that the latest step drew, on the device: the next step may read them before the host does."""
 
     def __init__(self, max_batch_seqs: int, device: torch.device) -> None:
         capacity = max_batch_seqs * (MAX_CHOICES + 1)
         self.tokens = torch.zeros(capacity, dtype=torch.int32, device=device)
         self.errors = torch.zeros(capacity, dtype=torch.int8, device=device)
         self.rows: dict[int, int] = {}
-        """By sequence."""
+        """The row of each sequence, by its id."""
 
 
 def edited(logits: Tensor, seqs: Sequence[EngineSequence]) -> Tensor:
-    """A copy of the logits after bias, bans, masks that are known and top-n-sigma, in fp32; other rows' penalties are
-    the device's own business.
+    """A copy of the logits after bias, bans, masks that are known and top-n-sigma, in fp32; the device applies other
+    rows' penalties itself.
     """
     return without_penalties(logits.to(torch.float32, copy=True), seqs)
 
@@ -85,13 +85,13 @@ def failure(error: int) -> SampledToken:
 
 
 def _jumps(seq: EngineSequence) -> bool:
-    """Whether it may have gained tokens that the device did not draw: then it is told of all of them again."""
+    """Whether the sequence may have gained tokens that the device did not draw: then all its tokens are sent again."""
     return seq.matcher is not None and seq.request.constraint is not None and seq.request.constraint.jump_forward
 
 
 def _settings(seq: EngineSequence, slot: int) -> SlotSettings:
     params = seq.request.params
-    # Of a row with top-n-sigma, `edited` has seen to them.
+    # For rows with top-n-sigma, `edited` has applied them already.
     penalised = () if cuts(seq) else ("repetition_penalty", "presence_penalty", "frequency_penalty")
     return SlotSettings(
         slot=slot,
@@ -121,27 +121,27 @@ class TokenMasks:
         self._staging: Iterator[_Staging] = iter(())
 
     def allocate(self) -> None:
-        """Before a graph that reads them is captured."""
+        """Allocates the memory. Call it before a graph that reads it is captured."""
         if self._memory is None:
             words = torch.zeros(self._max_rows, self._num_words, dtype=torch.int32, device=self._device)
             self._memory = words, torch.full((self._max_rows,), -1, dtype=torch.int32, device=self._device)
             self._staging = cycle([_Staging(words), _Staging(words)])
 
     def send(self, seqs: Sequence[EngineSequence]) -> None:
-        """Does not wait for the device. Row i of the logits that come next belongs to seqs[i]."""
+        """Sends the masks without waiting for the device. Row i of the next logits belongs to seqs[i]."""
         self.allocate()
         assert self._memory is not None
         next(self._staging).send([seq.mask for seq in seqs], *self._memory)
 
     def ban(self, logits: Tensor) -> None:
-        """In place, in the rows that the masks were last sent for."""
+        """Bans tokens in place, in the rows that masks were last sent for."""
         assert self._memory is not None
         words, rows = self._memory
         ban_tokens(logits, words, rows)
 
 
 class _Staging:
-    """Pinned memory that is reused: to pin a megabyte anew takes longer than a small model's step."""
+    """Pinned memory that is reused: pinning another megabyte takes longer than a small model's step."""
 
     def __init__(self, words: Tensor) -> None:
         on_gpu = words.is_cuda
@@ -153,7 +153,7 @@ class _Staging:
 
     def send(self, masks: Sequence[memoryview | None], words: Tensor, rows: Tensor) -> None:
         if self._sent is not None:
-            # Over, as a rule: another staging was used since.
+            # As a rule the copy is over: the other staging was used since.
             self._sent.synchronize()
         self._rows_array.fill(-1)
         number, width = 0, self._words.shape[1]

@@ -24,36 +24,36 @@ class PrefixLimits(NamedTuple):
     """Below these, groups save less than the extra kernel in each layer costs."""
 
     rows: int = 8
-    """In a group."""
+    """The fewest rows in a group."""
     tokens: int = 256
-    """That a group shares."""
+    """The fewest tokens that a group shares."""
     saved: int = 4096
-    """Tokens whose keys need not be read, in all."""
+    """The fewest tokens, over all groups, whose keys need not be read."""
 
 
 class PrefixGroup(NamedTuple):
     rows: list[int]
     pages: int
-    """How many leading pages they share."""
+    """How many leading pages the rows share."""
 
     @property
     def saved(self) -> int:
-        """Page reads."""
+        """Page reads that the group saves."""
         return (len(self.rows) - 1) * self.pages
 
 
 def prefix_groups(
     tables: Sequence[list[int]], *, least_rows: int, least_pages: int, divisions: int = _MOST_DIVISIONS
 ) -> list[PrefixGroup]:
-    """Groups of at least so many rows that share at least so many leading pages; a row is in one group at most.
+    """Groups of at least `least_rows` rows that share at least `least_pages` leading pages; a row is in at most one.
 
-    Those that save most: a group is divided where the parts, with the longer prefixes that each has, save more.
+    The groups save as much as possible: one is divided where its parts, which share longer prefixes, save more.
     """
     return _best(tables, list(range(len(tables))), 0, least_rows, max(1, least_pages), divisions)
 
 
 class SharedPrefixes:
-    """The groups of the latest batch. They are looked for again only when rows were replaced: a row that grows stays in
+    """The groups of the latest batch. They are computed again only when rows were replaced: a row that grows stays in
     its group.
     """
 
@@ -65,7 +65,7 @@ class SharedPrefixes:
         """Whether groups save enough to be used."""
 
     def update(self, tables: Sequence[list[int]], num_replaced: int) -> npt.NDArray[np.int32] | None:
-        """What the device must be told before the step, if anything. For `num_replaced` see `PageRows`."""
+        """The arrays to send to the device before the step, if any. For `num_replaced` see `PageRows`."""
         seen = (len(tables), num_replaced)
         if seen == self._seen:
             return None

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     Array = npt.NDArray[Any]
 else:
-    # Decoded by its type alone.
+    # The type alone decides how it is decoded.
     Array = np.ndarray
 
 
@@ -26,7 +26,7 @@ class StepKind(NamedTuple):
     """A variant of the decode step; each has its own graph."""
 
     sampler: SamplerKind | None
-    """None if it is not the graph that samples."""
+    """None if the graph does not sample."""
     keeps_logits: bool
     masks: bool = False
     """Whether tokens are banned by masks first; not if the sampler is None."""
@@ -52,7 +52,7 @@ class Decode(msgspec.Struct, frozen=True, tag=True):
     """A step with one token per sequence."""
 
     size: int
-    """Rows, with those that pad it to a graph's size."""
+    """Number of rows, including padding up to a graph's size."""
     kind: StepKind
     inputs: Array
     """int32 [FIELDS, most rows]: see `kernels.gpu.step_inputs`."""
@@ -63,7 +63,7 @@ class Padding(NamedTuple):
 
     tokens: int
     singles: int
-    """Tokens from the first on that may be alone in their sequences."""
+    """How many of the first tokens may be the only ones of their sequences."""
     tiles: int
 
 
@@ -73,14 +73,14 @@ class Mixed(msgspec.Struct, frozen=True, tag=True):
     inputs: Array
     """int32 [FIELDS, tokens], with a LENGTH for single tokens only."""
     rows: int
-    """Sequences, each with its row of the page tables."""
+    """Number of sequences, each with a row of the page tables."""
     num_single: int
-    """Rows with one token, which come first."""
+    """Number of rows with one token, which come first."""
     tiles: Array | None
     """int32 [tiles, 4]: the other tokens, for `prefill_attention`."""
     adapted: bool
     padding: Padding | None = None
-    """None if it is no graph."""
+    """The graph's sizes; None if the step is not a graph."""
     shares_prefixes: bool = False
     """As in `StepKind`, for the rows with one token."""
 
@@ -92,7 +92,7 @@ class Head(msgspec.Struct, frozen=True, tag=True):
 
 
 class Tokens(msgspec.Struct, frozen=True, tag=True):
-    """The first rank's tokens, drawn apart from the step, go to the others."""
+    """Tells the other ranks to receive tokens that the first rank drew apart from the step."""
 
     start: int
     stop: int

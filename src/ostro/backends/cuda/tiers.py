@@ -21,7 +21,7 @@ MakeHostStore = Callable[[int], HostStore]
 
 
 def check_host_memory(config: EngineConfig, page_bytes: int) -> None:
-    """Raises BadRequest for more host memory than is free, which is taken at once and pinned, or for less than a page
+    """Raises BadRequest if the host memory, which is taken at once and pinned, is more than is free or less than a page
     takes.
     """
     asked = config.kv_host_memory
@@ -42,7 +42,7 @@ def check_host_memory(config: EngineConfig, page_bytes: int) -> None:
 def page_store(
     host_store: MakeHostStore, config: EngineConfig, disk: PageDisk | None, page_bytes: int
 ) -> PageStore | None:
-    """Pages on disk come and go through host memory, which takes some more for that."""
+    """Pages move to and from disk through host memory, which needs some extra memory for that."""
     num_slots = (config.kv_host_memory or 0) // page_bytes
     if disk is None:
         return pinned_store(host_store, config, num_slots) if num_slots else None
@@ -64,7 +64,7 @@ def trial_stores(host_store: MakeHostStore, page_bytes: int) -> Iterator[TrialSt
 
 
 class _Slots:
-    """Host memory below a GPU, as pages of a disk's."""
+    """Host memory below a GPU, in units of a disk's pages."""
 
     def __init__(self, host: HostStore) -> None:
         self._host = host
@@ -78,7 +78,7 @@ def _passing(page_bytes: int) -> int:
 
 
 def pinned_store(host_store: MakeHostStore, config: EngineConfig, num_slots: int) -> HostStore:
-    """Raises ModelError if there is not so much memory to pin."""
+    """Raises ModelError if there is not enough memory to pin."""
     try:
         return host_store(num_slots)
     except MemoryError as error:

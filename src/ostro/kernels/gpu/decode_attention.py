@@ -15,11 +15,11 @@ them at once, and its parts are merged with the rows' own:
 
     A and B share 512 keys          A0 and B0: the prefix, from `prefix_attention`       A1 | B1: the rest
 
-For few rows most of the time is latency: of the list, the page, the keys, each known only once the one before is there.
-With `pdl`, keys and values are therefore on their way to the L2 cache while the kernel before still runs.
+For few rows most of the time is latency: list, page and keys are dependent loads. With `pdl`, keys and values are
+therefore prefetched into the L2 cache while the previous kernel still runs.
 
-Queries and keys come normed and rotated, and keys and values are stored. To do the work of `rope_store` here as well, a
-kernel less per layer, was 4 to 10 % slower on an H200: each part of a row repeats it.
+Queries and keys come normed and rotated, and keys and values are stored. Doing the work of `rope_store` here as well
+would save a kernel per layer, but was 4 to 10 % slower on an H200: each part of a row repeats it.
 
 Knows pages, rows and heads; knows no sequences and no models.
 """
@@ -55,7 +55,7 @@ _FIELDS = tl.constexpr(ITEM_FIELDS)
 # A finite stand-in for minus infinity: the difference of two infinities would be NaN.
 _LOWEST = tl.constexpr(-1.0e30)
 
-# Only this fraction of few rows is brought to the cache ahead: more delay the kernels before by as much as they gain.
+# Prefetch only for this fraction of few rows: more delays the earlier kernels by as much as it gains.
 _FEW_AHEAD = 4
 # Queries per tile: the minimum for tensor cores. A larger group of query heads takes several tiles.
 _TILE = 16
@@ -81,7 +81,7 @@ class DecodeTuning:
     parts_per_sm: int = 12
     """How finely to split a large batch: parts times KV heads, per multiprocessor."""
     ahead: int = 4
-    """For very few rows, blocks of a part that are brought to the cache while the kernel before still runs."""
+    """For very few rows, blocks of a part that are prefetched into the cache while the previous kernel still runs."""
     joins_in_place: bool = True
     """Whether the last part to finish merges the row; otherwise a second kernel does."""
 
@@ -104,8 +104,8 @@ class DecodeScratch:
         processors: int | None = None,
         overlaps: bool | None = None,
     ) -> None:
-        """Without a `prefix_tuning` there are no groups. The number of multiprocessors, and whether the device supports
-        programmatic dependent launch, are asked of the device unless they are given.
+        """Without a `prefix_tuning` there are no groups. The device itself is asked for its number of multiprocessors,
+        and whether it supports programmatic dependent launch, unless they are given.
         """
         self.max_rows = max_rows
         self.heads = heads
@@ -139,12 +139,12 @@ class DecodeScratch:
         return min(most, self.processors * _RESIDENT) if self.is_for_few(rows) else most
 
     def is_for_few(self, rows: int) -> bool:
-        """Whether so many rows leave multiprocessors idle unless they are split."""
+        """Whether this number of rows leaves multiprocessors idle unless they are split."""
         return rows * self.tiles <= self.processors
 
 
 def plan_sizes(rows: int) -> list[int]:
-    """The numbers that rows are padded to, up to the one for so many `rows`. Each is a binary, so there are few."""
+    """The sizes that rows are padded to, up to the one for `rows`. Each is a binary of its own, so there are few."""
     sizes = [32]
     while sizes[-1] < rows:
         sizes.append(8 * sizes[-1])
@@ -207,8 +207,8 @@ def decode_attention(
 
     q and out are [rows, heads, head_dim], keys and values [pages, kv_heads, page_size, head_dim], sinks [heads] (see
     `architecture.Sinks`). For `pdl` see `small_batch`; here the plan and the page tables are read before the wait as
-    well, so that a kernel that is launched without it must stand between them and the first such call. With `leads`,
-    the next kernel may start ahead.
+    well, so a kernel launched without `pdl` must come between them and the first such call. With `leads`, the next
+    kernel may start ahead.
     """
     # Rows' own keys are read while prefixes are still being attended to.
     follows = groups is not None and scratch.overlaps
@@ -452,7 +452,9 @@ def _plan_prefixes(
     tile: tl.constexpr,
     chunk: tl.constexpr,
 ):
-    """Lists one group's work for `prefix_attention`; none if there is no such group. Returns a part's most blocks."""
+    """Lists one group's work for `prefix_attention`; nothing if there is no such group. Returns the most blocks in a
+    part.
+    """
     every = tl.arange(0, rows_padded)
     shared = tl.load(groups + _GROUP_KEYS * groups_stride + every, mask=every < rows, other=0)
     ends = tl.load(groups + _GROUP_END * groups_stride + every, mask=every < rows, other=0)
@@ -460,7 +462,8 @@ def _plan_prefixes(
     blocks = shared // block
     tiles = tl.where(blocks > 0, tl.cdiv((ends - begins) * group, tile), 0)
     split = tl.maximum(tl.cdiv(tl.sum(tiles * blocks), target), 1)
-    # Parts are rounded up. Slightly more of them than fit at once would take twice the time: rather make them longer.
+    # Parts are rounded up. Slightly more of them than fit at once would take twice the time, so they are made longer
+    # instead.
     for _ in range(8):
         split += tl.where(tl.sum(tiles * tl.cdiv(blocks, split)) > target, tl.cdiv(split, 8), 0)
     work = tiles * tl.cdiv(blocks, split)
@@ -602,7 +605,7 @@ def _decode_kernel(
 
         total_weight = weight
         if sinks is not None:
-            # Several parts count them once, when they are merged.
+            # With several parts, sinks are counted once, when the parts are merged.
             total_weight = tl.where(num_parts == 1, with_sinks(weight, peak, sinks, head, member < group), weight)
         mean = mean / tl.where(total_weight > 0, total_weight, 1.0)[:, None]
         if num_parts == 1:
@@ -642,13 +645,13 @@ def _decode_kernel(
                     # Reset for the next layer, which starts after this one has ended.
                     tl.store(counter, 0)
     if follows:
-        # What comes next waits for this kernel alone.
+        # The next kernel waits for this one alone.
         gdc_wait()
 
 
 @triton.jit
 def _bring_to_cache(at, size: tl.constexpr):
-    """Asks the copy engine to bring so many bytes into the L2 cache; only the first thread does."""
+    """Has the copy engine prefetch this many bytes into the L2 cache; only the first thread does so."""
     tl.inline_asm_elementwise(
         """{
             .reg .pred first;

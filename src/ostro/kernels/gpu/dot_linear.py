@@ -4,8 +4,9 @@ The weight is the first operand, so that the tensor cores read it from shared me
 copy engine has put it. A row's result never depends on the other rows. 8-bit weights are widened on the way, unless
 the inputs have 8 bits too.
 
-Norms stay in kernels of their own. As factors of rows, from sums of squares that the matmul before leaves behind, they
-gained nothing on an H200 (from 2 % less to 1 % more), since a norm's kernel overlaps with the next one's loads.
+Norms stay in kernels of their own. Fusing them, as row factors from sums of squares that the previous matmul leaves
+behind, gained nothing on an H200 (from 2 % slower to 1 % faster), since a norm's kernel overlaps with the next one's
+loads.
 
 For programmatic dependent launch (`pdl`) see `small_batch`. Knows shapes; knows no layers.
 """
@@ -38,9 +39,9 @@ def dot_linear(
     x_scale: Tensor | None = None,
     pdl: bool = False,
 ) -> None:
-    """Writes out [rows, outs], or adds to it. The weight's rows have a `scale` each, and so have those of x, `x_scale`,
-    [rows, 1]. The first call on a device must not be inside a graph capture, because it allocates the counters of split
-    matmuls.
+    """Writes out [rows, outs], or adds to it. Each row of the weight may have a `scale`, and each row of x one in
+    `x_scale`, [rows, 1]. The first call on a device must not be inside a graph capture, because it allocates the
+    counters of split matmuls.
     """
     rows, in_features = x.shape
     outs = weight.shape[0] // epilogue.copies
@@ -89,14 +90,16 @@ def dot_linear(
 
 
 def most_shared_memory(device: torch.device) -> int:
-    """Bytes that a program may use on a GPU."""
+    """Bytes of shared memory that one program may use on a GPU."""
     index = torch.cuda.current_device() if device.index is None else device.index
     return int(driver.active.utils.get_device_properties(index)["max_shared_mem"])
 
 
 @cache
 def arrival_counters(device: torch.device) -> Tensor:
-    """Number of a tile's finished programs: zero between kernels. Shared, as a stream's kernels run in turn."""
+    """How many programs of each tile have finished: zero between kernels. Shared by all kernels, as those of a stream
+    run in turn.
+    """
     return torch.zeros(MOST_TILES, dtype=torch.int32, device=device)
 
 
@@ -216,7 +219,7 @@ def conclude(
     gated: tl.constexpr,
     multiplier: tl.constexpr,
 ) -> None:
-    """Adds up the splits, and stores what the epilogue makes of a tile's sums, [outs, rows]."""
+    """Adds up the splits, applies the epilogue to a tile's sums, [outs, rows], and stores them."""
     block_out: tl.constexpr = main.shape[0]
     block_rows: tl.constexpr = main.shape[1]
     split = tl.program_id(1)
@@ -276,7 +279,8 @@ def conclude(
 @triton.jit
 def _add_dot(total: tl.tensor, weights: tl.tensor, rows: tl.tensor) -> tl.tensor:
     if rows.dtype.is_fp8():
-        # The tensor cores' own sums of 8-bit products keep about 14 bits: a block's is added in float32.
+        # The tensor cores' own accumulators keep about 14 bits of 8-bit products, so each block's sum is added in
+        # float32.
         total = tl.dot(weights, rows.T, total, max_num_imprecise_acc=weights.shape[1])
     else:
         # 8-bit floats convert to 16 bits exactly.

@@ -5,7 +5,8 @@
                               ├─ act ─────────────────────> out
                               └─ act(gate) * up ──────────> out, where the weight holds gate above up
 
-`Epilogue` says which; `finish` does it in a kernel, on finished accumulators. Neither knows how they were computed.
+`Epilogue` says which of these; `finish` does it in a kernel, on finished accumulators. Neither knows how they were
+computed.
 """
 
 from dataclasses import dataclass, field
@@ -66,11 +67,11 @@ class Epilogue:
         return torch.empty(len(x), out_features // self.copies, dtype=dtype or x.dtype, device=x.device)
 
     def bias_or(self, nothing: Tensor) -> Tensor:
-        """The bias as an argument of a kernel; without one, what the kernel does not read."""
+        """The bias as a kernel argument; without one, a stand-in that the kernel does not read."""
         return nothing if self.bias is None else self.bias
 
     def plain(self, y: Tensor, residual: Tensor | None, dtype: torch.dtype) -> Tensor:
-        """What becomes of a float32 result y: the plain twin of `finish`."""
+        """Applies the epilogue to a float32 result y: the plain twin of `finish`."""
         if self.bias is not None:
             y = y + self.bias.float()
         if self.activation is not None:
@@ -110,7 +111,7 @@ def finish(
     gated: tl.constexpr,
     multiplier: tl.constexpr,
 ) -> None:
-    """Stores outputs n of one or more rows, where the mask is true. If gated, `y_up` is what the gate y gates."""
+    """Stores outputs n of one or more rows, where the mask is true. If gated, y is the gate and `y_up` the up half."""
     inside = n < outs
     if has_scale:
         y *= tl.load(scale + n, mask=inside, other=0.0)

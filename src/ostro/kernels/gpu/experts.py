@@ -4,10 +4,10 @@
     inner ────────────────────────────> · down of the expert ─────────────────────────> outer [slots, out], by row
     outer ────────────────────────────> weighted sum of each row's slots ─────────────> out, or added to the residual
 
-A program computes one tile of `routing.RowTiles` for some outputs. Few rows an expert are bound by reading weights: the
-weight is the first operand then, as in `dot_linear`, and so it is for many. A row's slots are added up in the order of
-its experts' logits, and with a fixed height of tiles no other row changes a bit of it. For a single row see
-`single_experts`.
+A program computes one tile of `routing.RowTiles` for some outputs. With few rows per expert, reading weights is the
+bottleneck, so the weight is the first operand, as in `dot_linear`; with many, it stays so. A row's slots are added up
+in the order of its experts' logits, and with tiles of a fixed height its result does not depend on any other row. For a
+single row see `single_experts`.
 
 A kernel lets the next one start once it has itself waited (`small_batch` explains programmatic dependent launch). The
 next one may then read, before it waits, whatever was complete when this one began: the lists of tiles.
@@ -27,12 +27,12 @@ from ostro.kernels.gpu.routing import Routed, RowTiles
 from ostro.kernels.gpu.tilings import power_of_two
 
 ALIGNMENT = 16
-"""The copy engine reads weights whose rows are multiples of so many bytes."""
+"""The copy engine needs weights whose rows are multiples of this many bytes."""
 _SUM_BLOCK = 1024
 
 
 class Matrices(NamedTuple):
-    """Of all experts."""
+    """One matrix of every expert, stacked."""
 
     weight: Tensor
     """[experts, out, in]."""
@@ -49,12 +49,12 @@ class Shared(NamedTuple):
 
 
 class Ending(NamedTuple):
-    """What is done with each row's sum."""
+    """What is done with each row's weighted sum of experts."""
 
     shared: Shared | None = None
-    """Added to it."""
+    """Rows of a shared MLP, added to the sum."""
     residual: Tensor | None = None
-    """[rows, out]: to this the sum, times the multiplier, is added in place."""
+    """[rows, out]: the sum, times the multiplier, is added to it in place."""
     multiplier: float = 1.0
 
 
@@ -62,14 +62,14 @@ class TileShape(NamedTuple):
     """How a tile's matmul is divided."""
 
     outs: int
-    """Outputs per program; with gate and up, of each."""
+    """Outputs per program; with gate and up, this many of each."""
     ins: int
     warps: int
     stages: int
 
 
-# By height of tiles, with gate and up and without. Two programs of short tiles fill a multiprocessor's memory with
-# weights on their way.
+# By tile height, with and without gate and up. With short tiles, two programs' loads in flight fill a multiprocessor's
+# shared memory.
 GATED = {
     16: TileShape(64, 64, 4, 6),
     32: TileShape(64, 64, 4, 5),

@@ -3,9 +3,9 @@
     weight [out, in]  ≈  small [out, in] · scale [out]          scale = largest of its row / 448
 
 For many rows, each input row is rounded to 8 bits too, with its own scale, and cuBLAS does the matmul, or up to 256
-rows `dot_linear`. For few rows, reading the weights is all that costs time, so inputs stay as they are and weights are
-widened after they are read: for one row in the vector kernel below, for more in `dot_linear`. What `small_batch` says
-about programmatic dependent launch applies here too.
+rows `dot_linear`. For few rows, only reading the weights costs time, so inputs stay as they are and weights are widened
+after they are read: for one row in the vector kernel below, for more in `dot_linear`. What `small_batch` says about
+programmatic dependent launch applies here too.
 
 Knows shapes; knows no layers. The plain twins end in `_plain`.
 """
@@ -36,7 +36,7 @@ MULTIPLE = 16
 MOST_UNROUNDED = 16
 """The maximum number of rows whose inputs stay as they are."""
 MOST_FEW = 64
-"""The maximum number of rows for which `fp8_small_linear` is known to be the faster one. It takes up to 256."""
+"""The maximum number of rows for which `fp8_small_linear` was measured to be faster. It takes up to 256."""
 # The tensor cores' own accumulators keep about 14 bits, so long sums would lose more than rounding the inputs does.
 # Moving them to float32 every 128 inputs costs a little time and matches the plain twin.
 FAST_ACCUMULATION = False
@@ -50,7 +50,8 @@ _ROWS_AT_A_TIME = 4096
 def quantize_weight(weight: Tensor, agree: Callable[[Tensor], Tensor] | None = None) -> tuple[Tensor, Tensor]:
     """[out, in] -> the same in 8 bits, and the scales, float32 [out].
 
-    If this is a part of longer rows, `agree` turns its rows' largest magnitudes, [rows, 1], into the whole rows'.
+    If the weight is one rank's part of longer rows, `agree` turns its rows' largest magnitudes, [rows, 1], into those
+    of the whole rows.
     """
     small = torch.empty(weight.shape, dtype=FP8, device=weight.device)
     scale = torch.empty(weight.shape[0], dtype=torch.float32, device=weight.device)

@@ -33,7 +33,7 @@ def invariant_tuning(dtype: torch.dtype, heads: int, kv_heads: int, head_dim: in
 
 
 def single_tiles(positions: Tensor, lens: Tensor) -> Tensor:
-    """A tile per row for a step of single tokens, int32 [rows, 4]; a tile has no tokens if its length is 0."""
+    """One tile per row for a step of single tokens, int32 [rows, 4]; a row of length 0 gets a tile without tokens."""
     rows = torch.arange(len(lens), dtype=torch.int32, device=lens.device)
     return torch.stack((rows, rows, positions, (lens > 0).int()), 1)
 

@@ -1,4 +1,4 @@
-"""What a model does to its logits after the head's matmul: a multiplier, and a soft cap.
+"""Multiplier and soft cap of logits, after the head's matmul.
 
 In one pass, because a vocabulary's rows are the widest there are. The plain twin is `finished_logits_plain`.
 """

@@ -23,7 +23,7 @@ PLAIN: Mapping[str, Callable[[Tensor], Tensor]] = {
 }
 """The activations implemented in kernels, by name."""
 GATES = (*PLAIN, "clamped_silu")
-"""Those between gates and ups."""
+"""The activations that may gate."""
 _CLAMP, _SLOPE = tl.constexpr(CLAMP), tl.constexpr(SLOPE)
 
 
@@ -100,9 +100,9 @@ def activate(x: tl.tensor, activation: tl.constexpr) -> tl.tensor:
 
 @triton.jit
 def gate_up(gate: tl.tensor, up: tl.tensor, activation: tl.constexpr) -> tl.tensor:
-    """What a gate makes of an up, in float32. `activation` is one of GATES."""
+    """act(gate) * up in float32, or its clamped variant. `activation` is one of GATES."""
     if activation == "clamped_silu":
-        # What is not a number stays.
+        # Comparisons rather than min and max: NaN stays NaN.
         gate = tl.where(gate > _CLAMP, _CLAMP, gate)
         up = tl.where(up > _CLAMP, _CLAMP, tl.where(up < -_CLAMP, -_CLAMP, up))
         y = gate * tl.sigmoid(gate * _SLOPE) * (up + 1.0)

@@ -98,7 +98,7 @@ def add_norm_plain(
 
 
 def _normed_plain(x: Tensor, norm: NormWeights) -> Tensor:
-    """In float32."""
+    """The normed rows in float32."""
     wide = x.float()
     if norm.bias is not None:
         wide = wide - wide.mean(-1, keepdim=True)
@@ -200,7 +200,7 @@ def _parameters(
 def _moments(
     value: tl.tensor, mask: tl.tensor, eps: tl.tensor, width: tl.constexpr, kind: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor]:
-    """What is subtracted from rows, and what they are then multiplied by. Values outside the mask are zero."""
+    """The centre to subtract from rows, and the factor to multiply them by. Values outside the mask are zero."""
     centre = tl.zeros([value.shape[0], 1], tl.float32)
     if kind == "layer":
         centre = (tl.sum(value, 1) / width)[:, None]
@@ -218,7 +218,7 @@ def _moments_of_wide(
     rows: tl.constexpr,
     kind: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
-    """The same of rows that are read block by block."""
+    """The same for rows that are read block by block."""
     column = tl.arange(0, block)[None, :]
     centre = tl.zeros([rows, 1], tl.float32)
     if kind == "layer":
@@ -246,7 +246,7 @@ def _normed(
 
 @triton.jit
 def _sum(value: tl.tensor, added: tl.tensor, multiplier: tl.constexpr) -> tl.tensor:
-    """In the stream's dtype: the norm must read the stream as stored."""
+    """The sum in the stream's dtype: the norm must read the stream as it is stored."""
     if multiplier != 1.0:
         added *= multiplier
     return (value.to(tl.float32) + added).to(value.dtype)

@@ -1,9 +1,8 @@
 """Matmul with packed weights of 4 or 8 bits: see `packed_words` for the form.
 
-For one row, and up to MOST_FEW rows, weights are widened after they are read, by kernels that read as few bytes as
-there are, exactly: `packed_vector` and `packed_dot`. For more rows the whole weight is widened first and rounded to 16
-bits, into memory that the next matmul uses again, and the library does the rest. What `small_batch` says about
-programmatic dependent launch applies here too.
+For one row, and up to MOST_FEW rows, the kernels of `packed_vector` and `packed_dot` read packed weights and widen them
+exactly. For more rows the whole weight is first widened and rounded to 16 bits, into memory that the next matmul
+reuses, and the library does the rest. What `small_batch` says about programmatic dependent launch applies here too.
 
 Knows shapes; knows no layers. The plain twins end in `_plain`.
 """
@@ -29,8 +28,8 @@ _UNPACKED_OUTS = 32
 
 
 def is_fused(rows: int, *, gated: bool) -> bool:
-    """Whether the matmul had better do what comes after it. For more than 128 rows it has no registers for that; and
-    of gate and up, for more than one row, there would be too few programs for all that there is to unpack.
+    """Whether fusing the epilogue pays. For more than 128 rows there are no registers left for it; and with gate and
+    up, for more than one row, there would be too few programs for all the weights to unpack.
     """
     return rows == 1 or (rows <= _MOST_FUSED and not gated)
 
@@ -87,7 +86,7 @@ def packed_small_linear_plain(
 
 
 def packed_linear(x: Tensor, weight: Packed, epilogue: Epilogue = NO_EPILOGUE, *, pdl: bool = False) -> Tensor:
-    """x [rows, in] -> [rows, out], for any number of rows. The epilogue is a bias at most."""
+    """x [rows, in] -> [rows, out], for any number of rows. The epilogue may have a bias and nothing else."""
     assert epilogue.kind == "plain"
     if len(x) <= MOST_FEW:
         return packed_small_linear(x, weight, epilogue=epilogue, pdl=pdl)
@@ -99,7 +98,7 @@ def packed_linear_plain(x: Tensor, weight: Packed, epilogue: Epilogue = NO_EPILO
 
 
 def unpacked(weight: Packed, dtype: torch.dtype) -> Tensor:
-    """The weight [out, in] in a number format of the library's."""
+    """The weight [out, in] in a dtype that the library multiplies."""
     (outs, ins), block = weight.shape, weight.block
     wide = torch.empty(outs, ins, dtype=dtype, device=weight.words.device)
     _unpack_kernel[(triton.cdiv(outs, _UNPACKED_OUTS), ins // block)](

@@ -1,8 +1,8 @@
 """Small-batch matmul with packed weights of 4 or 8 bits on tensor cores: see `dot_linear`.
 
 The words come through shared memory into the very registers from which the tensor cores take their first operand, and
-become 16-bit integers there: `packed_words` orders codes so that nothing moves between threads. What is multiplied is
-exact; scales multiply the sums, once for each block of inputs.
+become 16-bit integers there: `packed_words` orders codes so that nothing moves between threads. The operands are exact;
+scales multiply the sums, once for each block of inputs.
 
 Knows shapes; knows no layers.
 """
@@ -22,10 +22,10 @@ from ostro.kernels.gpu.tilings import MOST_ROWS, DotTiling, block_rows
 _SHARED_MEMORY = 220 << 10
 _MOST_STAGES = 4
 _MOST_SPLITS = 8
-# For so many rows, programs have more outputs if there are enough for all multiprocessors: with fewer, the tensor cores
-# wait for unpacking, and the sums of more rows would not fit the registers.
+# At this row count, a program takes more outputs if there are enough for all multiprocessors: with fewer outputs the
+# tensor cores wait for unpacking, and with more rows the sums would not fit into registers.
 _WIDE, _WIDE_ROWS = 128, 64
-# Inputs of a turn of the loop: fewer would have its own instructions outweigh those that unpack weights.
+# Inputs per loop iteration: with fewer, the loop's own instructions would outweigh those that unpack weights.
 _A_TURN = 256
 
 
@@ -188,12 +188,12 @@ def _dot_kernel(
 def _matmul(
     words: tl.tensor, pairs: tl.tensor, value: tl.tensor, bits: tl.constexpr, has_minimum: tl.constexpr
 ) -> tl.tensor:
-    """[outs, rows]: of a block with one scale per output, which multiplies the sums of integers' products."""
+    """[outs, rows]: one block's matmul. Its scale per output multiplies the sums of integer products."""
     scale, second = halves(pairs)
     zero = tl.zeros_like(second) if has_minimum else second
     weights = integers(words, zero, bits, value.dtype)
     total = tl.dot(weights, value.T, input_precision="ieee") * scale[:, None]
     if has_minimum:
-        # The sums of the inputs, found by the tensor cores as well.
+        # The tensor cores compute the sums of the inputs as well.
         total += tl.dot(tl.full(weights.shape, 1.0, value.dtype), value.T, input_precision="ieee") * second[:, None]
     return total

@@ -1,7 +1,7 @@
-"""Which weights the packed form takes: see `packed_words`. Plain arithmetic that needs neither torch nor Triton."""
+"""Which weights can be packed: see `packed_words`. Plain arithmetic that needs neither torch nor Triton."""
 
 PAIR_BYTES = 4
-"""Of a group's scale and zero point or minimum."""
+"""Bytes of a group's scale and zero point or minimum."""
 _LARGEST_BLOCK = 128
 
 

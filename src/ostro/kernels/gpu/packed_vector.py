@@ -1,11 +1,11 @@
 """GEMV with packed weights of 4 or 8 bits, for one row, with fused prologue and epilogue: see `vector_linear`.
 
-Each thread has four words of a row, 16 bytes, at a time, and multiplies what they hold with the inputs as they are:
+Each thread handles four words of a row, 16 bytes, at a time, and multiplies the codes in them with the inputs directly:
 
     Σ x · weight  =  scale · (Σ x · code  -  zero · Σ x)              the last sum is the same for all outputs
 
 A weight costs one mask, one multiply-add and an eighth of a shift: see `packed_words`. That takes as long as reading
-it, so a program goes through several tiles of outputs, and has the words of the next on the way while it multiplies:
+it, so a program goes through several tiles of outputs, and loads the words of the next while it multiplies:
 
     load    │ a │ b │   │ c │   │ d │            a and b before the wait for the previous kernel
     compute │       │ a │   │ b │   │ c │ …
@@ -27,11 +27,11 @@ from ostro.kernels.gpu.packed_words import Packed, coded, halves, lifted
 from ostro.kernels.gpu.prologue import NO_PROLOGUE, Prologue
 from ostro.kernels.gpu.tilings import VectorTiling, power_of_two
 
-# Rows of a step: with the words of one or two steps, the inputs and the sums, a thread has no room for more.
+# Rows per step: the words of one or two steps, the inputs and the sums fill a thread's registers.
 _MOST_ROWS, _MOST_ROWS_IN_TURNS = 8, 4
 _MOST_WARPS = 4
-# Programs of four warps that a multiprocessor has room for, if a thread has no more registers than these; of smaller
-# ones, so many are enough.
+# Programs of four warps that fit on a multiprocessor if a thread uses at most _REGISTERS registers; of smaller
+# programs, _ENOUGH per multiprocessor suffice.
 _PLACES, _REGISTERS, _ENOUGH = 4, 128, 8
 
 
@@ -46,7 +46,7 @@ def default_tiling(
 ) -> PackedVectorTiling:
     """`out_features` counts the weight's rows, both gate and up."""
     a_warp, copies = 32 * quad_inputs(bits), 2 if gated else 1
-    # As many as leave none idle in the last of a row's chunks, or few.
+    # As many warps as leave none idle in a row's last chunk, or else few.
     warps = min((4, 2, 1), key=lambda number: triton.cdiv(in_features, number * a_warp) * number)
     ins, total = min(warps * a_warp, power_of_two(in_features)), out_features // copies
     places = _PLACES * _MOST_WARPS // warps * multiprocessors
@@ -144,10 +144,10 @@ def _vector_kernel(
 ) -> None:
     if pdl:
         gdc_launch_dependents()
-    # Of gate and up, rows of the weight come first from the one, then from the other.
+    # With gate and up, rows of the weight come first from the gate, then from the up half.
     rows: tl.constexpr = block_out * (2 if gated else 1)
     quad, n = tl.arange(0, block_quads), tl.arange(0, block_out)
-    # A step is a chunk of a tile. The tiles of a program are as far apart as there are programs.
+    # A step is a chunk of a tile. A program's tiles are one grid size apart.
     steps = (tl.cdiv(outs, block_out) - tl.program_id(0) + tl.num_programs(0) - 1) // tl.num_programs(0) * chunks
     words_held, pairs_held = _weights(
         words, pairs, quad, 0, steps, outs, quads, groups, quads_a_group, rows, block_out, chunks, even_out, even_in
@@ -242,7 +242,7 @@ def _zeros(like: tl.tensor, number: tl.constexpr) -> tl.tuple:
 
 @triton.jit
 def _added_up(sums: tl.tuple) -> tl.tensor:
-    """Each the total of one of the sums: together, so that threads meet only once."""
+    """The total of each sum, reduced together so that threads synchronise only once."""
     stack = sums
     # Halves are joined first: the last dimension is the lowest bit of the number, which is at most 16.
     for _level in tl.static_range(4):
@@ -271,8 +271,8 @@ def _weights(
     even_out: tl.constexpr,
     even_in: tl.constexpr,
 ) -> tuple[tl.tuple, tl.tuple]:
-    """Of each row four words [quads, 4], which stay packed until they are multiplied, or the loads would be waited for;
-    and the pairs [quads] of their groups. Zeros where there are no weights.
+    """For each row, four words [quads, 4], which stay packed until they are multiplied, so that nothing waits for the
+    loads; and the pairs [quads] of their groups. Zeros where there are no weights.
     """
     first = _tile(step, chunks) * block_out
     at = quad + step % chunks * quad.shape[0]
@@ -284,7 +284,7 @@ def _weights(
         there = (at < quads) & (step < steps) if not even_in else tl.broadcast_to(step < steps, at.shape)
         if not even_out:
             there &= first + row % block_out < outs
-        # With gate and up, rows of the weight come first from the one, then from the other.
+        # With gate and up, rows of the weight come first from the gate, then from the up half.
         own = (row % block_out + row // block_out * outs).to(tl.int64)
         # Read only once: leave the cache to data that is read again.
         found += (tl.load(words_at + own * (quads * 4), mask=there[:, None], other=0, eviction_policy="evict_first"),)
@@ -294,7 +294,7 @@ def _weights(
 
 @triton.jit
 def _columns(loaded: tl.tensor) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
-    """Of [quads, 4]."""
+    """The four columns of [quads, 4]."""
     even, odd = tl.split(loaded.reshape(loaded.shape[0], 2, 2))
     a, c = tl.split(even)
     b, d = tl.split(odd)
@@ -313,8 +313,8 @@ def _inputs(
     has_norm: tl.constexpr,
     even_in: tl.constexpr,
 ) -> tuple[tl.tuple, tl.tensor, tl.tensor]:
-    """For each number of a code the inputs of four words, in both halves of each, raised to meet codes that are
-    denormal numbers; the sum of all, 2 ** -49 times; and the sum of squares so far.
+    """For each code number, the inputs for both halves of four words, scaled up to meet codes that are denormal
+    numbers; the sum of all inputs, times 2 ** -49; and the sum of squares so far.
     """
     numbers: tl.constexpr = 16 // bits
     found = ()  # type: tuple[tl.tuple, ...]
@@ -337,7 +337,7 @@ def _inputs(
             h *= by[7]
         total += ((a + b) + (c + d)) + ((e + f) + (g + h))
         found += ((a * lower, c * lower, e * lower, g * lower), (b * upper, d * upper, f * upper, h * upper))
-    # Codes are denormal numbers, 2 ** -149 times what they mean, and inputs are raised by 2 ** 100.
+    # Codes are denormal numbers, their value times 2 ** -149, and inputs are scaled by 2 ** 100.
     return found, total * 2.0**-49, squares
 
 
@@ -367,7 +367,7 @@ def _add_products(
     bits: tl.constexpr,
     has_minimum: tl.constexpr,
 ) -> tl.tuple:
-    """Adds to each row's sum the products of the weights in four words with their inputs, 2 ** -49 times."""
+    """Adds to each row's sum the products of the weights in four words with their inputs, times 2 ** -49."""
     sums = ()  # type: tuple[tl.tensor, ...]
     for row in tl.static_range(len(so_far)):
         words = _columns(four[row])

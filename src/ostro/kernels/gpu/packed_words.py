@@ -1,4 +1,4 @@
-"""The packed form of weights with 4 or 8 bits, and how kernels take codes out of its words.
+"""The packed form of 4-bit and 8-bit weights, and how kernels extract codes from its words.
 
     weight [out, in] = (code - zero) · scale, or code · scale + minimum        one pair of numbers per group of inputs
 
@@ -7,12 +7,12 @@
                                             upper half of word c of quad i
     pairs   int32 [out, groups]             two float16: the scale, and above it the zero point or minimum
 
-The order is that of the registers from which the tensor cores take an operand: a thread needs inputs 2 c and 2 c + 1,
-and the same plus 8, as pairs of 16-bit numbers. So a mask makes a pair of codes of a word, for two weights at a time.
+The order matches the registers from which the tensor cores take an operand: a thread needs inputs 2 c and 2 c + 1, and
+the same plus 8, as pairs of 16-bit numbers. So one mask extracts a pair of codes from a word, two weights at a time.
 And where neighbouring threads have neighbouring quads, the inputs that they need at a time, eight each, are neighbours.
 
 Where single codes are needed, a mask leaves one in the mantissa of a float32, a denormal number, with no conversion:
-the inputs that it is multiplied with are raised by as many powers of two.
+the inputs that it is multiplied with are scaled up by as many powers of two.
 """
 
 from typing import NamedTuple
@@ -26,7 +26,7 @@ from triton import knobs
 from ostro.kernels.gpu.packed_layout import block_inputs, quad_inputs
 
 _ROWS_AT_A_TIME = 2048
-# Triton's interpreter knows no assembly.
+# Triton's interpreter cannot run assembly.
 _INTERPRETED = tl.constexpr(knobs.runtime.interpret)
 
 
@@ -68,7 +68,7 @@ def pack_codes(codes: Tensor, bits: int, group: int) -> Tensor:
     for part, own in zip(codes.split(_ROWS_AT_A_TIME), words.split(_ROWS_AT_A_TIME), strict=True):
         wide = part.view(len(part), -1, len(shifts), quads, 4, 2).long() << shifts
         word = wide.sum((2, 5))
-        # As a signed number.
+        # Wrapped into a signed 32-bit number.
         own.copy_((word - ((word >> 31) << 32)).view(len(part), -1))
     return words
 
@@ -104,7 +104,7 @@ def halves(pairs: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
 @triton.jit
 def coded(words: tl.tensor, number: tl.constexpr, half: tl.constexpr, bits: tl.constexpr) -> tl.tensor:
     """A code as a denormal float32: code · 2 ** (lifted - 149)."""
-    # Where the exponent begins, at bit 23, no code may be.
+    # Codes must stay below bit 23, where the exponent begins.
     moved = words if half == 0 else words >> (12 if bits == 4 else 16)
     mask: tl.constexpr = ((1 << bits) - 1) << lifted(number, half, bits)
     return (moved & mask).to(tl.float32, bitcast=True)
@@ -112,7 +112,7 @@ def coded(words: tl.tensor, number: tl.constexpr, half: tl.constexpr, bits: tl.c
 
 @triton.constexpr_function
 def lifted(number: int, half: int, bits: int) -> int:
-    """How many powers of two higher than the lowest a code is in what `coded` makes of its word."""
+    """The bit position of a code's lowest bit in the word that `coded` masks."""
     return number * bits + (4 if half and bits == 4 else 0)
 
 
@@ -149,8 +149,8 @@ def four_bit_pair(words: tl.tensor, zero: tl.tensor, number: tl.constexpr, dtype
     """[…, outs, words, 2]: code number `number` of either half of each word, less a zero point, […, outs], exactly."""
     if dtype == tl.bfloat16 and not _INTERPRETED:
         # 0x4300 with a code below it is 128 + code in bfloat16, and the difference to 128 + zero is exact. Both halves
-        # at once; in assembly, for Triton has no such operations. GPUs before Hopper cannot add alone: they multiply by
-        # one first.
+        # at once; in assembly, as Triton has no such operations. GPUs before Hopper have no plain addition for it, so
+        # it is a multiply-add by one.
         bits = (-128.0 - zero).to(tl.bfloat16).to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF
         zeros = tl.broadcast_to(tl.expand_dims(bits | (bits << 16), -1), words.shape)
         pair = tl.inline_asm_elementwise(

@@ -8,8 +8,8 @@ that share the KV head, so keys are read once for all of them:
 
     keys   |- masked: the window begins -|- seen by all queries of the tile -|- masked: the diagonal -|
 
-Reads its tiles from device memory, and a tile may have no tokens: in a graph, the grid covers as many as there may be.
-Knows tiles, pages and heads; knows no sequences and no models.
+Reads its tiles from device memory, and a tile may have no tokens: in a graph, the grid covers the most tiles that there
+can be. Knows tiles, pages and heads; knows no sequences and no models.
 """
 
 from collections.abc import Sequence

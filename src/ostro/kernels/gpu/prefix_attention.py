@@ -4,7 +4,7 @@ queries, instead of once per row.
     group of 3 rows, 2 heads per KV head, tile of 4 queries
     queries    a0 a1 b0 b1 | c0 c1 .. ..        each tile against each part of the prefix, for one KV head
 
-`decode_attention` plans the work, and merges what is left here, a partial result per row and part, with the rows' own
+`decode_attention` plans the work, and merges the partial results from here, one per row and part, with the rows' own
 parts. Knows pages, rows and heads; knows no sequences and no models.
 """
 
@@ -31,7 +31,7 @@ GROUP_KEYS = 2
 GROUP_END = 3
 GROUP_ARRAYS = 4
 
-# Fields of the work list: the begin of the group's rows in their array, and their number; tile, first key, end of keys,
+# Fields of the work list: the start of the group's rows in their array, and their number; tile, first key, end of keys,
 # part.
 ITEM_FIELDS = 8
 _FIELDS = tl.constexpr(ITEM_FIELDS)
@@ -74,7 +74,7 @@ class PrefixScratch:
         # Parts are at least total / target blocks long, where the total counts the blocks of each tile.
         capacity = triton.cdiv(max_rows * group, tuning.queries) + max_rows // 2 + self.target
         self.slots = max_rows + triton.cdiv(tuning.queries * self.target, group)
-        """Partial results of all rows, at most."""
+        """The most partial results of all rows together."""
         # All of them fit at once, so that the next kernel can start beside them.
         self.programs = min(capacity * kv_heads, processors * tuning.programs_per_sm)
         self.items = torch.zeros(capacity, ITEM_FIELDS, dtype=torch.int32, device=device)
@@ -125,7 +125,7 @@ def prefix_attention(
     _, kv_heads, page_size, _ = keys.shape
     padded_dim = triton.next_power_of_2(head_dim)
     tuning = scratch.tuning
-    # The queries take room too, and so does one more buffer, which the matrix units still read.
+    # The queries take shared memory too, and so does one more buffer that the tensor cores are still reading.
     vectors = _SHARED_MEMORY // (padded_dim * q.element_size()) - tuning.queries
     buffers = max(1, min(tuning.buffers, vectors // (2 * block) - 1))
     _prefix_kernel[(scratch.programs,)](

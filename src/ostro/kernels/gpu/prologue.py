@@ -3,8 +3,8 @@
     delta ──(norm)──(· multiplier)──> + x ──┬──> stream
                                             └──(norm)──> the row that is multiplied
 
-Each program of a kernel does all of it for itself: for one row, a kernel's launch costs more than that. `norm` has the
-same as a kernel of its own, for any number of rows.
+Every program of the kernel repeats all of it: for one row, that costs less than launching another kernel. `norm` does
+the same as a kernel of its own, for any number of rows.
 """
 
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ class Delta(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prologue:
-    """What is done to the rows of a matmul first. All norms are RMS norms."""
+    """What a matmul does to its input rows first. All norms are RMS norms."""
 
     norm: NormWeights | None = None
     delta: Delta | None = None
@@ -45,18 +45,18 @@ class Prologue:
         return self.norm is None and self.delta is None
 
     def norm_arguments(self, nothing: Tensor) -> tuple[Tensor, float]:
-        """The norm's weight and epsilon, as arguments of a kernel; without a norm, what the kernel does not read."""
+        """The norm's weight and epsilon as kernel arguments; without a norm, stand-ins that it does not read."""
         return (nothing, 0.0) if self.norm is None else (self.norm.weight, self.norm.eps)
 
     def delta_arguments(self, nothing: Tensor) -> tuple[Tensor, Tensor, Tensor, float, float]:
-        """The delta, its norm's weight, the stream, its norm's epsilon, and the multiplier, likewise."""
+        """The delta, its norm's weight, the stream, the epsilon of the delta's norm, and the multiplier, likewise."""
         delta, stream = self.delta, self.stream
         if delta is None or delta.norm is None or stream is None:
             return nothing, nothing, nothing, 0.0, 1.0
         return delta.value, delta.norm.weight, stream, delta.norm.eps, delta.multiplier
 
     def plain(self, x: Tensor) -> Tensor:
-        """The rows that are multiplied, in float32: the plain twin of what kernels do."""
+        """Applies the prologue to rows and returns them in float32: the plain twin of what kernels do."""
         if self.delta is not None and self.stream is not None:
             self.stream.copy_(x)
             add_norm_plain(

@@ -22,17 +22,17 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-# From so many tokens on, one program computes the rotations of several.
+# From this many tokens on, one program computes the rotations of several.
 _MANY_TOKENS = 2048
 # The number of tokens assumed for tiling if it must not depend on the actual number.
 _INVARIANT_TOKENS = 256
-# For norms over the width: numbers that a program reads at a time, and its warps at least.
+# For norms over the width: numbers that a program reads at a time, and its minimum of warps.
 _WIDTH_BLOCK, _WIDTH_WARPS = 1024, 4
 
 
 class QKNormWeights(NamedTuple):
     weight: Tensor
-    """[heads + kv_heads, head_dim]: of each number in a token's queries and keys."""
+    """[heads + kv_heads, head_dim]: a weight for each number in a token's queries and keys."""
     eps: float
     over: Literal["head", "width"] = "head"
 
@@ -156,7 +156,7 @@ def rope_store_plain(
     norm: QKNormWeights | None = None,
     rotate_keys_in_place: bool = False,
 ) -> Tensor:
-    """The same, but q is a view of the qkv buffer in any case."""
+    """The plain twin, except that q is always a view of the qkv buffer."""
     _, kv_heads, page_size, head_dim = keys.shape
     all_heads = qkv.view(len(qkv), -1, head_dim)
     heads = all_heads.shape[1] - 2 * kv_heads
@@ -319,7 +319,7 @@ def _rope_store_kernel(
 def _mean_squares(
     row: tl.tensor, q_width: tl.constexpr, k_width: tl.constexpr, block: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor]:
-    """Of all queries and of all keys in a qkv row."""
+    """The norm factors of all queries and of all keys in a qkv row."""
     of_q = tl.zeros([block], tl.float32)
     of_k = tl.zeros([block], tl.float32)
     for start in range(0, q_width + k_width, block):

@@ -5,8 +5,8 @@
                             by_expert ────┴──> slots: a number per row and chosen expert, sorted by expert
                                                tiles: up to `height` slots of one expert each
 
-A row's slots are `row * chosen + rank`. No number of tiles is known to the host, which launches kernels for the most
-that there may be (`most_tiles`): those beyond the device's count have nothing to do.
+A row's slots are `row * chosen + rank`. The host does not know the number of tiles and launches kernels for the most
+that there can be (`most_tiles`): programs beyond the device's count have nothing to do.
 
 The plain twin is `torch_models.experts.route`, with torch's own stable sort.
 """
@@ -24,11 +24,11 @@ from ostro.kernels.gpu.mixture_limits import MOST_CHOSEN, MOST_EXPERTS
 from ostro.kernels.gpu.tilings import power_of_two
 
 TILE_FIELDS = 3
-"""Of a tile: its expert, its first slot, counted in the order of experts, and the end of the expert's slots."""
+"""Fields per tile: its expert, its first slot, counted in the order of experts, and the end of the expert's slots."""
 INVARIANT_HEIGHT = 64
-"""Of tiles whose results must not depend on how many rows there are."""
+"""The height of tiles whose results must not depend on the number of rows."""
 _SHORTEST, _TALLEST = 16, 128
-# Up to so many slots, so many are read at a time, and by so many warps: in decode steps, and in those with prompts.
+# For up to this many slots: how many are read at a time, and by how many warps.
 _SLOTS_READ = ((2048, 1024, 4), (32768, 4096, 8), (math.inf, 16384, 16))
 
 
@@ -40,7 +40,7 @@ class Routed(NamedTuple):
 
 
 class RowTiles(NamedTuple):
-    """Slots by expert."""
+    """Slots sorted by expert, in tiles."""
 
     slots: Tensor
     """[rows * chosen], int32: sorted by expert, and within one in order."""
@@ -48,21 +48,21 @@ class RowTiles(NamedTuple):
     """int32: the number of tiles, then each tile's TILE_FIELDS."""
     height: int
     most: int
-    """Tiles that there may be."""
+    """The most tiles that there can be."""
 
 
 def tile_height(slots: int, experts: int) -> int:
-    """Rows of a tile: twice as many as experts have on average, so that few need a second tile."""
+    """Rows per tile: twice the average per expert, so that few experts need a second tile."""
     return max(_SHORTEST, min(_TALLEST, power_of_two(max(1, 2 * slots // experts))))
 
 
 def most_tiles(slots: int, experts: int, height: int) -> int:
-    """No expert has more than one tile that is not full."""
+    """The most tiles that there can be: each expert has at most one that is not full."""
     return min(slots, experts + slots // height)
 
 
 def empty_tiles(device: torch.device, slots: int, experts: int, height: int) -> RowTiles:
-    """No tiles."""
+    """A list without tiles."""
     most = most_tiles(slots, experts, height)
     tiles = torch.zeros(1 + TILE_FIELDS * most, dtype=torch.int32, device=device)
     return RowTiles(torch.zeros(slots, dtype=torch.int32, device=device), tiles, height, most)
@@ -148,7 +148,7 @@ def choose(
     block: tl.constexpr,
     copies: tl.constexpr,
 ) -> tuple[tuple[tl.tensor, ...], tuple[tl.tensor, ...]]:
-    """The experts of one row, by falling logit, and their weights; of each as many `copies`."""
+    """The experts of one row, by falling logit, and their weights, each repeated `copies` times."""
     keys = load_keys(logits, count, block, copies)
     experts = ()  # type: tuple[tl.tensor, ...]
     values = ()  # type: tuple[tl.tensor, ...]
@@ -175,15 +175,15 @@ def choose(
 
 @triton.jit
 def load_keys(logits: tl.tensor, count: tl.constexpr, block: tl.constexpr, copies: tl.constexpr) -> tl.tensor:
-    """A row's logits as different integers in the same order, with the experts' numbers in them: of equal logits, the
-    first expert's is higher. To find the highest is one instruction for a warp, as it is not for pairs of numbers. A
-    warp that has one of the [copies, experts] need not wait for others.
+    """A row's logits as distinct integers in the same order, with the experts' numbers in them: among equal logits, the
+    first expert's is highest. Finding the highest integer is one instruction for a warp, unlike for pairs of numbers. A
+    warp with its own copy of [copies, experts] need not wait for others.
     """
     expert = tl.arange(0, block)[None, :]
     at = tl.broadcast_to(logits + expert, [copies, block])
-    # Past the L1 cache, which may hold an earlier layer's: a kernel may read these before it waits.
+    # Bypasses the L1 cache, which may hold an earlier layer's logits: a kernel may read these before it waits.
     value = tl.load(at, mask=expert < count, other=0.0, cache_modifier=".cg").to(tl.float32)
-    # What is not a number is higher than any; both zeros are one.
+    # NaN ranks above everything; both zeros are equal.
     bits = tl.where(value == value, value + 0.0, float("nan")).to(tl.int32, bitcast=True)
     ordered = _reordered(bits)
     if logits.dtype.element_ty.primitive_bitwidth <= 16:
@@ -206,7 +206,7 @@ def expert_of(key: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def _logit_of(key: tl.tensor) -> tl.tensor:
-    # Of 16-bit logits, the expert's number is where their bits end.
+    # 16-bit logits leave their low bits to the expert's number.
     ordered = key & -8192 if key.dtype == tl.int32 else (key >> 13).to(tl.int32)
     bits = _reordered(ordered)
     if key.dtype == tl.int32:
@@ -216,7 +216,9 @@ def _logit_of(key: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def _reordered(bits: tl.tensor) -> tl.tensor:
-    """From a float's bits to an integer in the order of floats, and back: negative ones' bits rise as they fall."""
+    """Maps a float's bits to an integer that sorts like the float, and back: the bits of negative floats grow as their
+    values fall.
+    """
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 

@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 
 class _TargetOnly:
-    """The part of a Triton driver that compiling asks."""
+    """The part of a Triton driver that compiling needs."""
 
     def __init__(self, target: GPUTarget) -> None:
         self._target = target
@@ -49,7 +49,9 @@ def compile_for(capability: str) -> None:
 
 
 def recorded(calls: Iterable[Callable[[], object]]) -> list[str]:
-    """The signatures of what the calls launch, in order, each once. A call that fails counts for what it launched."""
+    """The signatures of what the calls launch, in order and without repeats. A call that fails counts for what it
+    launched before.
+    """
     found: dict[str, None] = {}
 
     def note(*, compile: dict[str, Any], **_: object) -> bool:
@@ -71,7 +73,7 @@ def recorded(calls: Iterable[Callable[[], object]]) -> list[str]:
 
 
 def kernel_name(signature: str) -> str:
-    """Dotted, with its module."""
+    """The kernel's dotted name, with its module."""
     return str(json.loads(signature)["name"])
 
 
@@ -82,8 +84,8 @@ def build(signature: str) -> None:
 
 
 def digest_sources() -> None:
-    """Has Triton digest the sources of all kernels, one by one. A thread that does so while another is at it may take
-    the other's placeholder for a digest: it then looks for a key that nobody has compiled for.
+    """Has Triton hash the sources of all kernels, one by one. While one thread hashes a source, another may take its
+    placeholder for the hash, and look up a key that nobody has compiled.
     """
     for name, module in list(sys.modules.items()):
         if name.startswith("ostro.kernels.gpu."):
@@ -93,8 +95,8 @@ def digest_sources() -> None:
 
 
 def warm_up(wanted: Iterable[str]) -> None:
-    """Has Triton find out what it keeps in memory for later compilations: its own digest, the assembler's version, and
-    the digest of each kernel's source.
+    """Has Triton compute what it caches in memory for later compilations: its own hash, the assembler's version, and
+    the hash of each kernel's source.
     """
     triton.compile(ASTSource(_empty_kernel, {}), target=driver.active.get_current_target())
     for kernel in {kernel_name(each): _kernel(each) for each in wanted}.values():
@@ -102,7 +104,7 @@ def warm_up(wanted: Iterable[str]) -> None:
 
 
 def build_driver() -> None:
-    """Compiles the library by which Triton calls CUDA's driver, for the process that will need it."""
+    """Compiles the library through which Triton calls the CUDA driver, for the process that will need it."""
     with suppress(Exception):
         nvidia.CudaUtils()
 

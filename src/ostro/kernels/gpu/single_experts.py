@@ -3,10 +3,10 @@
     x ──(norm)──> · up of each chosen expert ── act(gate) * up ──> inner [chosen, inner]
     inner ──────> · down of each, times its weight, added up ────> out, or added to the residual
 
-Every program finds out for itself which experts are chosen: a kernel that did so once would cost more than that, since
-others would have to wait for it. The logits must be loaded once a program, no more: thousands of requests for the same
-bytes queue up. The second kernel chooses before the first has ended, and loads its weights, because the first lets it
-start only once the logits are complete (see `experts`).
+Every program chooses the experts for itself: a kernel that did so once would cost more, since the others would have to
+wait for it. Each program must load the logits only once: thousands of requests for the same bytes queue up. The second
+kernel chooses before the first has ended, and loads its weights, because the first lets it start only once the logits
+are complete (see `experts`).
 
 Multiplies and adds in float32 like `vector_linear`, whose loads it shares. The plain twin is `torch_models.experts`.
 """
@@ -29,8 +29,8 @@ from ostro.kernels.gpu.vector_linear import add_products, load_inputs, load_weig
 
 _NARROW = 3072
 INNER, OUTER = VectorTiling(4, 256, 4), VectorTiling(4, 256, 4)
-"""For narrower rows, of which a warp has its own."""
-# Registers of weights that a thread may have on the way.
+"""Tilings for narrow rows, where each warp has rows of its own."""
+# Registers for weights in flight, per thread.
 _HELD = 64
 _HELD_AHEAD = 96
 
@@ -153,7 +153,7 @@ def single_outer(
         pdl=pdl,
         num_warps=tiling.warps,
         num_stages=1,
-        # With more, not all programs would run at once.
+        # With more registers, not all programs would run at once.
         maxnreg=128,
         launch_pdl=pdl,
     )
@@ -172,7 +172,7 @@ def _is_paired(x: Tensor, weight: Tensor) -> bool:
 
 
 def _chunks(tiling: VectorTiling, weight: Tensor, in_features: int, *, copies: int) -> tuple[int, int, int]:
-    """Words read at a time, how many such reads a row takes, and how many of them are on the way at once."""
+    """Words read at a time, how many such reads a row takes, and how many of them are in flight at once."""
     words = weight.shape[2]
     block = max(1, tiling.ins * words // in_features)
     chunks = triton.cdiv(words, block)
@@ -311,14 +311,14 @@ def _add_gated(
     has_norm: tl.constexpr,
     paired: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """The products of `held` chunks of inputs from `start` on, whose weights are all on the way before the first."""
+    """Adds up `held` chunks of inputs from `start` on; all their weights are in flight before the first is used."""
     main_held = ()  # type: tuple[tl.tensor, ...]
     up_held = ()  # type: tuple[tl.tensor, ...]
     for chunk in tl.static_range(held):
         at = start + chunk * block_words
         main_held += (load_weights(main_at, inside, k, at, in_words, even_out, even_in),)
         up_held += (load_weights(up_at, inside, k, at, in_words, even_out, even_in),)
-    # Or the compiler would load some only when others have been used.
+    # Otherwise the compiler would delay some loads until others have been used.
     tl.debug_barrier()
     for chunk in tl.static_range(held):
         at = start + chunk * block_words

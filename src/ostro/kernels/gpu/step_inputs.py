@@ -1,4 +1,4 @@
-"""Unpacks one step's inputs on the device: what the host sent, and tokens it did not know yet.
+"""Unpacks one step's inputs on the device: what the host sent, and tokens that it did not know yet.
 
 A token that the previous step is still sampling is sent as -1 - (its row there), and read from that step's results:
 

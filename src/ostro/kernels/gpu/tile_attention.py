@@ -1,6 +1,6 @@
 """Causal attention of one tile: consecutive tokens of one sequence, for one KV head, over the paged KV cache.
 
-The kernel of `invariant_attention`, and of the JAX runner on GPUs. Imports no torch.
+The kernel of `invariant_attention`, and of the JAX backend on GPUs. Imports no torch.
 """
 
 import triton

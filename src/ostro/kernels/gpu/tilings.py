@@ -14,19 +14,17 @@ ROWS = (1, 4, 16, 32, 64, 128, 256)
 MOST_ROWS = ROWS[-1]
 MOST_VECTOR_ROWS = 4
 EpilogueKind: TypeAlias = Literal["plain", "added", "activated", "gated"]
-"""What a matmul's kernel can do with its result: store it, add it to the residual, or apply an activation, also with
-gate and up.
-"""
+"""What a matmul's kernel can do with its result: store it, add it to the residual, apply an activation, or gate."""
 
 _SHARED_MEMORY = 220 << 10
 _MOST_STAGES, _ENOUGH_STAGES = 10, 4
 _MOST_SPLITS = 8
-# What the copy engine needs of a row's bytes.
+# The copy engine needs rows whose bytes are a multiple of this.
 _ALIGNMENT = 16
-# Per multiprocessor, as measured on an H200: bytes per µs from memory, and from the L2 cache, which all read the inputs
-# from; floating-point operations per µs; bytes in flight that saturate memory.
+# Per multiprocessor, as measured on an H200: bytes per µs from memory, and from the L2 cache, where the inputs are;
+# floating-point operations per µs; bytes in flight that saturate memory.
 _FROM_MEMORY, _FROM_CACHE, _OPERATIONS, _IN_FLIGHT = 32_600.0, 80_000.0, 5.9e6, 33_000.0
-# In µs: what it takes to add up splits, beside writing and reading them.
+# The µs that it takes to add up splits, besides writing and reading them.
 _JOINING = 1.3
 _REGISTERS_A_THREAD, _SUMS_A_THREAD = 72, 128
 # Programs per multiprocessor that saturate memory: one can read faster than its share.
@@ -40,7 +38,7 @@ class VectorTiling:
     """For the vector kernel. Powers of two."""
 
     outs: int
-    """Outputs per program; with gate and up, of each."""
+    """Outputs per program; with gate and up, this many of each."""
     ins: int
     """Inputs read at a time."""
     warps: int
@@ -51,7 +49,7 @@ class DotTiling:
     """For the tensor cores' kernel. Powers of two, except for the stages."""
 
     outs: int
-    """Outputs per program; with gate and up, of each."""
+    """Outputs per program; with gate and up, this many of each."""
     ins: int
     """Inputs read at a time."""
     warps: int
@@ -100,22 +98,22 @@ class Multiprocessors:
 
     number: int
     shared_memory: int
-    """Bytes that one program can have."""
+    """Bytes of shared memory that one program can have."""
 
 
 def block_rows(rows: int) -> int:
-    """The tensor cores' kernel has one tile for all rows."""
+    """The height of the one tile that the tensor cores' kernel has for all rows."""
     return max(16, power_of_two(rows))
 
 
 def power_of_two(number: int) -> int:
-    """The smallest that is not less."""
+    """The smallest power of two that is not less."""
     return 1 << (number - 1).bit_length()
 
 
 def binary_of(matmul: Matmul, rows: int, tiling: Tiling) -> tuple[object, ...]:
-    """The same for matmuls that one compiled kernel serves, apart from biases and norms."""
-    # Triton compiles numbers that are multiples of 16 apart.
+    """A key that is equal for matmuls that share one compiled kernel, biases and norms aside."""
+    # Triton specialises kernels on numbers that are multiples of 16.
     aligned = matmul.outs % 16 == 0, matmul.in_features % 32 == 0
     if isinstance(tiling, VectorTiling):
         return (
@@ -133,7 +131,7 @@ def binary_of(matmul: Matmul, rows: int, tiling: Tiling) -> tuple[object, ...]:
 
 
 def default_tiling(rows: int, out_features: int, in_features: int, *, gated: bool, bits: int = 16) -> Tiling:
-    """Where none was chosen. `out_features` counts the weight's rows, both gate and up."""
+    """The tiling where none was chosen. `out_features` counts the weight's rows, both gate and up."""
     if rows == 1:
         return default_vector_tiling(out_features, in_features, gated=gated)
     return default_dot_tiling(rows, out_features // (2 if gated else 1), in_features, gated=gated, bits=bits)
@@ -217,14 +215,14 @@ def candidates(matmul: Matmul, rows: int, device: Multiprocessors, most: int = 2
 
 
 def _likeness(tiling: Tiling) -> object:
-    """The same for tilings whose speed is about the same, or whose difference the cost model knows."""
+    """A key that is equal for tilings of about the same speed, or whose difference the cost model knows."""
     if isinstance(tiling, VectorTiling):
         return tiling.outs / tiling.warps, tiling.ins
     return tiling.outs, tiling.splits
 
 
 def predicted_time(matmul: Matmul, rows: int, tiling: Tiling, device: Multiprocessors) -> float:
-    """In µs. Good for comparing tilings of one matmul, no more."""
+    """In µs. Only good for comparing tilings of one matmul."""
     copies, number, size = 2 if matmul.is_gated else 1, device.number, matmul.bits / 8
     tiles = -(-matmul.outs // tiling.outs)
     if isinstance(tiling, VectorTiling):
@@ -248,8 +246,8 @@ def predicted_time(matmul: Matmul, rows: int, tiling: Tiling, device: Multiproce
 
 
 def _last_wave(programs: int, places: int) -> float:
-    """How much longer it takes because the last programs leave places empty. Fewer programs than places are no
-    problem of this kind.
+    """How much longer the last wave of programs makes it take by leaving places empty. With fewer programs than places,
+    not at all.
     """
     return max(1.0, -(-programs // places) * places / programs) if programs > places else 1.0
 
@@ -258,7 +256,7 @@ def _possible(matmul: Matmul, rows: int, device: Multiprocessors) -> Iterator[Ti
     if rows == 1:
         yield from _vector_tilings(matmul)
     elif matmul.bits <= 16:
-        # Wider numbers are not for the tensor cores.
+        # Tensor cores take no wider numbers.
         yield from _dot_tilings(matmul, rows, device)
 
 
@@ -274,7 +272,7 @@ def _vector_tilings(matmul: Matmul) -> Iterator[VectorTiling]:
 
 def _dot_tilings(matmul: Matmul, rows: int, device: Multiprocessors) -> Iterator[DotTiling]:
     copies, sums = 2 if matmul.is_gated else 1, block_rows(rows)
-    # Of those that are equally good, the first is preferred. For few rows, wide blocks were always the fastest.
+    # Among equally good ones, the first is preferred. For few rows, wide blocks were always the fastest.
     widths = (128,) if rows <= 64 else (64, 128)
     for outs, ins, warps in itertools.product((64, 128), widths, (4, 8)):
         tiles = -(-matmul.outs // outs)
@@ -282,7 +280,7 @@ def _dot_tilings(matmul: Matmul, rows: int, device: Multiprocessors) -> Iterator
             # Beside the sums, what they are added to is in registers: the stream, or other splits' sums.
             beside = 2 if splits > 1 or matmul.epilogue == "added" else 1
             sums_a_thread = beside * copies * outs * sums / (32 * warps)
-            # No more threads than it takes.
+            # No more threads than needed.
             if sums_a_thread > _SUMS_A_THREAD or (warps == 8 and sums_a_thread <= _SUMS_A_THREAD / 2):
                 continue
             # Where a second program, or for few rows one of the next kernel, finds room beside this one, it loads its
@@ -298,7 +296,7 @@ def _dot_tilings(matmul: Matmul, rows: int, device: Multiprocessors) -> Iterator
 
 
 def _splits(matmul: Matmul, tiles: int, ins: int, device: Multiprocessors) -> Iterator[int]:
-    """As long as they are not enough programs, and each has work."""
+    """Numbers of splits, until there are enough programs or one would have no work."""
     splits = 1
     while splits == 1 or (
         splits <= _MOST_SPLITS

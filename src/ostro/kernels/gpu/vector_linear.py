@@ -90,8 +90,8 @@ def pairs(row: Tensor) -> Tensor:
 
 
 def word_unit(words: int) -> int:
-    """A row of weights is so many words, times a number that the compiler does not know: it loads 16 bytes at once only
-    where it knows that each row begins at a multiple of them.
+    """The largest known divisor of a row's words: the compiler loads 16 bytes at once only if it knows that every row
+    begins at a multiple of 16 bytes.
     """
     return next(unit for unit in (16, 4, 1) if words % unit == 0)
 
@@ -157,7 +157,7 @@ def _vector_kernel(
         gdc_wait()
 
     if has_delta:
-        # All inputs are on their way before the sum of squares needs the first.
+        # All inputs are in flight before the sum of squares needs the first.
         delta_held = ()  # type: tuple[tl.tensor, ...]
         source_held = ()  # type: tuple[tl.tensor, ...]
         for chunk in tl.static_range(held):
@@ -246,7 +246,7 @@ def _vector_kernel(
 def _joined(
     words: tl.tensor, delta: tl.tensor, scales: tl.tensor, factor: tl.tensor, paired: tl.constexpr
 ) -> tl.tensor:
-    """The sum, as it is stored."""
+    """The sum in the form in which it is stored."""
     even, odd = numbers(words, paired)
     even_delta, odd_delta = numbers(delta, paired)
     even_scale, odd_scale = numbers(scales, paired)
@@ -264,7 +264,7 @@ def _joined(
 def _write(
     at: tl.tensor, words: tl.tensor, k: tl.tensor, start: tl.tensor, in_features: tl.tensor, copies: tl.constexpr
 ) -> None:
-    """The first program writes its first copy."""
+    """Has the first program store its first copy."""
     at = tl.broadcast_to((at + start + k)[None, :], [copies, k.shape[0]])
     first = (tl.arange(0, copies) == 0) & (tl.program_id(0) == 0)
     tl.store(at, words, mask=first[:, None] & (start + k < in_features)[None, :])
@@ -272,7 +272,7 @@ def _write(
 
 @triton.jit
 def numbers(words: tl.tensor, paired: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
-    """Each word as float32; of a pair both. bfloat16 values are upper halves of float32."""
+    """Each word as float32: for pairs, both values. bfloat16 values are upper halves of float32."""
     if not paired:
         even = words.to(tl.float32)
         odd = even
