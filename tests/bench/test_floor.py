@@ -105,7 +105,7 @@ def test_weights_and_keys_of_fewer_bits_take_fewer_bytes_but_for_the_head() -> N
 def test_plain_mlps_have_two_matrices_and_windows_hold_in_their_layers_only() -> None:
     work = [Work(list(range(20)), 2)]
     narrow = architecture("gemma3", layer_types=["sliding_attention", "full_attention"], sliding_window=8)
-    wide = architecture("gemma3")
+    wide = architecture("gemma3", layer_types=["full_attention"] * 2)
     saved = (21 - 8) * KEY_BYTES / 2
     assert floor_seconds(wide, work, rates=SLOW_MEMORY) - floor_seconds(narrow, work, rates=SLOW_MEMORY) == saved
     plain = architecture("gpt2")
