@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from every_family import CASES, config_of
+from every_family import RUN_BY_ALL, config_of
 from hrm_brain import write_brain
 from peft_directory import random_adapter
 from test_gpu_runner import GREEDY, ON_GPU, QWEN3, gpu_engine, on_cpu, on_gpu, requests, run, tokens
@@ -23,7 +23,7 @@ from ostro.torch_models.lora import Adapters
 from ostro.weights.adapter import read_adapter
 from ostro.weights.hrm_checkpoint import open_hrm
 
-FAMILIES = {name: config_of(name, {**LLAMA, "hidden_size": 64, "head_dim": 16}) for name in CASES}
+FAMILIES = {name: config_of(name, {**LLAMA, "hidden_size": 64, "head_dim": 16}) for name in (*RUN_BY_ALL, "hrm_text")}
 
 
 @slow_in_the_interpreter
