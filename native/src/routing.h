@@ -28,7 +28,7 @@ class Routing {
   int begin(int active) const { return begins_[active]; }
   int end(int active) const { return begins_[active + 1]; }
   int token(int slot) const { return tokens_[slot]; }
-  // Of a row's experts, by falling logit.
+  // A row's experts, by falling logit.
   int slot(int row, int rank, int chosen) const { return slots_[static_cast<size_t>(row) * chosen + rank]; }
   float weight(int row, int rank, int chosen) const { return weights_[static_cast<size_t>(row) * chosen + rank]; }
 

@@ -152,7 +152,7 @@ class FakeRunner:
         return self._sample(attended, seq, seq.num_output)
 
     def expected_logprob(self, token_ids: list[int], at: int) -> TokenLogprob:
-        """Of the token at that place, had it been scored."""
+        """The log-probability of the token at that position, had it been scored."""
         *_, attended = _attended(token_ids[:at])
         return self._score(attended, token_ids[at])
 

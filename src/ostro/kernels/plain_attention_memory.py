@@ -3,9 +3,9 @@
 from math import isqrt
 
 BLOCK_BYTES = 256 << 20
-"""For the scores of one block of queries, and what is computed from them."""
+"""Memory for the scores of one block of queries, and for what is computed from them."""
 SCORE_BYTES = 16
-"""Of a score at its peak: in float32 before and after the softmax, and in the model's dtype."""
+"""Bytes per score at the peak: in float32 before and after the softmax, and in the model's dtype."""
 
 
 def queries_at_once(heads: int, before: int, block_bytes: int = BLOCK_BYTES) -> int:

@@ -38,16 +38,16 @@ class StoredTensor(NamedTuple):
     transposed: bool = False
     """Whether it is stored as [in, out]."""
     order: RowOrder | None = None
-    """Of its rows, if it is not ours."""
+    """Row order of the stored matrix, where it differs from ours."""
     stacked: bool = False
     """Whether it holds one such matrix or vector per expert; its first dimension numbers them."""
 
 
 class Heads(NamedTuple):
-    """Of one layer's attention."""
+    """The heads of one layer's KV cache."""
 
     kv: int
-    """0 for a layer that reads another's keys and values."""
+    """Number of KV heads; 0 for a layer that reads another's keys and values."""
     dim: int
 
 
@@ -189,13 +189,13 @@ class Attention:
     """Index of the model's rope that rotates queries and keys; None for no rotation."""
     qk_norm: QKNorm | None = None
     value_norm: Norm | None = None
-    """Of each head's values, without a weight."""
+    """Norm of each head's values, without a weight."""
     values_are_keys: bool = False
     """Whether values are what keys are before they are normed and rotated; `qkv` has none then."""
     kv_layer: int | None = None
     """An earlier layer whose keys and values it reads; `qkv` has queries alone then."""
     query_norm: Norm | None = None
-    """Of each head's queries, where there are no keys."""
+    """Norm of each head's queries, where there are no keys."""
     sinks: Sinks | None = None
     query_scaling: QueryScaling | None = None
 
@@ -388,7 +388,7 @@ class LayerInputs:
     table: Part
     """A row per token."""
     width: int
-    """Of a layer's part."""
+    """Width of one layer's part."""
     projection: Projection
     norm: Norm
     table_scale: float

@@ -91,7 +91,7 @@ def cut(described: Description, ranks: int) -> Cut:
 
 
 def qkv_share(shape: ModelShape, projection: Projection, cut: Cut, rank: int) -> Share:
-    """Of a layer's fused [q|k|v] matrix: the rank's heads, with the KV heads that they attend to."""
+    """A rank's share of a layer's fused [q|k|v] matrix: its heads, with the KV heads that they attend to."""
     first = shape.num_heads + cut.first_kv_head(rank)
     heads = (
         range(rank * cut.heads, (rank + 1) * cut.heads),
@@ -103,19 +103,19 @@ def qkv_share(shape: ModelShape, projection: Projection, cut: Cut, rank: int) ->
 
 
 def up_share(mlp: MLP, cut: Cut, rank: int) -> Share:
-    """Of an MLP's fused [gate|up] matrix, or of the one that it has instead."""
+    """A rank's share of an MLP's fused [gate|up] matrix, or of the up matrix of an MLP without a gate."""
     own = _equal_part(mlp.down.columns, cut, rank)
     second = range(own.start + mlp.down.columns, own.stop + mlp.down.columns)
     return Share((own, second) if mlp.gated else (own,), range(mlp.up.columns))
 
 
 def input_share(projection: Projection, cut: Cut, rank: int) -> Share:
-    """Of a matrix whose inputs the ranks computed apart: attention's output, an MLP's down projection."""
+    """A rank's share of a matrix whose inputs are divided over ranks: attention's output, an MLP's down projection."""
     return Share((range(projection.rows),), _equal_part(projection.columns, cut, rank), summed=True)
 
 
 def layer_shares(shape: ModelShape, layer: Layer, cut: Cut, rank: int) -> tuple[Share, Share, Share, Share]:
-    """Of the layer's projections, in order."""
+    """A rank's shares of the layer's projections, in order."""
     attention, mlp = layer.attention, layer.dense
     return (
         qkv_share(shape, attention.qkv, cut, rank),
@@ -126,7 +126,7 @@ def layer_shares(shape: ModelShape, layer: Layer, cut: Cut, rank: int) -> tuple[
 
 
 def vocabulary_share(shape: ModelShape, cut: Cut, rank: int) -> Share:
-    """Of the embedding or head. The last ranks may hold padding only."""
+    """A rank's share of the embedding or head. The last ranks may hold padding only."""
     first = min(rank * cut.vocab, shape.vocab_size)
     own = range(first, min(first + cut.vocab, shape.vocab_size))
     return Share((own,), range(shape.hidden_size), padding=cut.vocab - len(own))

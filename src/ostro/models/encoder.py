@@ -53,7 +53,7 @@ class EncoderLayer:
 
     @property
     def num_weights(self) -> int:
-        """Of its matrices."""
+        """Number of weights in its matrices."""
         return sum(projection.rows * projection.columns for projection in self.projections)
 
     def tensors(self) -> Iterator[StoredTensor]:

@@ -59,7 +59,7 @@ def remove_pages(path: Path) -> None:
 
 
 def _places(model: Path) -> Iterator[str]:
-    """Of a model's directory, and of its files: a GGUF file is a model by itself."""
+    """The places of a model's directory and of its GGUF files, each of which is a model by itself."""
     yield _place(model)
     for path in model.rglob("*.gguf"):
         yield _place(path)

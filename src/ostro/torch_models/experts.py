@@ -82,7 +82,7 @@ class ExpertMatrices(Weighted):
 
 
 def _places(names: list[str], part: arch.Part, memory: Tensor, *, dim: int) -> dict[str, Place]:
-    """Of one part of all experts, which has its rows along `dim` of the memory."""
+    """The places of one part of all experts, whose rows lie along `dim` of the memory."""
     order = None if part.order is None else tuple(part.order.stored(part.rows))
     if arch.is_stacked(part):
         [name] = names

@@ -113,7 +113,7 @@ class Projection(Linear):
         # Not filled from a checkpoint: whatever was in memory there would be multiplied.
         self.weight.data[len(self.weight) - own.padding :].zero_()
         self.adds_bias = not own.summed or shard is None or shard.rank == 0
-        """Of the ranks whose results are summed up, one adds the bias."""
+        """Whether this rank adds the bias: only one of the ranks whose results are summed does."""
         if own.summed and shard is not None:
             self.reduce = shard.group.sum
 
@@ -128,7 +128,7 @@ class Projection(Linear):
         return places
 
     def _place(self, memory: Tensor, part: arch.Part, ranges: tuple[range, ...]) -> Place:
-        """Of a part's matrix or bias, of which these rows are here."""
+        """The place of a part's matrix or bias, of which this rank holds these rows."""
         described, is_matrix = self.described, memory.dim() == 2
         transposed = described.transposed and is_matrix
         place = Place(memory.T if transposed else memory)

@@ -144,7 +144,7 @@ def _q8_0(blocks: Bytes) -> tuple[Bytes, Floats, Floats]:
 
 
 def _k_scales(blocks: Bytes) -> tuple[Floats, Floats]:
-    """Of eight groups: twelve bytes hold a scale and a minimum of 6 bits for each."""
+    """Scales and minima of eight groups: twelve bytes hold 6 bits of each."""
     low, middle, high = (blocks[:, at : at + 4] for at in (4, 8, 12))
     scales = np.concatenate((low & 63, (high & 15) | ((low >> 6) << 4)), axis=-1)
     minima = np.concatenate((middle & 63, (high >> 4) | ((middle >> 6) << 4)), axis=-1)
@@ -170,7 +170,8 @@ def _q5_k(blocks: Bytes) -> tuple[Bytes, Floats, Floats]:
 def _q6_k(blocks: Bytes) -> tuple[Bytes, Floats, Floats]:
     low = blocks[:, :128].reshape(-1, 2, 2, 32)
     high = blocks[:, 128:192].reshape(-1, 2, 1, 32)
-    # Of each 128 codes, four runs of 32: nibbles of two runs are lower halves, and a byte has two more bits for each.
+    # Each 128 codes are four runs of 32. A byte of `low` holds the lower four bits of two runs, a byte of `high` the
+    # upper two bits of all four.
     nibbles = np.concatenate((low & np.uint8(15), low >> np.uint8(4)), axis=2)
     shifts = np.arange(0, 8, 2, dtype=np.uint8).reshape(1, 1, 4, 1)
     codes = nibbles | ((high >> shifts & np.uint8(3)) << np.uint8(4))

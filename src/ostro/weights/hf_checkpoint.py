@@ -180,7 +180,7 @@ def _check_names(path: Path, config: dict[str, object]) -> None:
 
 # --- names ----------------------------------------------------------------------------------------------------------
 
-# Of multimodal models.
+# The parts of multimodal models that are not for text.
 _OTHER_SENSES = re.compile(
     r"(model\.)?(vision_(tower|model|embedder)|multi_modal_projector|visual|embed_vision|audio_tower|embed_audio)\."
 )

@@ -138,7 +138,7 @@ def _spread_heads(layer: Layer, shape: ModelShape) -> dict[str, Shape]:
 
 
 def _spread_transposed(attention: Attention, shape: ModelShape) -> dict[str, Shape]:
-    """Of queries, keys and values in one matrix, [in, out]."""
+    """Shapes where queries, keys and values are one matrix, [in, out]."""
     [qkv], [output], heads = attention.qkv.parts, attention.output.parts, (shape.num_heads, shape.head_dim)
     return {
         f"{qkv.name}.weight": (shape.hidden_size, 3, *heads),

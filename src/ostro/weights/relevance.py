@@ -102,7 +102,7 @@ def read_judge(directory: Path, config: Mapping[str, object]) -> Judge | None:
     prompts = read_prompts(directory)
     asked = _transformer_settings(directory)
     variables = dict(ConfigReader(asked.table("processing_kwargs") or {}, asked.source).table("chat_template") or {})
-    # Of sentence-transformers, for texts that it shortens.
+    # Read by sentence-transformers alone, for texts that it shortens.
     variables.pop("restore_suffix", None)
     generation = ConfigReader(variables, asked.source).flag(_GENERATION_PROMPT, False)
     return Judge(

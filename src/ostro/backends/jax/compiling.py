@@ -110,7 +110,7 @@ class Compiler:
         )
 
     def _step_arguments(self, shape: StepShape, num_integers: int) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        """Of a step, and how they are divided over the mesh."""
+        """A step's arguments, and how they are divided over the mesh."""
         placed = self.placed
         previous = self._argument((self.shapes[-1].rows,), np.int32, COPIED)
         integers = self._argument((num_integers,), np.int32, COPIED)
@@ -213,7 +213,7 @@ class Compiler:
 
     @property
     def head_dim(self) -> int:
-        """Of heads as pages hold them."""
+        """The width of heads as pages hold them."""
         return int(self._pages[0].shape[-1])
 
     @property

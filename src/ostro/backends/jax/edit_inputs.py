@@ -63,7 +63,7 @@ class EditInputs(NamedTuple):
 
     @staticmethod
     def sizes(rows: int) -> tuple[int, int]:
-        """Of both arrays: integers and floats."""
+        """The sizes of both arrays: integers and floats."""
         cells = num_cells(rows)
         return 3 * cells + rows, 2 * cells + 2 * rows
 

@@ -161,7 +161,7 @@ class LeadingPrograms:
     _followers: list[socket.socket]
     _keys: dict[Key, int]
     _numbers: dict[int, int] = field(default_factory=dict)
-    """Of arrays on the devices, by id."""
+    """The numbers of arrays on the devices, by id."""
     _dropped: deque[int] = field(default_factory=deque)
     _count: int = 0
 

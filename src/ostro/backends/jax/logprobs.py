@@ -46,10 +46,10 @@ class Logprobs(NamedTuple):
 
 
 def logprobs(logits: jax.Array, rows: jax.Array, chosen: jax.Array, *, top: int) -> jax.Array:
-    """Of tokens chosen[0, i] in row rows[i], with the `top` most likely ones; `chosen` may be the results of a draw.
+    """Log-probabilities of tokens chosen[0, i] in rows rows[i], and of the `top` most likely ones.
 
-    `logits` is [rows, vocabulary of the rank]. The result, the same on every rank, is one array, because each copy to
-    the host takes time: a row per position, with the bits of numbers in float32.
+    `logits` is [rows, vocabulary of the rank]; `chosen` may be the results of a draw. The result, the same on every
+    rank, is one array, because each copy to the host takes time: a row per position, with the bits of float32 numbers.
     """
     logits, tokens = logits[rows], chosen[0]
     # Never above zero. Ranks and probabilities both derive from these, so they agree.

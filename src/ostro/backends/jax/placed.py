@@ -26,7 +26,7 @@ class PlacedModel:
     mesh: Mesh
     weights: Weights
     dtype: npt.DTypeLike
-    """Of matrices, keys and values."""
+    """The number format of matrices, keys and values."""
     adapters: PlacedAdapters | None = None
 
     @classmethod
@@ -63,6 +63,6 @@ class PlacedModel:
         return sum(array.addressable_shards[0].data.nbytes for array in jax.tree.leaves(held))
 
     def pages_shape(self, sizes: Sizes) -> PagesShape:
-        """Of all ranks' pages."""
+        """The shape of all ranks' pages together."""
         shape, heads = self.described.shape, self.cut.kv_heads * self.cut.ranks
         return PagesShape(shape.num_layers, sizes.num_pages, heads, sizes.page_size, shape.head_dim)

@@ -68,7 +68,7 @@ class Drawn(NamedTuple):
 
 
 class DrawKind(StrEnum):
-    """Of programs that draw. Each can do what those before it can."""
+    """The kinds of programs that draw. Each can do what those before it can."""
 
     PLAIN = "plain"
     TRUNCATED = "truncated"
@@ -181,7 +181,7 @@ def _before(counts: jax.Array) -> jax.Array:
 
 
 def block_sum(weights: jax.Array) -> jax.Array:
-    """Of each row, whose length is a multiple of BLOCK."""
+    """The sum of each row, whose length is a multiple of BLOCK."""
     sums = weights.reshape(len(weights), -1, BLOCK).sum(-1)
     padded = jnp.pad(sums, ((0, 0), (0, -sums.shape[1] % _SUMMED)))
     return padded.reshape(len(weights), -1, _SUMMED).sum(-1).sum(-1)

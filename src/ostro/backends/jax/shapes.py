@@ -37,7 +37,7 @@ class StepShape(NamedTuple):
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Of the fields of StepInputs, in order."""
+        """The sizes of the fields of StepInputs, in order."""
         adapters = self.tokens if self.adapted else 0
         return (self.rows * self.pages, *(self.tokens,) * 3, *(self.tiles,) * 3, self.rows, adapters)
 

@@ -82,7 +82,7 @@ class NativeShape:
 
 
 def _context_price(spec: ProgramSpec, packed: PackedFile) -> float:
-    """Of the layers that see all of it."""
+    """The cost of attending to one token of context, in layers without a window, relative to a token's matmuls."""
     layers = sum(step.op is Op.ATTEND and not step.window for step in spec.steps)
     matrices = [packed.matrices[step.matrix] for step in spec.steps[: spec.head_step] if step.matrix is not None]
     products = sum(each.rows * each.cols for each in matrices)

@@ -156,7 +156,7 @@ def _roots(identity: bytes, config: EngineConfig) -> Callable[[Salt], bytes | No
 
 
 def _content_of(directory: Path) -> bytes:
-    """Of what an adapter is read from; a training run may leave much more beside it."""
+    """A digest of the files that an adapter is read from; a training run may leave many more beside them."""
     digest = hashlib.sha256()
     for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS):
         with (directory / name).open("rb") as file:

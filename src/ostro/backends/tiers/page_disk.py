@@ -220,7 +220,7 @@ class PageDisk:
 
     def _work(self) -> None:
         if sys.platform == "linux":
-            # Of this thread alone: steps compute on all cores, and pages should not slow them down.
+            # Lowers this thread's priority only: steps compute on all cores, and pages should not slow them down.
             with suppress(OSError):
                 os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
         while (job := self._next_job()) is not None:

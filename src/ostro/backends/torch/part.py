@@ -52,7 +52,7 @@ class TorchPart:
                 self.logits(message)
 
     def logits(self, asked: Logits) -> Tensor:
-        """Of tokens of the latest step."""
+        """Logits of the asked tokens of the latest step."""
         return self.model.logits(self._hidden if asked.rows is None else self._hidden[asked.rows])
 
     def _pack_weights(self) -> None:

@@ -24,7 +24,7 @@ _MIB = 1 << 20
 # Measured, minus the model: Python with torch loaded; with BLAS's buffers after computing tokens; oneDNN's extra once
 # it has packed weights. Other builds of torch may differ by a few dozen megabytes.
 _LOADED, _PROCESS, _ONEDNN = 230 * _MIB, 260 * _MIB, 25 * _MIB
-# Of each of these, the libraries' files, which ranks share.
+# The part of each of these that ranks share: the libraries' files.
 _SHARED = 95 * _MIB
 # Left over from dequantizing GGUF blocks, in the allocators' per-thread pools, and from the vocabulary: from nothing to
 # 96 MiB, depending on the machine.
@@ -196,7 +196,7 @@ def _rank(stored: Stored, described: Causal, ranks: int) -> tuple[Stored, ModelS
 def _kept(tensor: TensorHeader, shapes: Mapping[str, tuple[int, ...]], backbone: str, own: Cut) -> TensorHeader:
     shape = shapes.get(tensor.name) or shapes.get(f"{backbone}.{tensor.name}")
     if shape is None:
-        # Of a pickle only the size is known.
+        # A pickle's header tells only the size.
         shape = (-(-tensor.shape[0] // own.ranks), *tensor.shape[1:])
     return replace(tensor, shape=shape)
 

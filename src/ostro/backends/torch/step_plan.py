@@ -12,7 +12,7 @@ class Forward(msgspec.Struct, frozen=True, tag=True):
 
     ids: Sequence[int]
     pieces: Sequence[Piece]
-    """Of the flat batch, in order."""
+    """The pieces of the flat batch, in order."""
     copies: Sequence[tuple[int, int]] = ()
     """(from, to) pages to copy first."""
     adapters: Sequence[tuple[int, int]] = ()

@@ -38,7 +38,7 @@ _SCALE, _ZERO, _PACKED, _SHAPE, _ORDER = (
 class CompressedTensors(Scheme):
     formats: tuple[str, ...]
     bits: int
-    """Of packed weights."""
+    """Width of a packed weight."""
     block: Tile | None
 
     pattern: ClassVar[re.Pattern[str]] = re.compile(

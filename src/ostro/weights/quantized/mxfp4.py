@@ -69,7 +69,7 @@ class _Blocks(ABC):
     """Rows of 4-bit floats in blocks that share a power of two."""
 
     name: str
-    """Of the tensor that holds the exponents."""
+    """Name of the tensor that holds the exponents."""
 
     def decode(self, rows: slice) -> Floats:
         doubled = self._doubled(rows, _FLOAT_PAIRS).reshape(rows.stop - rows.start, -1, _BLOCK)
@@ -80,7 +80,7 @@ class _Blocks(ABC):
         return blocks.q8_0(self._doubled(rows, _INTEGER_PAIRS), self._scales(rows))
 
     def _scales(self, rows: slice) -> Floats:
-        """Of the doubled numbers: [rows, blocks]."""
+        """Scales of the doubled numbers: [rows, blocks]."""
         exponents = self._exponents(rows)
         if exponents.max(initial=0) == _NAN:
             raise not_finite(self.name)
