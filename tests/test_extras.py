@@ -1,7 +1,6 @@
 """Which command installs an extra: one that works from a clone and one that works from a wheel."""
 
 import re
-import shutil
 import subprocess
 import sys
 import tomllib
@@ -26,9 +25,10 @@ def test_in_a_clone_it_names_the_clone(tmp_path: Path) -> None:
 
 def test_from_a_wheel_it_names_the_package(tmp_path: Path) -> None:
     package = tmp_path / "lib" / "python3" / "site-packages" / "ostro"
-    package.mkdir(parents=True)
-    (package / "__init__.py").touch()
-    shutil.copy(ROOT / "src" / "ostro" / "extras.py", package)
+    (package / "system").mkdir(parents=True)
+    for file in ("__init__.py", "errors.py", "system/__init__.py", "system/requirements.py"):
+        text = "" if file == "__init__.py" else (ROOT / "src" / "ostro" / file).read_text()
+        (package / file).write_text(text)
     assert said(package.parent, tmp_path) == "pip install 'ostro[ray]'"
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from ostro.errors import Unsupported
 
-_CLONE = Path(__file__).parents[2]
+_CLONE = Path(__file__).parents[3]
 
 
 def install_command(extra: str) -> str:
