@@ -21,17 +21,12 @@ from ostro.client import options
 from ostro.client.gathering import read
 from ostro.config import EngineConfig
 from ostro.errors import BadRequest, ContextLengthExceeded, NotAuthorized, UnknownModel, Unsupported
-from ostro.schemas import (
-    ChatCompletionRequest,
-    CompletionRequest,
-    EmbeddingRequest,
-    GenerateRequest,
-    LoglikelihoodRequest,
-    RerankRequest,
-    ScoreRequest,
-    TokenizeRequest,
-    Version,
-)
+from ostro.schemas.chat import ChatCompletionRequest
+from ostro.schemas.completions import CompletionRequest
+from ostro.schemas.embeddings import EmbeddingRequest, RerankRequest, ScoreRequest
+from ostro.schemas.models import Version
+from ostro.schemas.native import GenerateRequest, LoglikelihoodRequest
+from ostro.schemas.tokenizer import TokenizeRequest
 
 KEY, ADMIN_KEY = "sk-client", "sk-admin"
 MESSAGES = [{"role": "system", "content": "yes"}, {"role": "user", "content": "the fox"}]

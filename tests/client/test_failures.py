@@ -18,7 +18,7 @@ from ostro.errors import (
     Unavailable,
     UnsupportedModel,
 )
-from ostro.schemas import ErrorBody
+from ostro.schemas.wire import ErrorBody
 from ostro.server.error_handlers import error_response
 
 

@@ -12,7 +12,9 @@ from docs_reference.api_tables import openapi
 from ostro.cli import COMMANDS, _parser
 from ostro.cli.serve import add_arguments
 from ostro.errors import BadRequest
-from ostro.schemas import ChatCompletionRequest, CompletionRequest, GenerateRequest, GenerateResponse
+from ostro.schemas.chat import ChatCompletionRequest
+from ostro.schemas.completions import CompletionRequest
+from ostro.schemas.native import GenerateRequest, GenerateResponse
 from ostro.server.settings import ALIASES, REFUSED, ServeSettings, variables_of
 
 PAGES = sorted((ROOT / "docs" / "coming-from").glob("*.md"))

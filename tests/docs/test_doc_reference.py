@@ -14,17 +14,13 @@ from docs_reference.markup import fill
 from docs_reference.pages import pages
 from ostro.cli.serve import add_arguments
 from ostro.errors import BadRequest, OstroError, ServerError
-from ostro.schemas import (
-    ChatCompletionRequest,
-    CompletionRequest,
-    EmbeddingRequest,
-    GenerateRequest,
-    Message,
-    RequestModel,
-    parse,
-)
+from ostro.schemas.chat import ChatCompletionRequest, Message
+from ostro.schemas.completions import CompletionRequest
+from ostro.schemas.embeddings import EmbeddingRequest
 from ostro.schemas.messages import CreateMessage, Tool
+from ostro.schemas.native import GenerateRequest
 from ostro.schemas.responses import CreateResponse, FunctionTool
+from ostro.schemas.wire import RequestModel, parse
 from ostro.server.settings import GROUPS, ONLY_IN_FILES, REFUSED, ServeSettings
 
 LEAST: dict[type[RequestModel], dict[str, object]] = {

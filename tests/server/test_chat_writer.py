@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from ostro.engine.runner import TokenLogprob
 from ostro.frontend.outputs import Choice, Completion, Delta
-from ostro.schemas import ChatCompletionRequest, parse
+from ostro.schemas.chat import ChatCompletionRequest
+from ostro.schemas.wire import parse
 from ostro.server.dialects.chat.writer import ChatWriter, ParsedChatWriter
 from ostro.server.dialects.chat_turn import CompletionReader
 from ostro.text.model_tokenizer import IdTokenizer

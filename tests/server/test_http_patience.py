@@ -11,7 +11,7 @@ import uvicorn
 from http_app import live_app
 from live_service import live_models, set_faults, until, until_idle
 
-from ostro.schemas import CompletionResponse
+from ostro.schemas.completions import CompletionResponse
 from ostro.server.admission.limits import GateLimits
 from ostro.server.api import HttpOptions
 from ostro.server.app import build_app

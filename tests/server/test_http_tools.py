@@ -16,7 +16,7 @@ from scripted_answers import Scripts
 from sse_events import Chunk, streamed
 from tool_templates import OPEN, QWEN
 
-from ostro.schemas import ChatCompletionChunk, ChatCompletionResponse
+from ostro.schemas.chat import ChatCompletionChunk, ChatCompletionResponse
 
 CHAT = "/v1/chat/completions"
 ANY: dict[str, Any] = {"type": "object"}

@@ -10,7 +10,8 @@ import pytest
 from live_server import LiveServer, live_server
 from sse_events import Chunk, streamed
 
-from ostro.schemas import ChatCompletionChunk, CompletionChunk
+from ostro.schemas.chat import ChatCompletionChunk
+from ostro.schemas.completions import CompletionChunk
 
 HELLO = [{"role": "user", "content": "Say hello."}]
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"

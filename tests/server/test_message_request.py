@@ -6,8 +6,8 @@ import pytest
 
 from ostro.answers.tools import ReasoningSettings, ToolChoice
 from ostro.errors import BadRequest, Unsupported
-from ostro.schemas import parse
 from ostro.schemas.messages import CountMessageTokens, CreateMessage
+from ostro.schemas.wire import parse
 from ostro.server.dialects.messages import request as message_request
 from ostro.server.dialects.messages.request import continues_answer, conversation
 from ostro.structured import StructuredOutput

@@ -6,8 +6,8 @@ import pytest
 
 from ostro.answers.tools import ToolChoice
 from ostro.errors import BadRequest, Unsupported
-from ostro.schemas import parse
 from ostro.schemas.responses import CreateResponse
+from ostro.schemas.wire import parse
 from ostro.server.dialects.responses import request as response_request
 from ostro.server.dialects.responses.request import conversation, offered_tools, sealed, unsealed
 from ostro.structured import StructuredOutput

@@ -15,8 +15,8 @@ from pydantic import BaseModel
 
 from ostro.answers.events import CallArguments, CallBegin, Event, Reasoning, Text
 from ostro.errors import ContextLengthExceeded, OstroError, QueueFull, RequestTimeout, SequenceFailed, Unavailable
-from ostro.schemas import parse
 from ostro.schemas.responses import CreateResponse, ResponseObject
+from ostro.schemas.wire import parse
 from ostro.server.dialects.responses.request import offered_tools, unsealed
 from ostro.server.dialects.responses.writer import ResponseWriter
 from ostro.server.dialects.writing import Counts, Outcome

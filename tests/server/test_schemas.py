@@ -4,14 +4,10 @@ import pytest
 
 from ostro.errors import BadRequest, ContextLengthExceeded, Unsupported
 from ostro.sampling_params import SamplingParams
-from ostro.schemas import (
-    ChatCompletionRequest,
-    CompletionRequest,
-    EmbeddingRequest,
-    ErrorBody,
-    RequestModel,
-    parse,
-)
+from ostro.schemas.chat import ChatCompletionRequest
+from ostro.schemas.completions import CompletionRequest
+from ostro.schemas.embeddings import EmbeddingRequest
+from ostro.schemas.wire import ErrorBody, RequestModel, parse
 
 Generation = type[CompletionRequest] | type[ChatCompletionRequest]
 

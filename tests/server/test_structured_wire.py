@@ -7,7 +7,11 @@ import pytest
 
 from ostro.errors import BadRequest, Unsupported
 from ostro.sampling_params import SamplingParams
-from ostro.schemas import ChatCompletionRequest, CompletionRequest, GenerateRequest, StructuredFields, parse
+from ostro.schemas.chat import ChatCompletionRequest
+from ostro.schemas.completions import CompletionRequest
+from ostro.schemas.native import GenerateRequest
+from ostro.schemas.structured import StructuredFields
+from ostro.schemas.wire import parse
 from ostro.server.dialects.chat.request import chat_request
 from ostro.structured import StructuredOutput
 

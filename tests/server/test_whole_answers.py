@@ -7,13 +7,9 @@ from tokenizers import Tokenizer as Core
 from ostro.engine.runner import TokenLogprob
 from ostro.errors import StructureFailed
 from ostro.frontend.outputs import Choice, Completion
-from ostro.schemas import (
-    ChatCompletionRequest,
-    CompletionLogprobs,
-    CompletionRequest,
-    CompletionResponse,
-    parse,
-)
+from ostro.schemas.chat import ChatCompletionRequest
+from ostro.schemas.completions import CompletionLogprobs, CompletionRequest, CompletionResponse
+from ostro.schemas.wire import parse
 from ostro.server.dialects.chat.writer import chat_writer
 from ostro.server.dialects.chat_turn import CompletionReader
 from ostro.server.dialects.completions.writer import CompletionWriter

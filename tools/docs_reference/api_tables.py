@@ -21,24 +21,17 @@ from pydantic import BaseModel
 
 from docs_reference.attributes import notes
 from docs_reference.markup import code, codes, table
-from ostro import schemas
 from ostro.sampling_params import PARAMETERS, SamplingParams
-from ostro.schemas import (
-    ChatCompletionRequest,
-    CompletionRequest,
-    DetokenizeRequest,
-    EmbeddingRequest,
-    GenerateRequest,
-    GenerationRequest,
-    LoglikelihoodRequest,
-    RequestModel,
-    SolveRequest,
-    TokenizeRequest,
-    WireModel,
-)
+from ostro.schemas import chat, completions, embeddings, messages, models, native, responses, tokenizer, wire
+from ostro.schemas.chat import ChatCompletionRequest
+from ostro.schemas.completions import CompletionRequest
+from ostro.schemas.embeddings import EmbeddingRequest
 from ostro.schemas.fields import Prompts
-from ostro.schemas.generation import TokenBiases, Words
+from ostro.schemas.generation import GenerationRequest, TokenBiases, Words
+from ostro.schemas.native import GenerateRequest, LoglikelihoodRequest, SolveRequest
 from ostro.schemas.structured import StructuredFields
+from ostro.schemas.tokenizer import DetokenizeRequest, TokenizeRequest
+from ostro.schemas.wire import RequestModel, WireModel
 from ostro.server.api_docs.document import document
 from ostro.server.app import build_app
 from ostro.server.models.served import Models
@@ -73,12 +66,12 @@ VLLM: Mapping[type[RequestModel], frozenset[str]] = {
 }
 # What OpenAI's package calls the answers that we send, too.
 _OPENAI_ANSWERS: Mapping[type[WireModel], type[BaseModel]] = {
-    schemas.ChatCompletionResponse: ChatCompletion,
-    schemas.ChatCompletionChunk: ChatCompletionChunk,
-    schemas.CompletionResponse: Completion,
-    schemas.CompletionChunk: Completion,
-    schemas.EmbeddingResponse: CreateEmbeddingResponse,
-    schemas.ResponseObject: Response,
+    chat.ChatCompletionResponse: ChatCompletion,
+    chat.ChatCompletionChunk: ChatCompletionChunk,
+    completions.CompletionResponse: Completion,
+    completions.CompletionChunk: Completion,
+    embeddings.EmbeddingResponse: CreateEmbeddingResponse,
+    responses.ResponseObject: Response,
 }
 # What has many forms, in words.
 _FORMS = {
@@ -87,25 +80,25 @@ _FORMS = {
     str(TokenBiases): "object of numbers",
 }
 _SECTIONS: Mapping[str, tuple[type[RequestModel], tuple[type[WireModel], ...]]] = {
-    "chat": (ChatCompletionRequest, (schemas.ChatCompletionResponse, schemas.ChatCompletionChunk)),
-    "completions": (CompletionRequest, (schemas.CompletionResponse, schemas.CompletionChunk)),
-    "embeddings": (EmbeddingRequest, (schemas.EmbeddingResponse,)),
-    "rerank": (schemas.RerankRequest, (schemas.RerankResponse,)),
-    "score": (schemas.ScoreRequest, (schemas.ScoreResponse,)),
-    "generate": (GenerateRequest, (schemas.GenerateResponse, schemas.GenerateEvent, schemas.GenerateUsageEvent)),
-    "loglikelihood": (LoglikelihoodRequest, (schemas.LoglikelihoodResponse, schemas.PseudoLoglikelihoodResponse)),
-    "solve": (SolveRequest, (schemas.SolveResponse,)),
-    "tokenize": (TokenizeRequest, (schemas.TokenizeResponse,)),
-    "detokenize": (DetokenizeRequest, (schemas.DetokenizeResponse, schemas.TokenizerInfo)),
-    "responses": (schemas.CreateResponse, (schemas.ResponseObject,)),
-    "messages": (schemas.CreateMessage, (schemas.AssistantMessage, schemas.MessagesError)),
+    "chat": (ChatCompletionRequest, (chat.ChatCompletionResponse, chat.ChatCompletionChunk)),
+    "completions": (CompletionRequest, (completions.CompletionResponse, completions.CompletionChunk)),
+    "embeddings": (EmbeddingRequest, (embeddings.EmbeddingResponse,)),
+    "rerank": (embeddings.RerankRequest, (embeddings.RerankResponse,)),
+    "score": (embeddings.ScoreRequest, (embeddings.ScoreResponse,)),
+    "generate": (GenerateRequest, (native.GenerateResponse, native.GenerateEvent, native.GenerateUsageEvent)),
+    "loglikelihood": (LoglikelihoodRequest, (native.LoglikelihoodResponse, native.PseudoLoglikelihoodResponse)),
+    "solve": (SolveRequest, (native.SolveResponse,)),
+    "tokenize": (TokenizeRequest, (tokenizer.TokenizeResponse,)),
+    "detokenize": (DetokenizeRequest, (tokenizer.DetokenizeResponse, tokenizer.TokenizerInfo)),
+    "responses": (responses.CreateResponse, (responses.ResponseObject,)),
+    "messages": (messages.CreateMessage, (messages.AssistantMessage, messages.MessagesError)),
 }
 # Requests whose tables leave out the fields of a base, which has a table of its own.
 _BASES: Mapping[type[RequestModel], type[RequestModel]] = {
     ChatCompletionRequest: GenerationRequest,
     CompletionRequest: GenerationRequest,
-    schemas.CreateResponse: GenerationRequest,
-    schemas.CreateMessage: GenerationRequest,
+    responses.CreateResponse: GenerationRequest,
+    messages.CreateMessage: GenerationRequest,
     GenerateRequest: StructuredFields,
 }
 
@@ -116,8 +109,8 @@ def parts() -> dict[str, str]:
     made |= {f"compared-{name}": compared(request) for name, (request, _) in _SECTIONS.items() if request in OPENAI}
     made["request-shared"] = request_fields(GenerationRequest)
     made["endpoints"] = endpoints()
-    made["answer-error"] = answers((schemas.ErrorBody,))
-    made["answer-models"] = answers((schemas.ModelList,))
+    made["answer-error"] = answers((wire.ErrorBody,))
+    made["answer-models"] = answers((models.ModelList,))
     made["refused-fields"] = refused_fields()
     made["sampling-params"] = sampling_params()
     return made
@@ -211,7 +204,7 @@ def refused_fields() -> str:
     rows = []
     for request, path in (
         (ChatCompletionRequest, "/v1/chat/completions"),
-        (schemas.Message, "a message of it"),
+        (chat.Message, "a message of it"),
         (CompletionRequest, "/v1/completions"),
     ):
         for name, harmless in sorted(request.unserved.items()):
@@ -273,7 +266,7 @@ def _wire_models() -> Iterator[type]:
     while waiting:
         kind = waiting.pop()
         waiting += kind.__subclasses__()
-        if kind.__module__.startswith(schemas.__name__):
+        if kind.__module__.startswith("ostro.schemas."):
             yield kind
 
 

@@ -25,20 +25,12 @@ from ostro.frontend.outputs import Completion, embedding
 from ostro.frontend.requests import Prompt
 from ostro.llm import LLM
 from ostro.sampling_params import SamplingParams
-from ostro.schemas import (
-    BatchError,
-    BatchRequest,
-    BatchResponse,
-    BatchResult,
-    ChatCompletionRequest,
-    CompletionRequest,
-    EmbeddingRequest,
-    EmbeddingResponse,
-    ErrorBody,
-    GenerationRequest,
-    WireModel,
-    parse,
-)
+from ostro.schemas.batch import BatchError, BatchRequest, BatchResponse, BatchResult
+from ostro.schemas.chat import ChatCompletionRequest
+from ostro.schemas.completions import CompletionRequest
+from ostro.schemas.embeddings import EmbeddingRequest, EmbeddingResponse
+from ostro.schemas.generation import GenerationRequest
+from ostro.schemas.wire import ErrorBody, WireModel, parse
 from ostro.server.dialects.chat.request import chat_request
 from ostro.server.dialects.chat.writer import chat_writer
 from ostro.server.dialects.chat_preparation import ChatPreparation

@@ -23,7 +23,8 @@ from ostro.frontend.outputs import Completion
 from ostro.frontend.requests import Prompt
 from ostro.llm import LLM
 from ostro.sampling_params import SamplingParams
-from ostro.schemas import StructuredFields, parse
+from ostro.schemas.structured import StructuredFields
+from ostro.schemas.wire import parse
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

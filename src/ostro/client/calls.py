@@ -34,31 +34,19 @@ from ostro.client.options import (
     Words,
 )
 from ostro.errors import BadRequest, OstroError
-from ostro.schemas import (
-    Alive,
-    ChatCompletionChunk,
-    ChatCompletionResponse,
-    CompletionChunk,
-    CompletionResponse,
-    DetokenizeResponse,
-    EmbeddingResponse,
+from ostro.schemas.chat import ChatCompletionChunk, ChatCompletionResponse
+from ostro.schemas.completions import CompletionChunk, CompletionResponse
+from ostro.schemas.embeddings import EmbeddingResponse, RerankResponse, ScoreResponse
+from ostro.schemas.models import Alive, ModelCard, ModelList, ModelStats, Readiness, Stats, Version
+from ostro.schemas.native import (
     GenerateEvent,
     GenerateResponse,
     LoglikelihoodResponse,
-    ModelCard,
-    ModelList,
-    ModelStats,
     PseudoLoglikelihoodResponse,
-    Readiness,
-    RerankResponse,
-    ScoreResponse,
     SolveResponse,
-    Stats,
-    TokenizeResponse,
-    TokenizerInfo,
-    Version,
-    WireModel,
 )
+from ostro.schemas.tokenizer import DetokenizeResponse, TokenizeResponse, TokenizerInfo
+from ostro.schemas.wire import WireModel
 
 T = TypeVar("T")
 Chunk = TypeVar("Chunk")

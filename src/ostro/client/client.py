@@ -15,7 +15,7 @@ from ostro.client.failures import LONGEST_BODY
 from ostro.client.gathering import Gathering, StreamReader
 from ostro.client.target import Awaited, Target, Tries
 from ostro.errors import OstroError, RequestTimeout, Unreachable
-from ostro.schemas import Readiness
+from ostro.schemas.models import Readiness
 
 P = ParamSpec("P")
 T = TypeVar("T")

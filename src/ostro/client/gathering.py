@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from ostro.client.events import DONE, EventDecoder
 from ostro.client.failures import error_in, shortened
 from ostro.errors import BadAnswer
-from ostro.schemas import (
+from ostro.schemas.chat import (
     CalledCustomTool,
     CalledFunction,
     ChatChoice,
@@ -20,19 +20,12 @@ from ostro.schemas import (
     ChatLogprobs,
     ChatMessage,
     ChatToolCall,
-    CompletionChoice,
-    CompletionChunk,
-    CompletionLogprobs,
-    CompletionResponse,
-    FinishReason,
-    GenerateEvent,
-    GenerateResponse,
-    GenerateUsageEvent,
-    TokenCounts,
     ToolCallDelta,
-    Usage,
-    WireModel,
 )
+from ostro.schemas.completions import CompletionChoice, CompletionChunk, CompletionLogprobs, CompletionResponse
+from ostro.schemas.generation import FinishReason, Usage
+from ostro.schemas.native import GenerateEvent, GenerateResponse, GenerateUsageEvent, TokenCounts
+from ostro.schemas.wire import WireModel
 
 Chunk = TypeVar("Chunk")
 Whole = TypeVar("Whole")

@@ -28,7 +28,7 @@ from ostro.errors import (
     Unavailable,
     Unreachable,
 )
-from ostro.schemas import Readiness
+from ostro.schemas.models import Readiness
 
 
 def check_key(key: str) -> str | None:

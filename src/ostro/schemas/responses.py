@@ -291,7 +291,7 @@ class HostedChoice(RequestModel):
         return {"type": data.get("type")} if isinstance(data, dict) else data
 
 
-class AllowedTools(RequestModel):
+class AllowedToolsChoice(RequestModel):
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"] = "auto"
     tools: Annotated[
@@ -311,11 +311,11 @@ def _as_object(value: object) -> object:
 
 
 ToolChoice = Annotated[
-    ChoiceWord | NamedTool | AllowedTools,
-    tagged(ChoiceWord, NamedTool, AllowedTools, unserved=_HOSTED),
+    ChoiceWord | NamedTool | AllowedToolsChoice,
+    tagged(ChoiceWord, NamedTool, AllowedToolsChoice, unserved=_HOSTED),
     BeforeValidator(
         _as_object,
-        json_schema_input_type=Literal["none", "auto", "required"] | ChoiceWord | NamedTool | AllowedTools,
+        json_schema_input_type=Literal["none", "auto", "required"] | ChoiceWord | NamedTool | AllowedToolsChoice,
     ),
 ]
 

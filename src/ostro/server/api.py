@@ -12,7 +12,8 @@ from starlette.responses import Response
 
 from ostro.sampling_defaults import SamplingDefaults
 from ostro.sampling_params import SamplingParams
-from ostro.schemas import Message, WireModel
+from ostro.schemas.chat import Message
+from ostro.schemas.wire import WireModel
 from ostro.server.admission.limits import Gate
 from ostro.server.dialects.responses.store import ResponseStore
 from ostro.server.http.body import BodyLimits, Schema, read_request

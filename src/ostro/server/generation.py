@@ -21,7 +21,7 @@ from starlette.types import Receive, Scope, Send
 from ostro.engine.request import Request as EngineRequest
 from ostro.errors import OstroError
 from ostro.frontend.outputs import Completion, Delta
-from ostro.schemas import WireModel
+from ostro.schemas.wire import WireModel
 from ostro.server.admission.limits import Ticket
 from ostro.server.api import Api, json_response, record_of
 from ostro.server.dialects.chat_request import ChatRequest

@@ -1,20 +1,17 @@
 """The OpenAPI document: what each endpoint takes and returns. Knows schemas; knows no behaviour.
 
-Bodies are parsed by `schemas.parse`, which has our own error messages, so FastAPI does not see their models. They are
-declared here.
+Bodies are parsed by `schemas.wire.parse`, which has our own error messages, so FastAPI does not see their models. They
+are declared here.
 """
 
 from typing import Any, TypedDict
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
-from pydantic import BaseModel
 from pydantic.json_schema import JsonSchemaMode
 
-from ostro import schemas
-from ostro.schemas import RequestModel, WireModel
+from ostro.schemas.wire import RequestModel, WireModel
 from ostro.server.dialects.dialect import OPENAI, Dialect
-from ostro.server.dialects.registry import DIALECTS
 
 # OpenAPI's objects, as FastAPI types them.
 Json = dict[str, Any]
@@ -35,6 +32,10 @@ _BODY_ERRORS = {
     429: "Too many requests are waiting; see Retry-After.",
     504: "The request exceeded its deadline.",
 }
+
+
+_described: dict[str, type[WireModel]] = {}
+"""Every object that an endpoint takes, returns or streams, by name."""
 
 
 class RouteArguments(TypedDict):
@@ -60,6 +61,7 @@ def described(
     """
     content: Json = {"application/json": {"schema": _reference(answer)}}
     if events is not None:
+        _described[events.__name__] = events
         content["text/event-stream"] = {"schema": {"description": event_words.format(name=events.__name__)}}
     errors = _SHARED_ERRORS | (_BODY_ERRORS if request is not None else {})
     if not_found:
@@ -80,7 +82,7 @@ def described(
 
 
 def document(app: FastAPI) -> Json:
-    """The app's OpenAPI document, with every schema that its routes refer to. Built once."""
+    """The app's OpenAPI document, with the schemas that endpoints refer to. Built once."""
     if app.openapi_schema is None:
         whole = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
         for operations in whole["paths"].values():
@@ -99,15 +101,14 @@ def document(app: FastAPI) -> Json:
 
 def _schemas() -> Json:
     found: Json = {}
-    public = [getattr(schemas, name) for name in schemas.__all__]
-    for model in (*public, *(own for dialect in DIALECTS for own in dialect.schemas)):
-        if isinstance(model, type) and issubclass(model, WireModel):
-            mode: JsonSchemaMode = "validation" if issubclass(model, RequestModel) else "serialization"
-            schema = model.model_json_schema(ref_template=_REFERENCE, mode=mode)
-            found |= schema.pop("$defs", {})
-            found[model.__name__] = schema
+    for name, model in _described.items():
+        mode: JsonSchemaMode = "validation" if issubclass(model, RequestModel) else "serialization"
+        schema = model.model_json_schema(ref_template=_REFERENCE, mode=mode)
+        found |= schema.pop("$defs", {})
+        found[name] = schema
     return dict(sorted(found.items()))
 
 
-def _reference(model: type[BaseModel]) -> Json:
+def _reference(model: type[WireModel]) -> Json:
+    _described[model.__name__] = model
     return {"$ref": _REFERENCE.format(model=model.__name__)}

@@ -9,7 +9,7 @@ from ostro.answers.plan import AnswerPlan, OutputRules
 from ostro.answers.tools import ReasoningSettings, Tool, ToolChoice
 from ostro.engine.request import Request
 from ostro.sampling_params import SamplingParams
-from ostro.schemas import FormatSource
+from ostro.schemas.structured import FormatSource
 from ostro.text.chat import Message
 
 

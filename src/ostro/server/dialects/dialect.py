@@ -9,7 +9,8 @@ from typing import ClassVar, Final
 from starlette.types import Scope
 
 from ostro.errors import OstroError
-from ostro.schemas import ErrorBody, ModelCard, ModelList, WireModel
+from ostro.schemas.models import ModelCard, ModelList
+from ostro.schemas.wire import ErrorBody, WireModel
 from ostro.server.http.sse import PING, event
 
 MODELS_PATH = "/v1/models"
@@ -24,8 +25,6 @@ class Dialect:
     error_schema: ClassVar[type[WireModel]] = ErrorBody
     id_headers: ClassVar[tuple[bytes, ...]] = (b"x-request-id",)
     """Response headers that carry the request's id."""
-    schemas: ClassVar[tuple[type[WireModel], ...]] = ()
-    """Wire objects for the OpenAPI document that are not in `ostro.schemas`."""
 
     def __init__(self, path: str, *, operation: str = "chat") -> None:
         """`path` is where it generates; below it are its other endpoints. `operation` names this in traces."""

@@ -11,9 +11,8 @@ import msgspec
 from ostro.engine.runner import TokenLogprob
 from ostro.errors import BadRequest, SequenceFailed
 from ostro.frontend.outputs import Choice, Completion
-from ostro.schemas import (
-    ChatLogprobs,
-    ChatTokenLogprob,
+from ostro.schemas.chat import ChatLogprobs, ChatTokenLogprob, TopLogprob
+from ostro.schemas.generation import (
     CompletionTokensDetails,
     FinishReason,
     GenerationRequest,
@@ -21,10 +20,9 @@ from ostro.schemas import (
     PromptLogprobs,
     PromptTokensDetails,
     StreamOptions,
-    TopLogprob,
     Usage,
-    WireModel,
 )
+from ostro.schemas.wire import WireModel
 from ostro.server.http.sse import event
 from ostro.text.tokenizer import Tokenizer
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from ostro.frontend.outputs import Delta
-from ostro.schemas import WireModel
+from ostro.schemas.wire import WireModel
 from ostro.server.http.sse import Framing
 
 

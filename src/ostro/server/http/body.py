@@ -19,8 +19,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ostro.errors import BadRequest, BodyTimeout, BodyTooLarge, TryLater, WrongContentType
-from ostro.schemas import RequestModel, parse
 from ostro.schemas.fields import MAX_TOKENS
+from ostro.schemas.wire import RequestModel, parse
 from ostro.server.http.disconnect import ClientGone
 
 # Most shorter bodies are decoded faster than a thread wakes up, and none takes more than 20 ms: it contains at most

@@ -22,7 +22,7 @@ from itertools import chain
 from typing import Final, Protocol
 
 from ostro.errors import BadRequest, Unavailable
-from ostro.schemas import ErrorBody
+from ostro.schemas.wire import ErrorBody
 
 # Files reserved for everything else: an eighth, but at least enough to start engines and load models.
 _LEAST_RESERVE: Final = 64

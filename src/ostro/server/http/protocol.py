@@ -19,7 +19,7 @@ from uvicorn.config import HTTP_PROTOCOLS
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from ostro.errors import BadRequest
-from ostro.schemas import ErrorBody
+from ostro.schemas.wire import ErrorBody
 from ostro.server.http.connections import BUSY, Connections
 
 _LONGEST_HEAD: Final = 64 << 10

@@ -10,7 +10,7 @@ from ostro.engine.profile import new_trace
 from ostro.errors import NotAllowed
 from ostro.pool.catalog import ModelSpec
 from ostro.pool.pool import ModelView
-from ostro.schemas import ModelStats, ProfileRequest, ProfileResponse, Stats
+from ostro.schemas.models import ModelStats, ProfileRequest, ProfileResponse, Stats
 from ostro.server.admission.limits import Usage
 from ostro.server.api import Api, json_response
 from ostro.server.api_docs.document import described

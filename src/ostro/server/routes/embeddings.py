@@ -6,7 +6,8 @@ from starlette.responses import Response
 
 from ostro.engine.request import Request as EngineRequest
 from ostro.frontend.outputs import Completion
-from ostro.schemas import EmbeddingRequest, EmbeddingResponse, WireModel
+from ostro.schemas.embeddings import EmbeddingRequest, EmbeddingResponse
+from ostro.schemas.wire import WireModel
 from ostro.server.api import Api
 from ostro.server.api_docs.document import described
 from ostro.server.dialects.openai import finish_reason

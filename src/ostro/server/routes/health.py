@@ -7,7 +7,7 @@ from fastapi import APIRouter
 from starlette.responses import Response
 
 from ostro.pool.pool import PoolState
-from ostro.schemas import Alive, Health, Readiness, Version
+from ostro.schemas.models import Alive, Health, Readiness, Version
 from ostro.server.api import Api, json_response
 from ostro.server.api_docs.document import described
 

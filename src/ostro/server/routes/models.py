@@ -5,7 +5,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ostro.pool.pool import ModelView
-from ostro.schemas import ModelCard, ModelList
+from ostro.schemas.models import ModelCard, ModelList
 from ostro.server.api import Api, json_response
 from ostro.server.api_docs.document import described
 from ostro.server.dialects.dialect import MODELS_PATH

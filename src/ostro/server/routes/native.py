@@ -15,7 +15,7 @@ from ostro.errors import NotAllowed
 from ostro.frontend.outputs import Completion, Delta, score, solution
 from ostro.sampling_defaults import SamplingDefaults
 from ostro.sampling_params import SamplingParams
-from ostro.schemas import (
+from ostro.schemas.native import (
     GenerateEvent,
     GenerateRequest,
     GenerateResponse,
@@ -28,8 +28,8 @@ from ostro.schemas import (
     SolveRequest,
     SolveResponse,
     TokenCounts,
-    WireModel,
 )
+from ostro.schemas.wire import WireModel
 from ostro.server.api import Api, record_of
 from ostro.server.api_docs.document import described
 from ostro.server.dialects.dialect import OPENAI

@@ -10,7 +10,7 @@ from starlette.responses import Response
 from ostro.engine.request import Request as EngineRequest
 from ostro.frontend.outputs import Completion, ranked
 from ostro.frontend.relevance import Pair
-from ostro.schemas import (
+from ostro.schemas.embeddings import (
     EmbeddingUsage,
     RankedText,
     RerankRequest,
@@ -19,8 +19,8 @@ from ostro.schemas import (
     ScoredPair,
     ScoreRequest,
     ScoreResponse,
-    WireModel,
 )
+from ostro.schemas.wire import WireModel
 from ostro.server.api import Api
 from ostro.server.api_docs.document import described
 from ostro.server.dialects.writing import new_id

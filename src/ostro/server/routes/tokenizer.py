@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from ostro.errors import BadRequest
 from ostro.sampling_params import SamplingParams
-from ostro.schemas import (
+from ostro.schemas.tokenizer import (
     DetokenizeRequest,
     DetokenizeResponse,
     TokenizeRequest,

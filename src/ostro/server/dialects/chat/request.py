@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 from ostro.answers.tools import ReasoningSettings, Tool, ToolChoice
 from ostro.sampling_params import SamplingParams
-from ostro.schemas import ChatCompletionRequest, ToolFields, ToolSpec
+from ostro.schemas.chat import ChatCompletionRequest
+from ostro.schemas.tools import ToolFields, ToolSpec
 from ostro.server.dialects.chat_request import ChatRequest
 from ostro.text.chat import Message
 

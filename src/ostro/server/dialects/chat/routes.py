@@ -5,7 +5,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ostro.frontend.outputs import Completion
-from ostro.schemas import ChatCompletionChunk, ChatCompletionRequest, ChatCompletionResponse
+from ostro.schemas.chat import ChatCompletionChunk, ChatCompletionRequest, ChatCompletionResponse
 from ostro.server.api import Api, record_of, template_messages
 from ostro.server.api_docs.document import described
 from ostro.server.dialects.chat.framing import DIALECT

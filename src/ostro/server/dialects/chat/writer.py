@@ -10,7 +10,7 @@ from typing import Final, Literal, Required, TypedDict
 
 from ostro.answers.events import CallArguments, CallBegin, Event, Reasoning, Text
 from ostro.frontend.outputs import Choice, Delta
-from ostro.schemas import (
+from ostro.schemas.chat import (
     CalledCustomTool,
     CalledFunction,
     ChatChoice,
@@ -19,8 +19,8 @@ from ostro.schemas import (
     ChatLogprobs,
     ChatMessage,
     ChatToolCall,
-    FinishReason,
 )
+from ostro.schemas.generation import FinishReason
 from ostro.server.dialects.chat.framing import DIALECT
 from ostro.server.dialects.chat_turn import CompletionReader
 from ostro.server.dialects.openai import Envelope, chat_logprobs, finish_reason, prompt_logprobs, usage, wire_reason

@@ -4,7 +4,7 @@ from contextlib import nullcontext
 
 from ostro.engine.request import Request
 from ostro.sampling_params import SamplingParams
-from ostro.schemas import CompletionRequest
+from ostro.schemas.completions import CompletionRequest
 from ostro.server.models.served import Model
 
 

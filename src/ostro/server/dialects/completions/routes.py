@@ -6,7 +6,7 @@ from starlette.responses import Response
 
 from ostro.engine.request import Request as EngineRequest
 from ostro.frontend.outputs import Completion
-from ostro.schemas import CompletionChunk, CompletionRequest, CompletionResponse
+from ostro.schemas.completions import CompletionChunk, CompletionRequest, CompletionResponse
 from ostro.server.api import Api, record_of
 from ostro.server.api_docs.document import described
 from ostro.server.dialects.completions.framing import DIALECT

@@ -6,7 +6,8 @@ from typing import Final, TypedDict
 
 from ostro.engine.runner import TokenLogprob
 from ostro.frontend.outputs import Choice, Completion, Delta
-from ostro.schemas import CompletionChoice, CompletionLogprobs, CompletionRequest, CompletionResponse, FinishReason
+from ostro.schemas.completions import CompletionChoice, CompletionLogprobs, CompletionRequest, CompletionResponse
+from ostro.schemas.generation import FinishReason
 from ostro.server.dialects.completions.framing import DIALECT
 from ostro.server.dialects.openai import LOWEST_LOGPROB, Envelope, finish_reason, finite, prompt_logprobs, usage
 from ostro.server.dialects.writing import new_id

@@ -9,8 +9,8 @@ from starlette.datastructures import Headers
 from starlette.types import Scope
 
 from ostro.errors import ContextLengthExceeded, OstroError
-from ostro.schemas import MessagesError, MessagesModel, MessagesModelList, ModelCard
-from ostro.schemas.messages import MessagesErrorDetail
+from ostro.schemas.messages import MessagesError, MessagesErrorDetail, MessagesModel, MessagesModelList
+from ostro.schemas.models import ModelCard
 from ostro.server.dialects.dialect import MODELS_PATH, Dialect
 from ostro.server.http.sse import typed_event
 

@@ -9,7 +9,7 @@ from ostro.answers.tools import ReasoningSettings, Tool, ToolChoice
 from ostro.errors import BadRequest
 from ostro.sampling_params import SamplingParams
 from ostro.schemas.responses import (
-    AllowedTools,
+    AllowedToolsChoice,
     ChoiceWord,
     CustomCallItem,
     CustomCallOutputItem,
@@ -125,7 +125,7 @@ def tool_choice(request: ResponseInput) -> ToolChoice:
             return ToolChoice(mode=mode)
         case NamedTool(namespace=space, name=name):
             return ToolChoice(mode="named", name=full_name(space, name))
-        case AllowedTools(mode=mode, tools=entries):
+        case AllowedToolsChoice(mode=mode, tools=entries):
             names = frozenset(full_name(each.namespace, each.name) for each in entries if isinstance(each, NamedTool))
             if mode == "required" and not names:
                 raise BadRequest(
