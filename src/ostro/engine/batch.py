@@ -54,7 +54,7 @@ class Chunk(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def samplers(self) -> tuple[tuple[Sequence, ...], ...]:
-        """Who samples from each of the chunk's last rows: `samples`, then the sequence as if drafts were right."""
+        """Sequences that sample from each of the chunk's last rows: `samples`, then its own with drafts accepted."""
         if not self.samples:
             return ()
         masks = self.draft_masks or (None,) * len(self.drafts)
@@ -82,12 +82,12 @@ class Batch:
 
     @property
     def num_tokens(self) -> int:
-        """Drafts included."""
+        """Tokens to compute, drafts included."""
         return sum(chunk.num_rows for chunk in self.chunks)
 
     @property
     def decodes(self) -> bool:
-        """Whether every token that is computed is also sampled after."""
+        """Whether the step only decodes: every chunk is one token, and is sampled from."""
         return all(chunk.length == 1 and chunk.samples for chunk in self.chunks)
 
     @property

@@ -11,7 +11,7 @@ class Constraint:
     """What each choice of a request must match. Already checked: compiling it is safe and takes milliseconds."""
 
     grammar: str
-    """In llguidance's own notation."""
+    """The grammar in llguidance's notation."""
     free_until: str = ""
     """The grammar begins after the first occurrence of this text in the output. Any token is allowed before that, but
     the output may not end there unless it is lazy."""
@@ -50,7 +50,7 @@ class Matcher(Protocol):
         ...
 
     def copy(self) -> Self:
-        """A matcher at the same place, which goes its own way."""
+        """An independent matcher at the same position."""
         ...
 
     @property

@@ -34,7 +34,7 @@ class _Launched(NamedTuple):
     batch: Batch
     step: Step
     launched: float
-    """On the engine's clock."""
+    """Launch time on the engine's clock."""
 
 
 class EngineCore:
@@ -50,9 +50,9 @@ class EngineCore:
         tiers: Tiers | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`adapters` names those that the runner has loaded. `pages_per_seq` bounds a sequence's length. `speculation`
-        drafts tokens, if the runner can verify them. `tiers` keep pages of this runner that are evicted. `clock` tells
-        how long steps take, in seconds.
+        """`adapters` names the adapters that the runner has loaded. `pages_per_seq` bounds a sequence's length.
+        `speculation` drafts tokens, if the runner can verify them. `tiers` keep this runner's evicted pages. `clock`
+        times the steps, in seconds.
         """
         self.runner = runner
         self.tiers = tiers
@@ -90,7 +90,7 @@ class EngineCore:
         self.scheduler.abort(request_id, choice)
 
     def num_found(self, prompt_ids: Sequence[int], adapter: str | None = None) -> int:
-        """How many tokens of a prompt, of a request without a salt, are cached here or found in lower tiers."""
+        """How many tokens of a prompt without a cache salt are cached here or found in lower tiers."""
         return self.scheduler.kv.num_found(list(prompt_ids), salt_of(adapter))
 
     def look(self, done: Callable[[], None]) -> None:
@@ -135,7 +135,7 @@ class EngineCore:
                 self._under_way.append(_Launched(batch, runner.launch(batch), launched))
                 self.scheduler.advance(batch)
             if batch is None and not self._under_way:
-                # All that is left to wait for; not for long, because requests may come and go meanwhile.
+                # Nothing else to wait for. Keep it short: requests may arrive or be aborted meanwhile.
                 self._take_arrivals(_LONGEST_WAIT)
             if len(self._under_way) <= (0 if batch is None else runner.spec.steps_ahead):
                 return []
@@ -158,8 +158,8 @@ class EngineCore:
                 self.scheduler.take_arrival(arrival)
 
     def _note(self, step: "_Launched") -> None:
-        """Tells how long a step took, since its launch, or since the one before it: those who draft, if it did nothing
-        but decode, and otherwise the tiers, which fetch what takes longer to compute.
+        """Reports a step's duration, since its launch or since the end of the step before: to speculation if the step
+        only decoded, otherwise to the tiers, which fetch what takes longer to compute.
         """
         before, self._arrived = self._arrived, self._clock()
         if (speculation := self.scheduler.speculation) is None and self.tiers is None:
@@ -185,7 +185,7 @@ class EngineCore:
         Raises BadRequest during another profile, and ProfileFailed if the runner's profiler does not start.
         """
         if self._profile is not None:
-            raise BadRequest("The model is being profiled already. Try again once that has ended.")
+            raise BadRequest("The model is already being profiled. Try again once that profile has ended.")
 
         def done(recorded: Recorded) -> None:
             self._profile = None

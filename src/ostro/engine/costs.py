@@ -1,30 +1,30 @@
-"""What steps and fetches cost, learned from what they took. Knows no clock, no device and no sequences."""
+"""What steps and fetches cost, learned from measured times. Knows no clock, no device and no sequences."""
 
 from bisect import bisect_left
 from typing import NamedTuple
 
-# Numbers of rows up to which steps are averaged together.
+# Upper bounds of the buckets of row counts that are averaged together.
 _LIMITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 1 << 30)
 _PACE_WEIGHT = 0.2
-# How much a step counts for the shape: steps of the same rows in a row say more about the pace.
+# Weight of a step in the shape. Low, because consecutive steps with the same number of rows say more about the pace.
 _SHAPE_WEIGHT = 0.15
 _REPEATED_WEIGHT = 0.02
-# And the first of its rows, against what was expected: it may have been disturbed, or have had something to set up.
+# Weight of the first step with a number of rows: it may have been disturbed, or have had something to set up.
 _FIRST_WEIGHT = 0.5
-# A step that takes longer than this many times the estimate was disturbed, and counts as much only.
+# A step that takes longer than this many times the estimate was disturbed: it is capped there.
 _MOST_SURPRISE = 2.0
-# What a further row costs of a step with one row, until more is known.
+# Cost of a further row relative to a step with one row, until more is known.
 _ASSUMED_SLOPE = 0.25
 # Steps after which what was seen is forgotten, so that what once looked expensive is tried again.
 _MEMORY = 500
 
 
 class _Seen(NamedTuple):
-    """Averages of the steps with about as many rows."""
+    """Averages over the steps in one bucket of row counts."""
 
     rows: float
     cost: float
-    """In units of pace."""
+    """Cost in units of pace."""
     latest: int
     """The number of the latest such step."""
 
@@ -40,7 +40,7 @@ class StepCosts:
 
     def __init__(self) -> None:
         self._pace = 0.0
-        # By place in _LIMITS, in order.
+        # Keyed by index in _LIMITS, in order.
         self._seen: dict[int, _Seen] = {}
         self._num_steps = 0
         self._place: int | None = None
@@ -68,8 +68,8 @@ class StepCosts:
         self._pace *= 1.0 + _PACE_WEIGHT * (ratio / cost - 1.0)
 
     def of(self, rows: int) -> float:
-        """The cost of a step, in arbitrary units: interpolated between numbers of rows that were seen, and beyond the
-        most of them on the line from the fewest.
+        """The cost of a step, in arbitrary units: interpolated between the row counts seen so far, and extrapolated
+        beyond the largest on the line through the smallest and the largest.
         """
         points = list(self._seen.values())
         if not points:
@@ -78,7 +78,7 @@ class StepCosts:
         if rows <= first.rows:
             return first.cost * _assumed(rows) / _assumed(first.rows)
         if rows > last.rows:
-            # Between numbers that are close together, noise makes the slope.
+            # Between row counts that are close together, the slope would be mostly noise.
             if last.rows < 2 * first.rows:
                 return last.cost * _assumed(rows) / _assumed(last.rows)
             low, high = first, last
@@ -93,9 +93,9 @@ def _assumed(rows: float) -> float:
     return 1.0 + _ASSUMED_SLOPE * (rows - 1.0)
 
 
-# How much of what was seen before still counts after each further observation.
+# Weight that earlier observations keep after each new one.
 _DECAY = 0.9
-# After so many refusals in a row a fetch is tried, because what once was slow may be quick again.
+# After this many refusals in a row a fetch is tried anyway, because a slow tier may have become fast again.
 _REFUSALS = 32
 
 
@@ -111,7 +111,7 @@ class _Rate:
         self._seconds = _DECAY * self._seconds + seconds
 
     def seconds(self, amount: float) -> float | None:
-        """How long that many would take; None if nothing is known."""
+        """How long this amount would take; None if nothing is known."""
         return self._seconds / self._amount * amount if self._amount else None
 
 
@@ -119,7 +119,7 @@ class _Tier:
     def __init__(self) -> None:
         self.fetches = _Rate()
         self.refused = 0
-        """Sequences in a row."""
+        """Fetches refused in a row."""
 
 
 class FetchCosts:
@@ -129,17 +129,17 @@ class FetchCosts:
         self._host, self._disk, self._prompts = _Tier(), _Tier(), _Rate()
 
     def note_fetch(self, pages: int, seconds: float, *, disk: bool) -> None:
-        """`disk` if the pages came from there, and not from host memory."""
+        """`disk` tells whether the pages came from disk rather than host memory."""
         if pages:
             (self._disk if disk else self._host).fetches.note(pages, seconds)
 
     def note_prompt(self, tokens: int, seconds: float) -> None:
-        """A step that computed prompts."""
+        """Learns from a step that computed prompts."""
         self._prompts.note(tokens, seconds)
 
     def pays(self, pages: int, tokens: int, *, disk: bool, is_turn: bool = True) -> bool:
-        """Whether to fetch these pages rather than compute the tokens in them. `is_turn` if they are computed now
-        otherwise: only that counts as a refusal, not a look ahead.
+        """Whether to fetch these pages rather than compute the tokens in them. `is_turn` if they would otherwise be
+        computed now: only then does a refusal count, not when looking ahead.
         """
         tier = self._disk if disk else self._host
         fetching, computing = tier.fetches.seconds(pages), self._prompts.seconds(tokens)

@@ -9,7 +9,7 @@ class Counters:
     steps: int = 0
     computed_tokens: int = 0
     generated_tokens: int = 0
-    """Sampled or forced."""
+    """Tokens generated, sampled or forced."""
     forced_tokens: int = 0
     """Tokens appended without sampling, because a structure allowed no others."""
     drafted_tokens: int = 0

@@ -1,8 +1,8 @@
 """One sequence's guesses of its next tokens: what followed its last tokens before. Knows token ids only.
 
 Guesses come from the sequence's own tokens or from the text that its request predicts, whichever has the longer match
-(`TextIndex`). The longer the match, the likelier the guess is right: how likely, is learned from every guess, also
-from those that no step verifies.
+(`TextIndex`). The longer the match, the likelier the guess is right. How likely is learned from every guess, even
+those that no step verifies.
 """
 
 from collections.abc import Iterator, Sequence
@@ -40,14 +40,14 @@ class TextIndex:
 
     def __init__(self, text: list[int]) -> None:
         self.text = text
-        # Positions are those after a pair. The first token that is indexed, and the position up to which they are.
+        # A pair's position is the one after it. The first indexed token, and the end of the indexed part.
         self._first = self._indexed = max(0, len(text) - _MOST_INDEXED)
         self._latest: dict[tuple[int, int], int] = {}
-        # Position - _first - 1 -> the position before it of the same pair; 0 if there is none.
+        # Position - _first - 1 -> the previous position of the same pair; 0 if there is none.
         self._before: list[int] = [0]
 
     def grow(self, end: int) -> None:
-        """Indexes the text up to `end`, or the next part of it if that is much."""
+        """Indexes the text up to `end`, at most _MOST_AT_ONCE tokens per call."""
         text, latest, before = self.text, self._latest, self._before
         start = max(self._indexed, self._first + 1)
         end = min(end, start + _MOST_AT_ONCE)
@@ -86,16 +86,16 @@ class TextIndex:
 MOST_DRAFTS = 15
 """Most tokens in a guess."""
 
-# Match lengths from which on rates are kept apart, and the rates assumed before anything was seen.
+# Lower bounds of the match lengths that share a rate, and the rates assumed before anything is seen.
 _LENGTHS = (2, 3, 4, 5, 7, 10, 15, 23)
 _ASSUMED = (0.2, 0.35, 0.5, 0.6, 0.7, 0.8, 0.88, 0.92)
 _PLACES = [sum(length >= least for least in _LENGTHS[1:]) for length in range(_LENGTHS[-1] + 1)]
-# How many observations the assumption before them counts as.
+# How many observations the assumed rate counts as.
 _ASSUMED_WEIGHT = 6.0
-# A chance that is not worth a row on any device.
+# A chance too low to be worth a row on any device.
 _HOPELESS = 0.02
 _KEPT = 0.95
-"""How much a sequence's older observations count with each new one."""
+"""Weight that a sequence's older observations keep after each new one."""
 
 
 class Rates:
@@ -104,7 +104,7 @@ class Rates:
     __slots__ = ("_base", "_kept", "_right", "_seen")
 
     def __init__(self, kept: float, base: "Rates | None" = None) -> None:
-        """`base` is what to assume where little was seen."""
+        """`base` holds the rates to assume where little was seen."""
         self._kept, self._base = kept, base
         self._right = [0.0] * len(_LENGTHS)
         self._seen = [0.0] * len(_LENGTHS)
@@ -128,18 +128,18 @@ def _place(length: int) -> int:
 class Guess(NamedTuple):
     token_ids: list[int]
     length: int
-    """Of the match that it follows."""
+    """Length of the match that the guess follows."""
     is_predicted: bool
 
 
 class Drafter:
-    """One sequence's texts to look in, and how often they were right."""
+    """One sequence's source texts, and how often guesses from them were right."""
 
     __slots__ = ("_guess", "_num_prompt", "_own", "_predicted", "_rates")
 
     def __init__(self, token_ids: list[int], predicted: TextIndex | None, rates: Rates) -> None:
-        """`token_ids` is the sequence's own list: its prompt so far, and it grows. `rates` are those of all sequences.
-        Both `rates` and `predicted` may be shared.
+        """`token_ids` is the sequence's own list, which grows; so far it holds the prompt. `rates` are over all
+        sequences. Both `rates` and `predicted` may be shared.
         """
         self._own = TextIndex(token_ids)
         self._num_prompt = len(token_ids)
@@ -153,7 +153,9 @@ class Drafter:
         return self._guess
 
     def chances(self, guess: Guess, most: int) -> Iterator[float]:
-        """The chance of each of the first `most` tokens to be right, with all before it. Leaves out the hopeless."""
+        """For each of the first `most` tokens, the chance that it and all before it are right. Leaves out the
+        hopeless.
+        """
         chance = 1.0
         for length in range(guess.length, guess.length + min(most, len(guess.token_ids))):
             chance *= self._rates.at(_place(length))
@@ -162,7 +164,7 @@ class Drafter:
             yield chance
 
     def learn(self, token_ids: Sequence[int]) -> None:
-        """Compares the last guess with what came."""
+        """Compares the last guess with the tokens that were generated."""
         if self._guess is None:
             return
         for at, (guessed, came) in enumerate(zip(self._guess.token_ids, token_ids, strict=False)):
@@ -173,7 +175,7 @@ class Drafter:
 
     def _found(self, end: int) -> Guess | None:
         tokens = self._own.text
-        # Not the last token, or the sequence's end would match itself.
+        # Leave out the last token, or the sequence's end would match itself.
         self._own.grow(end - 1)
         match = self._own.find(tokens, end)
         if self._predicted is not None:
@@ -190,6 +192,6 @@ class Drafter:
     def _find_predicted(self, predicted: TextIndex, end: int) -> Match | None:
         predicted.grow(len(predicted.text))
         if end == self._num_prompt + 1 and predicted.text[0] == self._own.text[end - 1]:
-            # The output begins like the prediction: a token that says as much as two elsewhere.
+            # The output begins like the prediction: here one token says as much as two elsewhere.
             return Match(1, _LENGTHS[0])
         return predicted.find(self._own.text, end)

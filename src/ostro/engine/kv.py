@@ -190,7 +190,7 @@ class KVCache:
         """How many tokens of a prompt are cached, on the device or below."""
         node = self._tree.match(token_ids, limit=len(token_ids), salt=salt, arriving=True)
         below = () if self._tiers is None else self._tiers.find(node, token_ids, len(token_ids))
-        assert below is not None, "what arrives is followed first"
+        assert below is not None, "arriving pages are part of the match"
         return (node.depth + len(below)) * self.page_size
 
     def offer(self, token_ids: list[int], salt: Salt, done: Callable[[int], None]) -> None:
@@ -271,7 +271,7 @@ class KVCache:
             self._tiers.forget_all()
 
     def abandon_moves(self) -> None:
-        """Forgets copies that were to be made, and every cached prefix that no sequence uses: a step has failed."""
+        """After a failed step: forgets the pending copies and every cached prefix that no sequence uses."""
         self._copies = []
         if self._tiers is not None:
             self._allocator.release(self._tiers.abandon())
@@ -308,7 +308,7 @@ class KVCache:
             if node.is_resident:
                 claim(node.page, "the tree")
                 evictable += not node.locks
-        assert set(self._nodes) == {seq.id for seq in live}, "a sequence left without giving its pages back"
+        assert set(self._nodes) == {seq.id for seq in live}, "a sequence left without releasing its pages"
         assert evictable == self._tree.num_evictable
         assert len(owners) + self._allocator.num_free == self.num_pages, "pages were lost"
 
@@ -322,7 +322,7 @@ class KVCache:
         own = seq.pages[node.depth]
         child = self._tree.insert(node, tuple(seq.token_ids[start : start + self.page_size]), own)
         if child.is_arriving:
-            # Computed sooner than fetched: what arrives is not needed.
+            # The page was computed before its fetch ended: the fetched copy is not needed.
             child.page, child.is_arriving = own, False
         if child.page != own:
             # Another sequence has computed the same tokens meanwhile: use its page.
@@ -332,8 +332,8 @@ class KVCache:
         return child
 
     def _has_room(self, seq: Sequence, node: Node, hit_limit: int, spare: int) -> bool:
-        """Whether there are pages for the sequence after `node`, and `spare` others. Those that arrive for it count as
-        its own already.
+        """Whether there are pages for the sequence after `node`, and `spare` others. Pages being fetched for it already
+        count as its own.
         """
         if self.is_moving:
             node = self._tree.match(seq.token_ids, limit=hit_limit, salt=self._salt(seq), arriving=True)

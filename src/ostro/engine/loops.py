@@ -3,7 +3,7 @@
 A loop is a pattern of at most 64 tokens with which an output ends at least 4 times in a row, over at least 96 tokens.
 
     output    a b c | x y z  x y z  x y z  x y z …      period 3
-    run                     └ x y z  x y z  x y z …     tokens at the end that equal the one a period before them
+    run                     └ x y z  x y z  x y z …     tokens at the end that equal the token one period earlier
 
 A loop of period p is a run of at least max(3 p, 96 - p) tokens, which is never less than 72. So it is enough to look
 for periods at every 32nd token, which finds all that have run for 32 tokens, and to follow those token by token: a loop

@@ -1,7 +1,7 @@
 """Memory below the device's pages, as the engine knows it: slots and digests in, arrivals out. Knows no tree.
 
 The engine decides what is copied where, and a runner's PageStore copies. It keeps the order of the moves and of the
-steps around them, so that a copy is always of what the engine means:
+steps around them, so that each copy has the contents that the engine means:
 
     step 1 writes page 7 ── Store(page 7, slot 3) ── step 2 overwrites page 7      the slot has what step 1 wrote
     Fetch(slot 3 -> page 9) ── arrives ── step 5 reads page 9                      no step before it uses page 9
@@ -32,7 +32,7 @@ class Spill(NamedTuple):
 
 
 class Fetch(NamedTuple):
-    """Copies from slots and from disk into pages that nobody else uses until the arrival is told."""
+    """Copies from slots and from disk into pages that nobody else uses until the arrival is reported."""
 
     ticket: int
     sources: tuple[Source, ...]
@@ -40,7 +40,7 @@ class Fetch(NamedTuple):
 
 
 class Offer(NamedTuple):
-    """Shares pages with other engines. Nobody writes to the pages until the arrival is told."""
+    """Shares pages with other engines. Nobody writes to the pages until the arrival is reported."""
 
     ticket: int
     digests: tuple[bytes, ...]
@@ -56,20 +56,20 @@ class Arrival:
 
     ticket: int
     num_good: int
-    """Pages that have what was asked for, from the first on. Others that were fetched are not below any more; others
-    that were offered are not there."""
+    """Leading pages that were copied. The others are no longer in the lower tier (a fetch), or were not shared (an
+    offer)."""
     seconds: float
-    """How long the copies took, without the wait for their turn."""
+    """How long the copies took, without the time in the queue."""
     disk_seconds: float = 0.0
-    """How much of this the pages from disk took."""
+    """The part of `seconds` spent on pages from disk."""
     num_damaged: int = 0
-    """Pages that the disk had, and that turned out to be damaged."""
+    """Pages that were on disk but turned out to be damaged."""
 
 
 class PageStore(Protocol):
     @property
     def num_slots(self) -> int:
-        """0 if there is nothing between pages and disk."""
+        """Slots in host memory; 0 if there is nothing between pages and disk."""
 
     @property
     def has_disk(self) -> bool:
@@ -98,8 +98,8 @@ class PageStore(Protocol):
 
     @property
     def under_way(self) -> Collection[int]:
-        """Tickets of fetches and offers that have begun, and that `arrivals` has not returned. True also after a move
-        has failed: what is not among them neither writes to a page nor reads one.
+        """Tickets of fetches and offers that have begun and that `arrivals` has not returned. Accurate even after a
+        failed move: no other fetch or offer reads or writes a page.
         """
 
     def carry_out(self, moves: Sequence[Move]) -> None:

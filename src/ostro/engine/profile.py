@@ -3,7 +3,7 @@
     step │ schedule │ launch: sequences, tokens, sampled │ collect: waits for results │ sample: if it was deferred │
 
 A runner may have a profiler of its own, which also sees what it does inside these spans. Knows the sizes of batches;
-knows no token ids, so a trace holds nothing that anybody sent.
+knows no token ids, so a trace holds nothing that a user sent.
 """
 
 import gzip
@@ -32,7 +32,7 @@ _T = TypeVar("_T")
 
 
 class Profiler(ABC):
-    """Records spans from its creation until it is written. Threads may differ, but one at a time."""
+    """Records spans from its creation until it is written. Any thread may call it, but one at a time."""
 
     @abstractmethod
     def span(self, name: str, **counts: int) -> AbstractContextManager[object]:
@@ -65,7 +65,7 @@ class SpanProfiler(Profiler):
             self.add(name, began, time.perf_counter_ns() - began, **counts)
 
     def add(self, name: str, began: int, duration: int, **counts: int) -> None:
-        """A span of the current thread, in nanoseconds of `time.perf_counter_ns`."""
+        """Adds a span of the current thread, in nanoseconds of `time.perf_counter_ns`."""
         place = {"pid": os.getpid(), "tid": threading.get_native_id()}
         self._events.append(
             {"ph": "X", "name": name, "ts": began / 1000, "dur": duration / 1000, **place, "args": counts}
@@ -101,7 +101,7 @@ class Profile:
         try:
             self._profiler = runner.profiler() if isinstance(runner, HasProfiler) else SpanProfiler()
         except Exception as error:
-            raise ProfileFailed(f"The profiler does not start ({error}). See the engine's log.") from error
+            raise ProfileFailed(f"The profiler did not start ({error}). See the engine's log.") from error
         self._runner = _ProfiledRunner(runner, self._profiler)
         self._path = path
         self._max_steps = max_steps

@@ -47,19 +47,19 @@ class Node:
         self.parent = parent
         self.key = key
         self.page = page
-        """NOWHERE if it is not resident."""
+        """The node's page; NOWHERE if it is not resident."""
         self.slot = NOWHERE
-        """Where its copy in the tier below is."""
+        """The slot of its copy in the tier below; NOWHERE if it has none."""
         self.is_arriving = False
         """Whether its page is still being fetched: nobody may read it."""
         self.digest: bytes | None = None
-        """What the path spells, once `engine.tiers` has asked; empty if nobody may know."""
+        """Digest of the tokens on the path, once `engine.tiers` has computed it; empty if they must not get to disk."""
         self.salt = salt
         self.depth: int = parent.depth + 1 if parent else 0
         """Pages on the path from the root, including this one; the root itself holds none."""
         self.children: dict[PageKey, Node] = {}
         self.num_resident = 0
-        """Children that are resident."""
+        """Number of resident children."""
         self.locks = 0
         self.last_used = 0
 
@@ -76,7 +76,7 @@ class Node:
 
 
 class LowerTier(Protocol):
-    """What the tree tells the tier below it."""
+    """The tier below the tree: what the tree notifies it of."""
 
     def demote(self, node: Node) -> None:
         """The node's page is about to be evicted: gives the node a slot, if there is one for it."""
@@ -92,7 +92,7 @@ class RadixCache:
     def __init__(self, page_size: int, below: LowerTier | None = None) -> None:
         self.page_size = page_size
         self.num_pages = 0
-        """Of resident nodes."""
+        """Pages of resident nodes."""
         self.num_evictable = 0
         """Pages of unlocked nodes. All of them can be evicted, leaves first: none has a locked node below it."""
         self._below = below
@@ -138,8 +138,8 @@ class RadixCache:
         return child
 
     def lock(self, node: Node, *, is_use: bool = True) -> None:
-        """Keeps the node and its path from eviction, in this tier and below. Unless it `is_use`, the path is no younger
-        for that.
+        """Keeps the node and its path from eviction, in this tier and below. Counts as a use of the path only if it
+        `is_use`.
         """
         self._clock += 1
         for each in node.path():
@@ -187,8 +187,8 @@ class RadixCache:
         del parent.children[node.key]
         while doomed:
             each = doomed.pop()
-            assert not each.locks, "a node in use leaves the tree"
-            assert not each.is_resident, "a node leaves the tree with its page"
+            assert not each.locks, "a node in use must not leave the tree"
+            assert not each.is_resident, "a resident node must not leave the tree"
             each.parent = None
             if self._below is not None:
                 self._below.forget(each)
@@ -225,7 +225,7 @@ class RadixCache:
         self._nominate(parent)
 
     def _is_leaf(self, node: Node) -> bool:
-        """Whether its page can be evicted."""
+        """Whether it is unlocked and has no resident children, so that its page can be evicted."""
         return node.page != NOWHERE and not node.locks and not node.num_resident and node.parent is not None
 
     def _nominate(self, node: Node) -> None:

@@ -28,28 +28,29 @@ class Request:
     prompt_logprobs_from: int | None = None
     """First prompt position whose log-probability is wanted; earlier ones may come from the prefix cache."""
     one_pass: bool = False
-    """Score all of those in one pass, in which a position also sees later tokens. For models without a KV cache, which
-    otherwise take one pass per position."""
+    """Whether to score all of these in one pass, in which a position also sees later tokens. For models without a KV
+    cache, which otherwise take one pass per position."""
     cache_salt: str = ""
     """Requests share cached prefixes only with requests of the same salt."""
     adapter: str | None = None
     """The LoRA adapter to apply; None is the base model."""
     priority: int = 0
-    """Lower runs first."""
+    """Scheduling priority; lower runs first."""
     turn: int = 0
     """Order within a priority, for callers that share the engine fairly; ties by arrival."""
     tenant: str = ""
-    """Whose request it is: tenants get equal shares of the batch and its pages."""
+    """The tenant who sent the request: tenants get equal shares of the batch and its pages."""
     predicted_ids: tuple[int, ...] = ()
-    """The caller's guess of the output, or of much of it: another text for `engine.speculation` to draft from. It never
-    changes the output."""
+    """The caller's prediction of all or most of the output: another text for `engine.speculation` to draft from. It
+    never changes the output."""
     task: Task = Task.GENERATE
     constraint: Constraint | None = None
     """What the output of each choice must match."""
     shown_ids: frozenset[int] = frozenset()
     """Special tokens that are not stripped when the output is detokenised. The engine ignores them."""
     shares_prompt: bool = False
-    """Share the prompt with other engines when the request ends. The answer is `Offered`; the scheduler ignores it."""
+    """Whether to share the prompt with other engines when the request ends. The answer is `Offered`; the scheduler
+    ignores it."""
     second_at: int = 0
     """Where the second text of a pair begins, for encoders that tell the two apart; 0 if there is none."""
     puzzle: int = 0

@@ -1,9 +1,9 @@
-"""What a model says of a sequence besides its next token: log-probabilities, and the answer to a solve request."""
+"""A model's results for a sequence besides its next token: log-probabilities, and the answer to a solve request."""
 
 from dataclasses import dataclass, replace
 
 NOT_FINITE = (
-    "The model gave a number that is not finite: its weights hold NaN or infinity, or overflow its dtype. "
+    "The model computed a number that is not finite: its weights hold NaN or infinity, or overflow its dtype. "
     "Check its checkpoint, or load it in a wider dtype."
 )
 """The error of a sequence whose logits, log-probabilities or embedding are not finite."""
@@ -16,7 +16,7 @@ class TokenLogprob:
     token_id: int
     logprob: float
     rank: int
-    """1 if no token is more likely."""
+    """The token's rank by likelihood; 1 if no token is more likely."""
     top: tuple[tuple[int, float], ...] = ()
     """The most likely tokens and their log-probabilities, best first: exactly as many as were asked for."""
 

@@ -44,13 +44,13 @@ class RunnerSpec:
     is_invariant: bool = False
     """Whether a row's results are the same, to the last bit, whatever else the step computes."""
     pages_bytes: int = 0
-    """Host memory that pages will take, but only as they are filled."""
+    """Host memory that the pages will take as they fill."""
     device_bytes: int = 0
     """Memory of each device, for weights and pages; 0 on a CPU."""
     device: str = "cpu"
     """The kind of device that computes: "cpu", "cuda", "tpu" or "mps"."""
     devices: int = 1
-    """How many the model is divided over."""
+    """Number of devices that the model is divided over."""
     backend: str = ""
     """The implementation, for display: "native (neon)", "torch (cpu)"."""
     precision: str = ""
@@ -102,7 +102,7 @@ class ModelRunner(Protocol):
 
     @property
     def failure(self) -> str | None:
-        """Why it can run no further step, such as a process that it lost; None while it can."""
+        """Why it cannot run another step, such as a lost process; None while it can."""
 
     @property
     def spec(self) -> RunnerSpec: ...

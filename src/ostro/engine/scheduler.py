@@ -50,7 +50,7 @@ from ostro.engine.tenants import Holdings, divide, next_in_line
 from ostro.engine.tiers import Tiers
 from ostro.errors import BadRequest, SequenceFailed
 
-# In one step so many waiting sequences are looked up in lower tiers, the first in line: each may be a long prompt.
+# At most this many waiting sequences, the first in line, are looked up in lower tiers per step: prompts may be long.
 _MOST_LOOKS = 4
 
 
@@ -147,7 +147,7 @@ class Scheduler:
         # Requests that started in the latest step, and those preempted for it.
         self.begun: list[int] = []
         self.preempted: list[int] = []
-        # Sequences that wait for pages from a lower tier, since any last arrived.
+        # Sequences that wait for pages from a lower tier; cleared whenever pages arrive.
         self._fetching: set[int] = set()
         # Sequences that were looked up in lower tiers since any page arrived or was evicted, and the evictions by then.
         self._looked_ahead: set[int] = set()
@@ -160,7 +160,7 @@ class Scheduler:
         return bool(self.waiting or self.running)
 
     def count_from(self, counters: Counters) -> None:
-        """Counts on from these."""
+        """Continues counting from these totals."""
         self.counters = counters
         if self._tiers is not None:
             self._tiers.counters = counters
@@ -201,7 +201,7 @@ class Scheduler:
         self.kv.abandon_moves()
 
     def schedule(self) -> Batch | None:
-        """The next step's work, or None if there is none, or none before the results of a step under way."""
+        """The next step's work; None if there is none, or none until a step in flight has its results."""
         chunks: list[Chunk] = []
         budgets = self._budgets()
         self.begun, self.preempted = [], []
@@ -209,19 +209,19 @@ class Scheduler:
             return None
         if self.waiting and self._is_shared:
             self._make_way()
-            self._greet(chunks, budgets)
+            self._admit_newcomers(chunks, budgets)
         self._for_newcomers = bool(chunks)
         if not chunks:
-            self._carry_on(chunks, budgets)
+            self._fill_step(chunks, budgets)
         if not chunks:
-            assert self._under_way or not self.has_work or self.kv.is_moving, "sequences wait and none can run"
+            assert self._under_way or not self.has_work or self.kv.is_moving, "sequences are waiting but none can run"
             return None
         if self.speculation is not None:
             self._add_drafts(self.speculation, chunks, max(budgets.values()))
         return Batch(tuple(chunks), self.kv.take_copies())
 
     def take_arrival(self, arrival: Arrival) -> None:
-        """Makes pages from a lower tier available to those who wait for them."""
+        """Makes pages from a lower tier available to the sequences that wait for them."""
         self.kv.take_arrival(arrival)
         self._fetching.clear()
         self._looked_ahead.clear()
@@ -235,7 +235,7 @@ class Scheduler:
             seq.num_computed = end = chunk.end
             if chunk.scored:
                 seq.scores = range(chunk.scored.stop, seq.scores.stop)
-            # Of single tokens, every so many fill a page.
+            # A single token fills a page only at every page_size-th position.
             if chunk.length > 1 or not end % page_size:
                 self.kv.commit(seq)
             if chunk.samples:
@@ -252,7 +252,7 @@ class Scheduler:
         """Applies a step's results. Returns each sequence's progress, in the batch's order."""
         self._under_way -= 1
         self.counters.steps += 1
-        # Of drafts, those that are accepted count.
+        # Only accepted drafts count as computed tokens.
         self.counters.computed_tokens += sum(
             [chunk.length if self._keeps_kv else chunk.recomputed for chunk in batch.chunks]
         )
@@ -410,7 +410,7 @@ class Scheduler:
     def _is_shared(self) -> bool:
         return len(self._tenants) > 1
 
-    def _greet(self, chunks: list[Chunk], budgets: dict[bool, int]) -> None:
+    def _admit_newcomers(self, chunks: list[Chunk], budgets: dict[bool, int]) -> None:
         """Admits tenants with nothing in the batch, in a step of their own, so that their first tokens wait for nobody
         else's work. Never twice in a row: the others must make progress however many arrive.
         """
@@ -422,7 +422,7 @@ class Scheduler:
         if newcomers:
             self._admit(newcomers, chunks, budgets)
 
-    def _carry_on(self, chunks: list[Chunk], budgets: dict[bool, int]) -> None:
+    def _fill_step(self, chunks: list[Chunk], budgets: dict[bool, int]) -> None:
         """Adds running sequences to the step, then waiting ones that fit."""
         preempted = self.counters.preemptions
         # Decoding sequences come first: they are cheap, and their readers wait for each token. Only these may need more
@@ -432,15 +432,15 @@ class Scheduler:
         for seq in self.running:
             wanted = len(seq.token_ids) - seq.num_computed
             (reading if wanted > 1 + seq.num_forced else decoding).append(seq)
-        self._go_on(decoding, chunks, budgets, {})
-        self._go_on(reading, chunks, budgets, self._parts(reading, budgets))
+        self._add_running(decoding, chunks, budgets, {})
+        self._add_running(reading, chunks, budgets, self._parts(reading, budgets))
         if self.waiting and self.counters.preemptions == preempted:
             self._admit(self.waiting, chunks, budgets)
 
-    def _go_on(
+    def _add_running(
         self, seqs: Iterable[Sequence], chunks: list[Chunk], budgets: dict[bool, int], parts: dict[str, int]
     ) -> None:
-        """Adds running sequences to the step, each tenant's within its part of the budget if `parts` is not empty."""
+        """Adds running sequences to the step; if `parts` is not empty, each tenant within its part of the budget."""
         page_size = self.kv.page_size
         for seq in seqs:
             kind = self._kind(seq)
@@ -525,7 +525,7 @@ class Scheduler:
         another sequence.
         """
         most = min(budget, self._max_sampled - len(chunks))
-        # While prompts are computed rows are not cheap, and those that decode wait for the step as it is.
+        # While prompts are computed, rows are not cheap, and decoding sequences already wait for the step.
         if most <= 0 or any(chunk.length > 1 + chunk.seq.num_forced for chunk in chunks):
             return
         asking = {chunk.seq.id: at for at, chunk in enumerate(chunks) if _can_verify(chunk)}
@@ -540,8 +540,8 @@ class Scheduler:
                 )
 
     def _waits_to_draft(self, speculation: Speculation, budget: int) -> bool:
-        """Whether to let the step under way end first, because drafts can only follow tokens that are known. No prompt
-        waits for that; sequences that decode do so together, or those with drafts would take turns with the others.
+        """Whether to let the step in flight end first, because drafts can only follow known tokens. Prompts never wait
+        for that. Decoding sequences wait together: otherwise those with drafts would take turns with the others.
         """
         if not self._under_way or self.waiting:
             return False
@@ -567,8 +567,8 @@ class Scheduler:
         return (seq,) if followers is None else (seq, *followers)
 
     def _extend(self, seq: Sequence) -> bool:
-        """Ensures pages for all tokens of a running sequence, preempting lower ranks. False if it had to go itself, or
-        the first has to wait for pages that are being fetched.
+        """Ensures pages for all tokens of a running sequence, preempting lower ranks. False if it was preempted itself,
+        or if it ranks highest and has to wait for pages that are being fetched.
         """
         while not self.kv.extend(seq, seq.num_tokens):
             victim = self.running[-1]
@@ -580,7 +580,7 @@ class Scheduler:
         return True
 
     def _extend_to_spare(self, seq: Sequence, num_tokens: int) -> bool:
-        """Ensures pages for `num_tokens` tokens, unless a running sequence may be short of one then."""
+        """Ensures pages for `num_tokens` tokens, unless that could leave a running sequence short of one."""
         needed = self.kv.pages_for(num_tokens) - len(seq.pages)
         return needed <= 0 or (self._has_room(needed) and self.kv.extend(seq, num_tokens))
 
@@ -612,7 +612,7 @@ class Scheduler:
             if admission is Admission.FETCHING:
                 self._fetching.add(seq.id)
                 if self.preempted:
-                    # Room was made for it: those that made it do not take it back at once.
+                    # Others were preempted to make room for it: they must not take the room back at once.
                     break
             if admission is Admission.GRANTED:
                 budgets[kind] -= self._add_chunk(chunks, seq, budgets[kind])
@@ -711,7 +711,7 @@ def _can_verify(chunk: Chunk) -> bool:
 
 
 def _brings_one_token(chunk: Chunk) -> bool:
-    """Whether a token sampled for the chunk's own sequence is all that its step results in."""
+    """Whether the chunk's only result is one token sampled for its own sequence."""
     if chunk.scored or chunk.drafts or len(chunk.samples) != 1:
         return False
     return not chunk.seq.num_forced and not chunk.seq.unheard_logprobs

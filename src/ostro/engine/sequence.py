@@ -91,12 +91,12 @@ class Sequence:
         """Positions whose logits are still needed to score the known token that follows them; excludes those that a
         step in flight computes."""
         self.unheard_logprobs: list[TokenLogprob] = []
-        """Prompt log-probabilities that arrived after it was aborted; delivered with a choice forked from it."""
+        """Prompt log-probabilities that arrived after the abort; delivered with a choice forked from this one."""
         self.pooled: list[float] | None = None
         self.max_len = max_len
         """Length at which the sequence ends: prompt and max_tokens, within the context, or the end of its structure."""
         self.closing = FinishReason.LENGTH
-        """The finish reason at that length."""
+        """The finish reason when `max_len` is reached."""
         self.pages: list[int] = []
         self.finish_reason: FinishReason | None = None
         params = request.params
@@ -227,9 +227,7 @@ class Sequence:
         return memoryview(words).cast("I")
 
     def supposing(self, token_ids: tuple[int, ...], mask: memoryview | None = None) -> Self:
-        """What it would be with these tokens at its end and this mask, for sampling the token after them. Only to be
-        read.
-        """
+        """A read-only copy with these tokens appended and this mask, for sampling the token after them."""
         twin = copy(self)
         twin.token_ids, twin.mask = [*self.token_ids, *token_ids], mask
         return twin
@@ -252,7 +250,7 @@ class Sequence:
                 mask = None if (own := self._mask_of(matcher)) is None else memoryview(bytes(own)).cast("I")
                 masks.append(mask)
         except SequenceFailed:
-            # It fails again once the sequence gets there.
+            # Ignored here: it fails again once the sequence gets there.
             pass
         return masks
 

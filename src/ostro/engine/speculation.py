@@ -28,15 +28,15 @@ from ostro.engine.sequence import Sequence
 
 _log = logging.getLogger(__name__)
 
-# Drafts must promise this much more speed than none: estimates are never exact.
+# The speedup that drafts must promise, because estimates are never exact.
 _WORTHWHILE = 1.05
-# And this much more if the device is to wait for the host, which then prepares no step meanwhile.
+# The speedup they must promise if the device has to wait for the host, which then prepares no step meanwhile.
 _WORTH_WAITING = 1.15
-# A few rows may cost little more than one: only below this share of the best is it no use to try more.
+# A few more rows may cost little more than one, so the search only stops below this share of the best.
 _GIVEN_UP = 0.8
 # Numbers of drafts that are tried when all are assumed to be right.
 _TRIED = (1, 3, 7, 15)
-# How much older observations count with each new one, over all sequences.
+# Weight that older observations keep after each new one, over all sequences.
 _KEPT = 0.998
 
 
@@ -91,7 +91,7 @@ class NgramSpeculation:
 
     def draft(self, asking: Seq[tuple[Sequence, int]], rows: int, most: int) -> Mapping[int, Drafts]:
         least = rows / self._costs.of(rows) * _WORTHWHILE
-        if self._is_vain(rows, least):
+        if self._is_futile(rows, least):
             return {}
         guesses: dict[int, Guess] = {}
         chances: list[Iterator[tuple[float, int]]] = []
@@ -107,7 +107,7 @@ class NgramSpeculation:
 
     def waits(self, asking: Seq[tuple[Sequence, int]], rows: int, most: int) -> bool:
         least = rows / self._costs.of(rows) * _WORTH_WAITING
-        if self._is_vain(rows, least):
+        if self._is_futile(rows, least):
             return False
         chances: list[Iterator[tuple[float, int]]] = []
         for seq, room in asking:
@@ -116,8 +116,8 @@ class NgramSpeculation:
                 chances.append(zip(islice(seq.drafter.chances(guess, room + 1), 1, None), repeat(seq.id)))
         return bool(self._best_counts(merge(*chances, reverse=True), rows, most, least))
 
-    def _is_vain(self, rows: int, least: float) -> bool:
-        """Whether not even drafts that are sure to be accepted would pay. Then not looking for any costs nothing."""
+    def _is_futile(self, rows: int, least: float) -> bool:
+        """Whether not even drafts that are sure to be accepted would pay, so that there is no need to look for any."""
         return not any((rows + more) / self._costs.of(rows + more) > least for more in _TRIED)
 
     def _best_counts(

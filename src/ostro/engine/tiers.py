@@ -25,7 +25,7 @@ from ostro.engine.page_store import Arrival, Fetch, Move, Offer, PageStore, Sour
 from ostro.engine.radix import NOWHERE, Node, PageKey, RadixCache, Salt
 
 DIGEST_BYTES = 32
-# The digest of a node whose tokens must not get to the disk.
+# The digest of a node whose tokens must not be written to disk.
 _NOT_ON_DISK = b""
 
 
@@ -38,18 +38,18 @@ class Below(NamedTuple):
 
 class _Fetching(NamedTuple):
     nodes: tuple[Node, ...]
-    """From the upmost down; the last is locked, and with it the others."""
+    """Nodes whose pages are fetched, topmost first; the last is locked, and with it the others."""
     pages: tuple[int, ...]
     """Where they arrive: in the nodes' pages, unless a sequence computes one sooner and gives its node another."""
     num_slots: int
-    """How many of them come from slots."""
+    """How many of the pages come from slots."""
 
 
 class _Offering(NamedTuple):
     node: Node
-    """It is locked."""
+    """The end of the offered path, which is locked."""
     nodes: tuple[Node, ...]
-    """Those on its path whose pages are being written, from the upmost down."""
+    """Nodes on the path whose pages are being written, topmost first."""
     done: Callable[[int], None]
 
 
@@ -61,7 +61,7 @@ class Tiers:
         costs: FetchCosts | None = None,
         root: Callable[[Salt], bytes | None] = lambda salt: None,
     ) -> None:
-        """`root` is the digest that a salt's pages on disk begin with; None if they must not get there."""
+        """`root` gives the digest from which a salt's pages on disk are derived; None if they must not get there."""
         self.store = store
         self.costs = costs or FetchCosts()
         self.counters = Counters()
@@ -73,7 +73,7 @@ class Tiers:
         self._moves: list[Move] = []
         self._fetching: dict[int, _Fetching] = {}
         self._offering: dict[int, _Offering] = {}
-        # Leaves whose paths are still to be offered, one after the other; whether one is; and whom to tell at the end.
+        # Leaves whose paths are still to be offered, one at a time; whether one is in flight; whom to tell at the end.
         self._hot: deque[Node] = deque()
         self._is_offering_hot = False
         self._hot_offered: list[Callable[[], None]] = []
@@ -142,8 +142,8 @@ class Tiers:
         return None
 
     def _can_lose_slot(self, node: Node) -> bool:
-        """A fetch that is under way reads it; and without it, a node that is not resident goes, but never its children
-        before it.
+        """Not while a fetch reads the slot; and a node that is not resident leaves the tree with its slot, so its
+        children must leave first.
         """
         return not node.is_arriving if node.is_resident else not node.locks and not node.children
 
@@ -189,8 +189,8 @@ class Tiers:
         return found
 
     def worthwhile(self, found: Sequence[Below], *, is_turn: bool) -> Sequence[Below]:
-        """What of it is quicker to fetch than to compute: all, those in slots, or nothing. `is_turn` if it is computed
-        now otherwise.
+        """The part that is quicker to fetch than to compute: all, the pages in slots, or nothing. `is_turn` if it would
+        otherwise be computed now.
         """
         num_slots = sum(isinstance(source, int) for _, source in found)
         num_disk, size = len(found) - num_slots, self._tree.page_size
@@ -282,7 +282,7 @@ class Tiers:
         self._offer_hot()
 
     def _offer_hot(self) -> None:
-        """Begins the next of these, unless one is under way: all that is offered is locked."""
+        """Offers the next hot path, unless one is in flight: offered paths are locked, so only one at a time."""
         while self._hot and not self._is_offering_hot:
             node = self._hot.popleft()
             if node.is_resident and not any(each.is_arriving for each in node.path()):
@@ -306,13 +306,13 @@ class Tiers:
 
     def _public_digest(self, node: Node) -> bytes:
         digest = self._digest(node)
-        assert digest is not None, "a salt's pages are nobody else's"
+        assert digest is not None, "a private salt's pages are never shared"
         return digest
 
     # ---- digests
 
     def _digest(self, node: Node) -> bytes | None:
-        """Of all tokens on the path; None if they must not get to the disk."""
+        """Digest of all tokens on the path; None if they must not be written to disk."""
         if node.digest is None:
             unknown = [node]
             while (above := unknown[-1].parent) is not None and above.digest is None:
@@ -323,7 +323,7 @@ class Tiers:
         return node.digest or None
 
     def _next(self, digest: bytes | None, key: PageKey) -> bytes | None:
-        """Of a page and what the digest stands for."""
+        """Digest of a page that follows the path with this digest."""
         return blake2b(digest + array("q", key).tobytes(), digest_size=DIGEST_BYTES).digest() if digest else None
 
     # ---- the rest
@@ -338,7 +338,7 @@ class Tiers:
         return [page for ticket in ended for page in self.take(Arrival(ticket, 0, 0.0))]
 
     def forget_all(self) -> None:
-        """Forgets every copy in a slot that no fetch needs; what was to be moved out is not."""
+        """Forgets every copy in a slot that no fetch needs, without spilling it."""
         for node in list(self._tree.nodes()):
             if node.is_resident and not node.is_arriving:
                 self.forget(node)
@@ -371,7 +371,7 @@ class Tiers:
             yield from offering.node.path()
 
     def needless(self) -> Iterator[int]:
-        """Pages that arrive for nodes that have others by now."""
+        """Pages being fetched for nodes that have got other pages meanwhile."""
         for nodes, pages, _ in self._fetching.values():
             yield from (page for node, page in zip(nodes, pages, strict=True) if node.page != page)
 
@@ -385,7 +385,7 @@ class Tiers:
             if node.page == page
         }
         for node in self._tree.nodes():
-            assert node.is_resident or node.slot != NOWHERE, "a node has neither page nor slot"
+            assert node.is_resident or node.slot != NOWHERE, "a node has neither a page nor a slot"
             assert node.parent is None or node.parent.depth == 0 or node.parent.is_resident or not node.is_resident
             assert node.is_arriving == (id(node) in arriving)
             if node.slot != NOWHERE:
