@@ -39,11 +39,11 @@ def test_what_a_backend_cannot_do_is_refused_by_name(settings: Mapping[str, Any]
 
 
 @pytest.mark.parametrize("settings", [{}, {"backend": "jax", "tensor_parallel": 8}, {"device": "tpu"}])
-def test_what_goes_together_is_taken(settings: Mapping[str, Any]) -> None:
+def test_compatible_settings_are_accepted(settings: Mapping[str, Any]) -> None:
     check_together(EngineConfig(**settings))
 
 
-def test_all_devices_go_with_everything_that_runs_on_one() -> None:
+def test_all_devices_is_compatible_with_single_device_settings() -> None:
     for settings in ({"device": "cpu"}, {"backend": "native"}, {"device": "cuda", "deterministic": True}):
         check_together(EngineConfig(tensor_parallel="auto", **settings))
 

@@ -69,7 +69,7 @@ def test_a_pair_as_long_as_the_context_is_left_whole(evaluated: "Evaluated", llm
     assert likelihoods(evaluated, (context, "!")) == [of_pair(llm, context, "!")]
 
 
-def test_of_a_continuation_that_is_too_long_the_last_tokens_are_scored(evaluated: "Evaluated", llm: LLM) -> None:
+def test_too_long_continuation_is_scored_on_its_last_tokens(evaluated: "Evaluated", llm: LLM) -> None:
     ids = llm.tokenizer.encode("yes" + LONG)[-LONGEST:]
     assert likelihoods(evaluated, ("yes", LONG)) == [of_pair(llm, ids[:1], ids[1:])]
 

@@ -56,7 +56,7 @@ def test_shipped_choices_are_shown() -> None:
     assert planned(QWEN3_06B) == planned(QWEN3_06B, kernel_choices="off") == dict.fromkeys(names, "1-64")
 
 
-def test_what_is_not_known_yet_will_be_measured_or_is_the_librarys() -> None:
+def test_unknown_choices_are_measured_or_left_to_the_library() -> None:
     names, tiny = ("qkv", "output", "up", "down", "head"), TINY["llama"]
     assert planned(tiny) == dict.fromkeys(names, MEASURED_LATER)
     assert planned(tiny, kernel_choices="off") == dict.fromkeys(names, "1")
@@ -108,7 +108,7 @@ def test_a_file_of_choices_is_refused_where_there_are_none(device: str) -> None:
 
 @pytest.mark.parametrize("device", ["cpu", "mps", "cuda"])
 @pytest.mark.parametrize("deterministic", [False, True])
-def test_what_does_nothing_can_be_turned_off_anywhere(device: str, deterministic: bool) -> None:
+def test_settings_without_effect_can_be_turned_off_anywhere(device: str, deterministic: bool) -> None:
     """One file of settings may serve several kinds of machines and models."""
     deterministic = deterministic and device == "cuda"
     idle = EngineConfig(

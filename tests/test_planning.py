@@ -294,7 +294,7 @@ def test_weights_are_counted_as_they_are_kept(quantize: Quantization, tmp_path: 
         pytest.param("native", "int4", marks=needs_library),
     ],
 )
-def test_of_a_mixture_of_experts_those_that_a_token_goes_through_are_counted(
+def test_only_active_experts_of_a_mixture_are_counted(
     backend: BackendName, quantize: Quantization, tmp_path: Path
 ) -> None:
     """As if the others were not there."""
@@ -343,7 +343,7 @@ def shapes_of_families() -> Iterator[object]:
 
 @needs_library
 @pytest.mark.parametrize(("family", "changes", "dtype", "quantize"), list(shapes_of_families()))
-def test_what_runs_natively_is_known_and_counted_as_it_is_packed(
+def test_native_model_is_recognised_and_counted_as_packed(
     family: Family,
     changes: Mapping[str, object],
     dtype: torch.dtype,
@@ -575,7 +575,7 @@ def test_broken_connections_do_not_change_a_plan(
     page_size=st.sampled_from([1, 16, 64]),
     seqs=st.integers(1, 300),
 )
-def test_what_is_said_to_fit_does(tiny: Path, memory: int, kv_memory: int | None, page_size: int, seqs: int) -> None:
+def test_reported_fit_holds(tiny: Path, memory: int, kv_memory: int | None, page_size: int, seqs: int) -> None:
     config = EngineConfig(device="cpu", kv_memory=kv_memory, page_size=page_size, max_batch_seqs=seqs)
     found = plan(tiny, config, memory=memory)
     assert found.total_bytes == found.weights_bytes + found.kv_bytes + found.other_bytes <= found.peak_bytes
@@ -661,7 +661,7 @@ def test_gpu_that_is_not_here(tiny: Path) -> None:
         (EngineConfig(device="cpu", max_seq_len=300), "knows only 256 positions"),
     ],
 )
-def test_what_loading_would_refuse_is_refused(
+def test_plan_refuses_what_loading_would_refuse(
     tiny: Path, config: EngineConfig, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")

@@ -35,7 +35,7 @@ def test_each_sampling_field_of_a_file_is_a_default() -> None:
     )
 
 
-def test_what_a_file_does_not_say_has_no_say() -> None:
+def test_fields_absent_from_a_file_set_nothing() -> None:
     assert read(temperature=None, eos_token_id=2, transformers_version="4.0").given == {}
     assert read(top_k=5).given == {"top_k": 5}
 
@@ -100,7 +100,7 @@ def test_a_request_that_names_a_field_keeps_its_value_even_if_it_is_the_neutral_
     assert {name: getattr(filled, name) for name in others} == {name: DEFAULTS.given[name] for name in others}
 
 
-def test_without_a_models_word_the_neutral_values_hold() -> None:
+def test_neutral_values_apply_where_the_model_sets_none() -> None:
     params = SamplingDefaults().fill(SamplingParams())
     assert {name: getattr(params, name) for name in NEUTRAL} == NEUTRAL
 

@@ -28,7 +28,7 @@ def test_one_of_the_kinds_is_enough_and_is_told_by_its_name(kind: str) -> None:
     assert hash(made) == hash(structured(**{kind: EXAMPLES[kind]}))
 
 
-def test_none_and_two_of_the_kinds_are_refused() -> None:
+def test_exactly_one_kind_is_required() -> None:
     with pytest.raises(BadRequest, match=r"Give exactly one of json_schema.*got none of them\.") as refusal:
         structured()
     assert refusal.value.param == "structured"

@@ -153,7 +153,7 @@ def test_settings_change_the_answer(changes: dict[str, Any], client: httpx.Clien
     assert post(client, "/v1/completions", **body, **changes)["choices"][0]["text"] != plain["text"]
 
 
-def test_least_tokens_are_kept_to(client: httpx.Client) -> None:
+def test_min_tokens_is_honoured(client: httpx.Client) -> None:
     body = {"model": "chat", "prompt": "the", "max_tokens": 9, "min_tokens": 9, "temperature": 1.5, "seed": 3}
     assert post(client, "/v1/completions", **body)["usage"]["completion_tokens"] == 9
 
@@ -212,7 +212,7 @@ def test_a_model_without_native_kernels_needs_torch(tmp_path: Path) -> None:
     assert f"model (its heads are 8 wide, not a multiple of 16 up to 256) {INSTALL}" in done.stderr
 
 
-def test_what_will_run_is_told_to_need_torch(tmp_path: Path) -> None:
+def test_model_that_will_run_on_torch_is_reported_to_need_it(tmp_path: Path) -> None:
     model = write_model(tmp_path / "model", heads=4)
     assert INSTALL in ostro(tmp_path, "serve", str(model), "--print-config").stdout
 

@@ -58,7 +58,7 @@ def test_dtype_suits_the_device() -> None:
     assert pick_dtype("float16", gpu) is torch.float16
 
 
-def test_what_is_left_open_suits_the_device_and_the_readers() -> None:
+def test_unset_settings_suit_the_device_and_its_use() -> None:
     offline, serving = EngineConfig(), EngineConfig(serving=True, max_batch_seqs=7)
     assert DEVICE_KINDS["cpu"].resolve(offline).page_size == 16
     assert DEVICE_KINDS["cuda"].resolve(offline).page_size == 64

@@ -83,6 +83,6 @@ def test_a_number_of_tokens_bounds_the_pages_whatever_memory_there_is(monkeypatc
         pages(monkeypatch, free=9 * GB, max_tokens=63)
 
 
-def test_too_little_memory_is_said_with_the_ways_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_memory_is_reported_with_remedies(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ModelError, match="raise gpu_memory_utilization"):
         pages(monkeypatch, free=2 * GB)

@@ -58,7 +58,7 @@ def looked(made: PageBundles) -> PageBundles:
     return made
 
 
-def test_what_one_has_left_another_finds(tmp_path: Path) -> None:
+def test_pages_left_by_one_engine_are_found_by_another(tmp_path: Path) -> None:
     other = bundles(tmp_path)
     written(tmp_path, 1, 2, 3)
     assert not other.holds(digest(1))
@@ -76,7 +76,7 @@ def test_the_directory_is_found_to_have_changed_by_itself(tmp_path: Path) -> Non
         assert other.holds(digest(number))
 
 
-def test_bundles_of_other_models_and_settings_are_nobodys_business(tmp_path: Path) -> None:
+def test_bundles_of_other_models_and_settings_are_ignored(tmp_path: Path) -> None:
     written(tmp_path, 1)
     other = bundles(tmp_path, identity=b"another".ljust(32, b"\0"))
     assert len(other) == 0
@@ -117,7 +117,7 @@ def test_a_page_that_is_offered_twice_is_found_though_one_bundle_goes(tmp_path: 
     assert right(reader, 1, 2, 3) == [1, 3]
 
 
-def test_what_a_writer_that_died_has_left_is_removed_later(tmp_path: Path) -> None:
+def test_leftovers_of_a_dead_writer_are_removed_later(tmp_path: Path) -> None:
     path = written(tmp_path, 1)
     fresh, old = path.with_name(f"{'1' * 24}.part"), path.with_name(f"{'2' * 24}.part")
     for each in (fresh, old):
@@ -217,7 +217,7 @@ def test_a_directory_that_was_emptied_is_used_again(tmp_path: Path) -> None:
     assert right(bundles(tmp_path), 1) == [1]
 
 
-def test_nobody_else_can_read_them(tmp_path: Path) -> None:
+def test_bundles_are_readable_by_their_owner_only(tmp_path: Path) -> None:
     path = written(tmp_path, 1)
     assert path.stat().st_mode & 0o077 == 0
     assert path.parent.stat().st_mode & 0o077 == 0
@@ -282,7 +282,7 @@ def test_without_a_file_of_its_own_a_disk_keeps_what_is_offered_alone(tmp_path: 
     assert len(paths(tmp_path)) == 2
 
 
-def test_who_looks_is_told_when_it_has_seen_all(tmp_path: Path) -> None:
+def test_look_reports_when_it_has_seen_everything(tmp_path: Path) -> None:
     disk = PageDisk(None, bundles(tmp_path))
     for number in range(10):
         written(tmp_path, number)

@@ -85,7 +85,7 @@ def test_the_oldest_pages_make_room_and_the_file_stays_within_its_limit(tmp_path
     assert (tmp_path / "model.pages").stat().st_size <= LIMIT
 
 
-def test_reading_makes_young(tmp_path: Path) -> None:
+def test_reading_a_page_makes_it_the_most_recent(tmp_path: Path) -> None:
     disk = PageDisk(opened(tmp_path))
     for number in range(7):
         disk.write(digest(number), lambda number=number: page(number))  # type: ignore[misc]
@@ -95,7 +95,7 @@ def test_reading_makes_young(tmp_path: Path) -> None:
     disk.close()
 
 
-def test_of_what_is_written_at_the_end_the_most_recent_comes_first_and_stays_longest(tmp_path: Path) -> None:
+def test_final_writes_keep_the_most_recent_pages_longest(tmp_path: Path) -> None:
     disk = PageDisk(opened(tmp_path))
     disk.write_all([(digest(number), lambda number=number: page(number)) for number in range(9)])  # type: ignore[misc]
     disk.close()
@@ -104,7 +104,7 @@ def test_of_what_is_written_at_the_end_the_most_recent_comes_first_and_stays_lon
     assert found(tmp_path, *range(9), 20) == [0, 1, 2, 3, 4, 5, 20]
 
 
-def test_what_is_in_use_at_the_end_stays_on_disk_if_it_is_there_already(tmp_path: Path) -> None:
+def test_pages_in_use_at_shutdown_stay_on_disk(tmp_path: Path) -> None:
     """A system prompt that memory held all day was once the oldest on disk, and made room for the last conversation."""
     written(tmp_path, 1, 2, 3, 4, 5, 6, 7)
     disk = PageDisk(opened(tmp_path))
@@ -208,7 +208,7 @@ def test_no_failure_ends_the_thread_that_reads_and_writes(
 
 
 @pytest.mark.parametrize("content", [b"", b"no pages", bytes(10_000), b"\xff" * 10_000])
-def test_what_is_no_file_of_pages_becomes_one(tmp_path: Path, content: bytes) -> None:
+def test_invalid_page_file_is_recreated(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "model.pages"
     path.write_bytes(content)
     path.chmod(0o600)

@@ -131,7 +131,7 @@ def stored(model: Model) -> Iterator[tuple[str, Tensor]]:
 @pytest.mark.parametrize("bits", BITS)
 @pytest.mark.parametrize("family", ALL)
 @pytest.mark.parametrize("reverse", [False, True], ids=["in order", "in reverse"])
-def test_packed_on_the_way_is_packed_alike(family: str, bits: Bits, reverse: bool) -> None:
+def test_packing_while_loading_gives_the_same_weights(family: str, bits: Bits, reverse: bool) -> None:
     source, model = random_model(ALL[family]), build_model(ALL[family], dtype=torch.float32)
     tensors = list(stored(source))
     load_weights(model, quantized_on_the_way(model, tensors[::-1] if reverse else tensors, bits))

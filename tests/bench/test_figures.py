@@ -79,7 +79,7 @@ def test_early_ends_and_counting_by_events_are_reported() -> None:
     assert found.input_tokens is None
 
 
-def test_nothing_at_all() -> None:
+def test_figures_of_no_requests_are_zero() -> None:
     found = figures([], slo=Slo.parsed("ttft=1s"))
     assert (found.requests, found.seconds, found.output_tokens_per_second) == (0, 0.0, 0.0)
     assert found.goodput is not None

@@ -47,7 +47,7 @@ def test_a_shared_beginning_is_computed_once_and_read_once_a_step() -> None:
     assert second.attended == {None: 3 * 6}
 
 
-def test_of_equal_prompts_the_last_token_is_computed_for_each() -> None:
+def test_equal_prompts_each_compute_their_last_token() -> None:
     prompts, _ = steps([Work([1, 2, 3], 2)] * 4, {None})
     assert prompts.tokens == 2 + 4
 
@@ -59,7 +59,7 @@ def test_windows_bound_what_is_read_and_attended_to() -> None:
     assert [each.read for each in (second, third)] == [{4: 4, None: 7}, {4: 4, None: 8}]
 
 
-def test_of_a_shared_beginning_only_what_some_window_reaches_is_read() -> None:
+def test_shared_prefix_is_read_only_where_some_window_reaches() -> None:
     work = [Work([1, 2, 3, 4, end], 3) for end in (7, 8)]
     _, second, third = steps(work, {3})
     # Six tokens each, the last three of them at 3, 4 and 5: one shared, two own.
@@ -113,7 +113,7 @@ def test_plain_mlps_have_two_matrices_and_windows_hold_in_their_layers_only() ->
     assert floor_seconds(plain, [Work([1], 1)], rates=SLOW_MEMORY) == 2 * matrices
 
 
-def test_of_a_mixture_a_step_reads_the_experts_that_its_tokens_hit_and_multiplies_by_those_that_they_choose() -> None:
+def test_step_of_a_mixture_reads_the_experts_hit_and_multiplies_by_the_experts_chosen() -> None:
     assert [hit(tokens, 128, 8) for tokens in (0, 1)] == [0, 8]
     assert hit(8, 128, 8) == pytest.approx(51.6, abs=0.1)
     assert hit(5, 3, 3) == 3

@@ -37,7 +37,7 @@ def test_proper_answer() -> None:
     assert found.finish_reason == "length"
 
 
-def test_how_late_it_was_sent_is_by_when_it_was_due() -> None:
+def test_lateness_is_measured_from_the_due_time() -> None:
     assert read(recording(PROPER), index=0, began=90.0, max_tokens=3, due=9.5).late == 0.5
 
 

@@ -78,7 +78,7 @@ def proper(body: Any) -> list[bytes]:
     return answer(["word"] * body["max_tokens"])
 
 
-def test_every_request_of_every_level_is_asked_and_told() -> None:
+def test_every_request_of_every_level_is_sent_and_reported() -> None:
     with null_server(ttft=0.01, itl=0.002) as url:
         found = run(url, closed(1, 3, requests=7, warmup=2))
     assert [level.level.value for level in found.levels] == [1, 3]
@@ -122,7 +122,7 @@ def test_processes_share_the_work() -> None:
         assert [each.index for each in level.outcomes] == list(range(11))
 
 
-def test_closed_loop_keeps_so_many_under_way() -> None:
+def test_closed_loop_keeps_the_given_number_under_way() -> None:
     """Nobody is answered before all clients have asked."""
     together = threading.Barrier(6)
 
@@ -276,7 +276,7 @@ def test_self_test_says_what_measuring_adds() -> None:
     assert found.events_per_second > 0
 
 
-def test_key_and_headers_are_sent_and_not_told() -> None:
+def test_key_and_headers_are_sent_but_not_reported() -> None:
     with chat_server(proper) as server:
         found = run(server.url, closed(1, requests=1), Authorization="Bearer sk-secret", Team="red")
     assert all(b"Authorization: Bearer sk-secret\r\nTeam: red" in head for head in server.heads)

@@ -104,7 +104,7 @@ def test_failure_is_named_by_its_kind(pieces: tuple[bytes, ...], failure: str) -
     assert found.ended >= found.sent
 
 
-def test_nobody_there() -> None:
+def test_refused_connection_is_a_connection_failure() -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         [found] = ask(f"http://127.0.0.1:{unused.getsockname()[1]}")

@@ -103,7 +103,7 @@ def test_trace_is_replayed_at_its_times_and_speed() -> None:
     assert len(text(workload, 1).split()) == 5
 
 
-def test_fields_of_every_request_win() -> None:
+def test_fields_set_for_every_request_win() -> None:
     """A length among them was not known to be the one that was asked for."""
     longer = Workload(model="m", output_len=Span(5, 5), body={"max_tokens": 9, "temperature": 0})
     data, most = longer.request(0)

@@ -131,7 +131,7 @@ def test_messages_and_answers_can_be_edited(playground: LiveServer, visit: Visit
     assert len(asked) == 4
 
 
-def test_what_was_said_can_be_copied(playground: LiveServer, visit: Visit) -> None:
+def test_messages_can_be_copied(playground: LiveServer, visit: Visit) -> None:
     page = visit(playground, permissions=["clipboard-read", "clipboard-write"])
     fixed_answer(page, "Some **bold** words.")
     ask(page, "one *two*")
@@ -342,7 +342,7 @@ def test_two_tabs_have_one_list(playground: LiveServer, visit: Visit) -> None:
     until(lambda: spoken(other) == ["one", "Answer 1.", "two", "Answer 2."], "the other tab shows what it was")
 
 
-def test_what_another_program_has_stored_there_is_left_alone(playground: LiveServer, visit: Visit) -> None:
+def test_data_stored_by_other_programs_is_left_alone(playground: LiveServer, visit: Visit) -> None:
     page = visit(playground)
     page.evaluate("localStorage.setItem('ostro.conversation.x', '{broken')")
     page.reload()

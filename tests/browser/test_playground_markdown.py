@@ -145,7 +145,7 @@ def test_thought_and_answer_are_told_apart(playground: LiveServer, visit: Visit)
 # --- what comes bit by bit ------------------------------------------------------------------------------------------
 
 
-def test_what_stands_already_is_left_alone_while_more_comes(playground: LiveServer, visit: Visit) -> None:
+def test_rendered_nodes_are_left_alone_while_more_text_arrives(playground: LiveServer, visit: Visit) -> None:
     """Each token made the whole text anew: long answers took ever longer, and nothing in them stayed marked."""
     page = visit(playground)
     kept = page.evaluate("""async () => {

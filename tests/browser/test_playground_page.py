@@ -287,7 +287,7 @@ def test_full_queue_is_a_sentence_with_a_time_and_the_message_is_not_lost(
     until_idle(slow_playground)
 
 
-def test_what_the_server_refuses_is_told_in_its_own_words(
+def test_server_refusals_are_reported_in_its_own_words(
     playground: LiveServer, visit: Visit, complaints: Complaints
 ) -> None:
     complaints.expected.append("400")
@@ -453,7 +453,7 @@ def load(page: Page) -> None:
     page.wait_for_selector("#model-dot[data-state=ready]")
 
 
-def test_why_an_answer_ended_early_is_told(playground: LiveServer, visit: Visit) -> None:
+def test_early_end_of_an_answer_is_explained(playground: LiveServer, visit: Visit) -> None:
     page = visit(playground)
     for finish, told in (("repetition", "the answer was repeating itself"), ("length", "max tokens reached")):
         fixed_answer(page, "la ", "la ", "la", finish=finish)

@@ -223,7 +223,7 @@ def test_a_killed_conversation_leaves_no_server(model: Path) -> None:
 # --- pipes ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_prompt_in_is_an_answer_out(server: LiveServer) -> None:
+def test_prompt_gets_an_answer(server: LiveServer) -> None:
     asked = ["--temperature", "0", "--max-tokens", "6", "--system", "yes"]
     done = warm_run(["chat", "--url", server.url, *asked], input="the fox\n", timeout=PATIENCE)
     messages = [{"role": "system", "content": "yes"}, {"role": "user", "content": "the fox"}]
@@ -232,7 +232,7 @@ def test_a_prompt_in_is_an_answer_out(server: LiveServer) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, f"{answer}\n", "")
 
 
-def test_answer_out_is_kept_to_a_structure(server: LiveServer) -> None:
+def test_output_is_constrained_to_the_structure(server: LiveServer) -> None:
     words = ["chat", "--url", server.url, "--choice", "red", "--choice", "green"]
     done = warm_run(words, input="A colour?\n", timeout=PATIENCE)
     assert (done.returncode, done.stdout.strip() in ("red", "green"), done.stderr) == (0, True, "")
@@ -251,7 +251,7 @@ def test_answer_out_is_kept_to_a_structure(server: LiveServer) -> None:
         ("\n", ["--url", "SERVER"], "nothing to answer"),
     ],
 )
-def test_what_goes_wrong_is_one_line(
+def test_failures_are_reported_in_one_line(
     server: LiveServer,
     text: str,
     args: list[str],

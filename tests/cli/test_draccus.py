@@ -46,7 +46,7 @@ def test_a_command_line_of_levanters_is_read(given: str, ours: str) -> None:
         "--port",
     ],
 )
-def test_what_is_no_setting_stays_as_it_is(words: str) -> None:
+def test_words_that_are_not_settings_are_unchanged(words: str) -> None:
     assert translate(words.split()) == words.split()
 
 

@@ -84,7 +84,7 @@ def test_a_chat_prompt_goes_through_the_template(model: Path, capsys: pytest.Cap
         (("--grammar", "GRAMMAR"), "(xy)+"),
     ],
 )
-def test_output_is_kept_to_a_structure(
+def test_output_follows_its_structure(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], args: tuple[str, ...], pattern: str
 ) -> None:
     (tmp_path / "SCHEMA").write_text('{"enum": ["red", "blue"]}')

@@ -153,9 +153,7 @@ def test_a_wheels_model_is_listed_and_said_to_be_unchecked(capsys: pytest.Captur
         ("one-word", "is not a model reference. Give a directory"),
     ],
 )
-def test_what_cannot_be_pulled_is_one_clear_line(
-    reference: str, message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_failed_pull_is_reported_in_one_line(reference: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     status, out, err = models(capsys, "pull", reference)
     assert (status, out, err.count("\n")) == (1, "", 1)
     assert message in err

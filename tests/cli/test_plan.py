@@ -48,7 +48,7 @@ def test_json_holds_the_whole_plan_in_bytes(model: Path, capsys: pytest.CaptureF
     assert found["fits"] is True
 
 
-def test_model_that_does_not_fit_is_said_so_with_status_1(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_model_that_does_not_fit_is_reported_with_status_1(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert planned(model, "--memory", "20M", "--device", "cpu") == 1
     assert "It does not fit." in capsys.readouterr().out
 
@@ -98,7 +98,7 @@ def test_command_imports_no_torch(model: Path) -> None:
     assert ran.stdout.splitlines()[-1] == "False"
 
 
-def test_what_levanter_wrote_is_planned_like_its_export(
+def test_levanter_checkpoint_is_planned_like_its_export(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = read_json_object(model / "config.json")

@@ -20,7 +20,7 @@ def test_lines_end_at_words_however_the_text_comes(size: int, columns: int) -> N
     assert all(len(line) < columns for line in shown.splitlines())
 
 
-def test_what_fits_stays_as_it_is() -> None:
+def test_text_that_fits_is_unchanged() -> None:
     text = "one  two\n\n    three\n"
     assert wrapped(text, 80, 1) == text
 

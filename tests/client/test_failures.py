@@ -57,7 +57,7 @@ def test_an_error_comes_out_as_the_server_raised_it(cls: type[OstroError]) -> No
 
 
 @pytest.mark.parametrize("cls", ALL)
-def test_an_error_within_a_stream_does_too(cls: type[OstroError]) -> None:
+def test_an_error_within_a_stream_comes_out_as_the_server_raised_it(cls: type[OstroError]) -> None:
     raised = made(cls)
     error = error_in(ErrorBody.of(raised).model_dump_json().encode())
     assert error is not None

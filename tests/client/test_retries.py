@@ -72,7 +72,7 @@ def test_a_server_that_asks_for_too_much_is_not_waited_for(asked: int, timeout: 
 
 
 @pytest.mark.parametrize("error", [BodyTimeout("Slow."), ServerError("Bad gateway.", status=502)])
-def test_what_may_pass_is_tried_again(error: OstroError) -> None:
+def test_transient_failures_are_retried(error: OstroError) -> None:
     assert Tries(max_retries=1, timeout=600).wait_after(error) > 0
 
 
@@ -87,7 +87,7 @@ def test_what_may_pass_is_tried_again(error: OstroError) -> None:
         ServerError("It failed.", status=500),
     ],
 )
-def test_what_would_fail_again_is_not(error: OstroError) -> None:
+def test_permanent_failures_are_not_retried(error: OstroError) -> None:
     with pytest.raises(type(error)):
         Tries(max_retries=9, timeout=600).wait_after(error)
 

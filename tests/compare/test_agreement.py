@@ -28,7 +28,7 @@ def test_common_prefix_is_common_and_no_longer_one_is(a: str, b: str) -> None:
 
 
 @given(texts, texts, texts)
-def test_what_both_begin_with_counts(start: str, a: str, b: str) -> None:
+def test_common_prefix_length_counts(start: str, a: str, b: str) -> None:
     assert common_prefix(start + a, start + b) == len(start) + common_prefix(a, b)
 
 

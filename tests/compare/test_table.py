@@ -35,7 +35,7 @@ def test_a_side_that_never_answered_leaves_gaps() -> None:
     assert "0 of 1 outputs are the same (0 %)" in text
 
 
-def test_sampling_is_warned_of() -> None:
+def test_sampling_triggers_a_warning() -> None:
     sampled = SamplingParams(max_tokens=3, temperature=0.5, seed=1)
     assert "Compare exactly at temperature 0" in table(comparison([("a", "a")], params=sampled))
     assert "note:" not in table(comparison([("a", "a")]))

@@ -86,7 +86,7 @@ def test_the_port_of_a_dotenv_file_is_the_one_that_is_published() -> None:
     }
 
 
-def test_what_users_of_other_servers_set_reaches_the_server() -> None:
+def test_settings_of_other_servers_reach_the_server() -> None:
     passed = {name for name, value in SERVER["environment"].items() if value is None}
     theirs = {name for names in ALIASES.values() for name in names.foreign} - {"PORT"}
     assert theirs <= passed

@@ -187,7 +187,7 @@ class TestCompiledAhead:
         command = [sys.executable, str(stand_in), str(source), "-O3", "-shared", "-fPIC", "-o", str(output)]
         return subprocess.run(command, env=os.environ | env, capture_output=True, text=True, check=False)
 
-    def test_what_was_compiled_once_is_given_out_without_a_compiler(self, tmp_path: Path) -> None:
+    def test_compiled_structures_are_reused_without_a_compiler(self, tmp_path: Path) -> None:
         if (compiler := shutil.which("cc")) is None:
             pytest.skip("there is no C compiler here to compare with")
         stand_in, source = self._stand_in(tmp_path), tmp_path / "helper.c"
@@ -200,7 +200,7 @@ class TestCompiledAhead:
         assert (given.returncode, given.stderr) == (0, "")
         assert (tmp_path / "second.so").read_bytes() == (tmp_path / "first.so").read_bytes()
 
-    def test_what_was_not_is_refused_with_the_reason(self, tmp_path: Path) -> None:
+    def test_uncompiled_source_is_refused_with_the_reason(self, tmp_path: Path) -> None:
         source = tmp_path / "other.c"
         source.write_text("int x;\n")
         refused = self._compile(self._stand_in(tmp_path), source, tmp_path / "other.so")

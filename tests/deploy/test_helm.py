@@ -421,7 +421,7 @@ def test_every_manifest_follows_the_schema(manifests: list[Manifest], version: s
         kubernetes_validate.validate(pod, version, strict=True)
 
 
-def test_names_meet(manifests: list[Manifest]) -> None:
+def test_references_between_manifests_resolve(manifests: list[Manifest]) -> None:
     """Selectors, scale targets, ports, claims and accounts name what is there."""
     pods = templates(manifests)
     selected = [each["spec"]["selector"] for each in manifests if each["kind"] in SELECTING]

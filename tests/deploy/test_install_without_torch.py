@@ -57,7 +57,7 @@ def test_it_answers_scores_and_penalises(server: LiveServer) -> None:
         assert penalised["usage"]["completion_tokens"] == 8
 
 
-def test_what_needs_torch_says_so(environment: tuple[Path, Installed], tmp_path: Path) -> None:
+def test_command_that_needs_torch_says_so(environment: tuple[Path, Installed], tmp_path: Path) -> None:
     command = [str(environment[0] / "bin" / "ostro"), "generate", "hello", "--device", "cuda"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert done.returncode == 1

@@ -93,7 +93,7 @@ def test_kustomize_renders_the_same(directory: Path, manifests: list[Manifest]) 
     assert theirs == sorted(manifests, key=by_name)
 
 
-def test_names_meet(manifests: list[Manifest]) -> None:
+def test_references_between_manifests_resolve(manifests: list[Manifest]) -> None:
     """Selectors, scale targets and ports name what is there."""
     deployment, service = _only(manifests, "Deployment"), _only(manifests, "Service")
     labels = deployment["spec"]["template"]["metadata"]["labels"]

@@ -48,7 +48,7 @@ def test_arguments_and_variables_reach_the_server_from_any_directory(
     assert "./a model" in result.stdout
 
 
-def test_it_is_found_through_a_path_with_spaces(tmp_path: Path, environment: dict[str, str]) -> None:
+def test_script_runs_from_a_path_with_spaces(tmp_path: Path, environment: dict[str, str]) -> None:
     linked = tmp_path / "my projects"
     linked.symlink_to(ROOT)
     script = linked / "scripts" / "run_server.sh"

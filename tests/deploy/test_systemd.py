@@ -69,7 +69,7 @@ def test_it_writes_to_its_own_directories_alone() -> None:
         assert _environment()[name].startswith("%C/" + _values("Service", "CacheDirectory")[0])
 
 
-def test_what_torch_needs_is_not_forbidden() -> None:
+def test_sandbox_allows_what_torch_needs() -> None:
     """It makes code at run time, and a GPU is a device."""
     assert _values("Service", "MemoryDenyWriteExecute") == []
     assert _values("Service", "PrivateDevices") == []

@@ -152,7 +152,7 @@ def test_a_stream_comes_in_pieces_that_make_up_the_answer(model: Any) -> None:
         (request("a " * 10_000), "maximum context length"),
     ],
 )
-def test_what_cannot_be_served_is_an_error_and_others_go_on(model: Any, asked: Request, complaint: str) -> None:
+def test_unservable_request_is_an_error_and_the_others_go_on(model: Any, asked: Request, complaint: str) -> None:
     other = request("the fox", **GREEDY)
     model.execute([asked, other])
     [refused] = asked.wait()

@@ -80,7 +80,7 @@ def test_jobs_that_others_wait_for_exist() -> None:
             assert (ROOT / job.get("uses", ".")).exists()
 
 
-def test_what_make_is_asked_for_it_has() -> None:
+def test_make_targets_in_workflows_exist() -> None:
     known = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
     asked = {target for _, job, step in steps() for target in targets(job, step.get("run", ""))}
     assert asked - known == set()

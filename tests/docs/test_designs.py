@@ -218,7 +218,7 @@ def shows(design: str, *names: str) -> Callable[[Test], Test]:
     return mark
 
 
-def test_every_name_of_every_row_is_checked_and_nothing_else() -> None:
+def test_exactly_the_promised_names_are_checked() -> None:
     promised: dict[str, set[str]] = {}
     for table in tables(PAGE):
         for theirs, *_ in table.rows:

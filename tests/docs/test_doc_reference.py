@@ -109,12 +109,12 @@ def test_ranges_in_the_docs_are_those_that_hold(model: type[RequestModel], field
             check(outside)
 
 
-def test_ranges_are_told_for_the_fields_that_have_them() -> None:
+def test_ranges_are_documented_for_the_fields_that_have_them() -> None:
     told = {field for _, field, _, _ in ranges()}
     assert told >= {"temperature", "top_p", "min_p", "n", "presence_penalty", "frequency_penalty", "logprobs"}
 
 
-def test_endpoints_that_are_not_there_are_not_and_their_stand_ins_are() -> None:
+def test_missing_endpoints_are_absent_and_their_replacements_exist() -> None:
     [table] = [each for each in tables(ROOT / "docs" / "unsupported.md") if each.head == ("endpoint", "instead")]
     served = set(api_tables.openapi()["paths"])
     for absent, instead in table.rows:

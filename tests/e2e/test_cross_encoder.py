@@ -74,7 +74,7 @@ def test_pairs_are_scored_in_order(server: LiveServer, scores: list[float], text
         ({"text_1": QUERY, "text_2": QUERY, "instruction": "x"}, "instruction"),
     ],
 )
-def test_what_are_no_pairs_is_refused_by_name(server: LiveServer, texts: dict[str, object], param: str) -> None:
+def test_malformed_pairs_are_refused_by_name(server: LiveServer, texts: dict[str, object], param: str) -> None:
     answer = httpx.post(f"{server.url}/v1/score", json=texts)
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
 

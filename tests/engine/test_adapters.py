@@ -185,7 +185,7 @@ def test_prompts_that_arrive_together_are_shared_only_where_their_adapters_are(l
     assert core.scheduler.counters.cache_hits == 3 * 16
 
 
-def test_salts_keep_apart_within_an_adapter_and_none_passes_for_one(llama: Terms) -> None:
+def test_salts_are_separate_within_an_adapter_and_from_no_salt(llama: Terms) -> None:
     core = engine(random_model(), llama)
     [prompt] = prompts(17)
     run(core, ask(0, prompt, "red"))

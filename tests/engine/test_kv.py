@@ -178,7 +178,7 @@ def test_cached_pages_are_evicted_when_free_ones_run_out() -> None:
     assert memory.kv.num_evicted == 2
 
 
-def test_extend_without_room_changes_nothing() -> None:
+def test_extend_without_free_pages_changes_nothing() -> None:
     memory = Memory(2)
     seq = memory.sequence(range(8))
     memory.admit(seq)

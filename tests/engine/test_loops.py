@@ -114,7 +114,9 @@ def test_a_loop_ends_an_output_at_the_same_token_alone_batched_and_preempted() -
 
 
 @pytest.mark.parametrize(("max_tokens", "ignore_eos", "count"), [(200, False, 200), (None, True, 295)])
-def test_a_named_limit_or_ignored_ends_let_a_loop_be(max_tokens: int | None, ignore_eos: bool, count: int) -> None:
+def test_loops_continue_under_an_explicit_limit_or_ignored_ends(
+    max_tokens: int | None, ignore_eos: bool, count: int
+) -> None:
     driver = Driver(vocab_size=1, max_seq_len=300, num_pages=256)
     driver.run(make_request(1, [0] * 5, max_tokens=max_tokens, ignore_eos=ignore_eos))
     outcome = driver.outcomes[1, 0]

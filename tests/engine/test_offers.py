@@ -63,7 +63,7 @@ def test_a_prompt_that_one_engine_has_computed_is_not_computed_by_another() -> N
     assert second.computed_tokens == 3
 
 
-def test_what_others_find_already_is_not_written_again() -> None:
+def test_pages_already_shared_are_not_written_again() -> None:
     shared: Shared = {}
     made = driver(shared)
     run(made, prompt(0))
@@ -74,7 +74,7 @@ def test_what_others_find_already_is_not_written_again() -> None:
     assert made.engine.scheduler.counters.offered_pages == 7
 
 
-def test_what_is_not_computed_is_not_offered() -> None:
+def test_uncomputed_pages_are_not_offered() -> None:
     made = driver({})
     assert offered(made, 0) == 0
     run(made, prompt(0, 0, 9))
@@ -107,7 +107,7 @@ def test_only_what_was_written_counts_from_the_first_page_on() -> None:
     assert told == len(shared) * SIZE < 32
 
 
-def test_all_that_an_engine_holds_is_offered_the_latest_first() -> None:
+def test_everything_an_engine_holds_is_offered_latest_first() -> None:
     shared: Shared = {}
     made = driver(shared, num_pages=64)
     run(made, *(prompt(stem, stem) for stem in range(4)), prompt(1, 4))
@@ -140,13 +140,13 @@ def test_an_engine_that_stops_leaves_what_it_holds_to_others() -> None:
     assert hits(other) == 48
 
 
-def test_with_nothing_but_sharing_evicted_pages_are_not_copied() -> None:
+def test_evicted_pages_are_not_copied_when_only_sharing_is_on() -> None:
     made = driver({}, num_pages=8)
     run(made, *(prompt(stem, stem) for stem in range(3)))
     assert made.engine.scheduler.counters.spilled_pages == 0
 
 
-def test_of_a_prompt_whose_beginning_arrives_only_that_is_found() -> None:
+def test_only_the_arriving_part_of_a_prompt_is_found() -> None:
     """All of it once counted, however long it was."""
     shared: Shared = {}
     first, second = driver(shared), driver(shared)

@@ -49,7 +49,7 @@ def test_deferred_sampling_has_a_span(tmp_path: Path) -> None:
     assert named(read_spans(tmp_path / "a.json.gz"), "sample")
 
 
-def test_profile_ends_by_itself_after_so_many_steps_and_the_engine_goes_on(tmp_path: Path) -> None:
+def test_profile_ends_after_its_number_of_steps_and_the_engine_goes_on(tmp_path: Path) -> None:
     def tokens(core: EngineCore) -> list[int]:
         return run(core, make_request(1, range(10), max_tokens=8))
 

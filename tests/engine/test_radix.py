@@ -114,13 +114,13 @@ def test_oldest_is_evicted_first(tree: Tree) -> None:
     assert tree.cache.evict(3) == pages
 
 
-def test_use_makes_young(tree: Tree) -> None:
+def test_using_a_node_makes_it_the_most_recent(tree: Tree) -> None:
     a, b, c = (tree.store(text).page for text in ("aa", "bb", "cc"))
     tree.store("aa")
     assert tree.cache.evict(3) == [b, c, a]
 
 
-def test_use_of_a_leaf_makes_its_whole_path_young(tree: Tree) -> None:
+def test_using_a_leaf_refreshes_its_whole_path(tree: Tree) -> None:
     tree.store("aabb")
     other = tree.store("cc").page
     tree.store("aabb")

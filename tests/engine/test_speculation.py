@@ -405,7 +405,7 @@ def test_a_machine_that_becomes_slower_changes_no_ratio() -> None:
     assert costs.of(8) / costs.of(1) == pytest.approx(2.0, rel=0.25)
 
 
-def test_what_looked_expensive_is_forgotten_in_the_end() -> None:
+def test_high_step_costs_are_eventually_forgotten() -> None:
     costs = StepCosts()
     for _ in range(50):
         costs.note(1, 0.010)

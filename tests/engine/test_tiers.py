@@ -79,7 +79,7 @@ def test_a_page_that_was_fetched_is_evicted_again_without_a_copy() -> None:
     assert counters.stored_pages <= 3 * 5
 
 
-def test_what_pays_better_is_computed_again() -> None:
+def test_pages_cheaper_to_recompute_are_recomputed() -> None:
     made = driver(num_slots=16, fetched=0.0)
     run(made, prompt(0, 0), prompt(1, 1), prompt(2, 2), prompt(0, 3))
     assert made.engine.scheduler.counters.fetched_pages == 0
@@ -94,7 +94,7 @@ def test_a_damaged_page_on_disk_is_a_miss() -> None:
     assert counters.fetched_disk_pages == 0
 
 
-def test_what_the_disk_has_given_up_or_a_failure_has_cut_short_is_not_lost() -> None:
+def test_pages_evicted_from_disk_or_cut_short_by_a_failure_are_not_lost() -> None:
     made = driver(disk_pages=16)
     run(made, prompt(0, 0), prompt(1, 1), prompt(2, 2))
     made.add(prompt(0, 3))
@@ -157,7 +157,7 @@ def waiting_line(made: Driver, num_tokens: int) -> list[Request]:
     return line
 
 
-def test_while_nothing_is_stored_nobody_looks_for_it() -> None:
+def test_nothing_is_looked_up_while_nothing_is_stored() -> None:
     """Every waiting prompt was once matched in every step, and again in the next."""
     made = driver(num_pages=200, disk_pages=16, max_batch_tokens=4)
     line = waiting_line(made, 80)
@@ -218,7 +218,7 @@ def test_pages_that_arrive_for_a_request_are_not_asked_for_a_second_time() -> No
     assert hits(made) == 16
 
 
-def test_what_is_hot_when_the_engine_stops_stays_on_disk_though_it_was_written_first() -> None:
+def test_pages_hot_at_shutdown_stay_on_disk_though_written_first() -> None:
     made = driver(disk_pages=8)
     run(made, prompt(0, 0), prompt(1, 1), prompt(2, 2), prompt(0, 3))
     assert made.engine.scheduler.counters.fetched_disk_pages == 4
@@ -243,7 +243,7 @@ def test_a_failed_step_forgets_what_was_to_be_fetched() -> None:
 
 @pytest.mark.parametrize("tiers", TIERS, ids=["host", "disk", "host and disk"])
 @pytest.mark.parametrize("num_begun", range(6))
-def test_an_interrupt_while_moves_begin_leaves_the_books_whole(tiers: dict[str, Any], num_begun: int) -> None:
+def test_an_interrupt_while_moves_begin_leaves_the_accounting_intact(tiers: dict[str, Any], num_begun: int) -> None:
     """Pages that were being fetched were once free at the same time, and their arrival was nobody's."""
     made = driver(**tiers)
     run(made, prompt(0, 0), prompt(1, 1), prompt(2, 2))
@@ -264,7 +264,7 @@ def test_an_interrupt_while_moves_begin_leaves_the_books_whole(tiers: dict[str, 
     assert hits(made) > 0
 
 
-def test_an_interrupt_that_loses_an_arrival_leaves_the_books_whole() -> None:
+def test_an_interrupt_that_loses_an_arrival_leaves_the_accounting_intact() -> None:
     made = driver(num_slots=16)
     run(made, prompt(0, 0), prompt(1, 1), prompt(2, 2))
     arrivals = made.store.arrivals
@@ -403,7 +403,7 @@ def test_an_engine_that_stops_in_the_midst_of_its_work_leaves_no_wrong_page_to_t
 
 
 @pytest.mark.parametrize("num_slots", [4, 8])
-def test_what_a_fork_has_just_evicted_is_written_when_the_engine_stops(num_slots: int) -> None:
+def test_pages_just_evicted_by_a_fork_are_written_when_the_engine_stops(num_slots: int) -> None:
     pending = 0
     for seed in range(12):
         random = Random(seed)

@@ -171,7 +171,7 @@ def test_stopping_while_it_loads_is_quick_and_leaves_no_process(monkeypatch: pyt
     asyncio.run(scenario())
 
 
-def test_whoever_waits_for_the_models_files_hears_that_they_will_not_come() -> None:
+def test_waiters_for_a_models_files_hear_of_the_failure() -> None:
     async def scenario() -> None:
         async with started() as handle:
             locating = asyncio.create_task(handle.located())
@@ -238,7 +238,7 @@ def test_request_submitted_right_after_the_engine_died_fails_too() -> None:
     asyncio.run(scenario())
 
 
-def test_what_arrived_before_the_engine_died_is_read_before_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_output_before_the_engine_died_is_read_before_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
     set_faults(monkeypatch, "step_seconds=0.01")
 
     async def scenario() -> None:

@@ -201,7 +201,7 @@ def test_ctrl_c_in_the_terminal_is_not_for_the_engine() -> None:
         assert os.getpgid(running.process.pid) != os.getpgid(0)
 
 
-def test_what_ends_an_engine_unexpectedly_is_logged_with_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unexpected_engine_failure_is_logged_with_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OSTRO_FAULTS", "fake,crash_affter=3")
     with engine() as running:
         last_words = running.receive()

@@ -17,7 +17,7 @@ def is_refused(suspects: Suspects, id: int = 9) -> bool:
     return False
 
 
-def test_request_that_was_there_twice_is_refused_whoever_sends_it() -> None:
+def test_request_seen_at_two_crashes_is_refused_whatever_its_id() -> None:
     suspects = Suspects()
     suspects.blame([KILLER])
     assert not is_refused(suspects)

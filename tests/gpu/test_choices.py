@@ -94,7 +94,7 @@ def test_choices_are_read_as_they_were_written(tmp_path: Path) -> None:
     assert read(path) == ("NVIDIA H200", "9.0", 132, table)
 
 
-def test_what_was_measured_is_kept_for_the_next_start_on_the_same_gpu() -> None:
+def test_measurements_are_kept_for_the_next_start_on_the_same_gpu() -> None:
     first, second = Choices({QKV: {16: DOT}}), Choices({DOWN: {16: None}})
     keep(first, H200)
     keep(second, H200)
@@ -103,7 +103,7 @@ def test_what_was_measured_is_kept_for_the_next_start_on_the_same_gpu() -> None:
     assert kept(Gpu(H200.name, H200.capability, Multiprocessors(66, 220 << 10))) == Choices()
 
 
-def test_what_was_measured_with_other_kernels_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_measurements_of_other_kernels_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     keep(Choices({QKV: {16: DOT}}), H200)
     monkeypatch.setattr(module, "_kernels_digest", lambda: "changed since")
     assert kept(H200) == Choices()
@@ -189,7 +189,7 @@ def test_shipped_choices_come_before_what_was_kept() -> None:
     assert known("off", H200) == shipped(H200)
 
 
-def test_what_is_known_of_a_gpu_by_its_name_is_what_a_start_would_find(
+def test_choices_known_by_gpu_name_equal_those_found_at_start(
     monkeypatch: pytest.MonkeyPatch, cache_of_its_own: Path
 ) -> None:
     keep(Choices({QKV: {16: DOT}}), H200)
@@ -204,13 +204,13 @@ def test_what_is_known_of_a_gpu_by_its_name_is_what_a_start_would_find(
         known_for(str(cache_of_its_own / "nowhere.json"), H200.name)
 
 
-def test_rows_are_told_as_ranges() -> None:
+def test_rows_are_reported_as_ranges() -> None:
     found = Choices({QKV: {1: VECTOR, 16: DOT, 64: None, 128: DOT}})
     assert found.own_rows(QKV) == "1-16, 65-128"
     assert found.own_rows(DOWN) == "1"
 
 
-def test_all_of_qwen3_0_6b_and_llama_3_1_8b_is_shipped_for_the_h200() -> None:
+def test_choices_for_qwen3_0_6b_and_llama_3_1_8b_ship_for_the_h200() -> None:
     """(out, in) of queries, keys and values; output; gate and up; down; head; and up to how many rows."""
     models = {
         64: ((4096, 1024), (1024, 2048), (6144, 1024), (1024, 3072), (151936, 1024)),

@@ -54,7 +54,7 @@ def test_a_mask_is_unknown_while_the_token_before_it_is() -> None:
     assert found == [False, True, False]
 
 
-def test_sequences_that_stay_keep_their_slots_and_are_not_told_again() -> None:
+def test_remaining_sequences_keep_their_slots_and_are_not_sent_again() -> None:
     own, seqs = sampler(), [sequence(1), sequence(2)]
     slots, kind = own.slots_for(seqs)
     own.tables.num_output.fill_(5)
@@ -62,7 +62,7 @@ def test_sequences_that_stay_keep_their_slots_and_are_not_told_again() -> None:
     assert own.tables.num_output.tolist() == [5] * 4
 
 
-def test_a_sequence_that_comes_back_is_told_again() -> None:
+def test_a_returning_sequence_is_sent_again() -> None:
     own, first, second = sampler(), sequence(1), sequence(2)
     own.slots_for([first, second])
     (kept,), _ = own.slots_for([second])

@@ -100,7 +100,9 @@ class Stream:
         *(pytest.param(name, marks=pytest.mark.gpu) for name in ("llama", "gemma2", "olmo2", "gpt_neox")),
     ],
 )
-def test_logits_have_the_same_bits_however_a_prompt_is_cut(name: str, device: torch.device, dtype: torch.dtype) -> None:
+def test_logits_have_the_same_bits_however_a_prompt_is_chunked(
+    name: str, device: torch.device, dtype: torch.dtype
+) -> None:
     model = a_model(name, device, dtype)
     torch.manual_seed(1)
     tokens = torch.randint(0, VOCAB, (LENGTH,)).to(device)

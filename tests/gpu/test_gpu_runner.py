@@ -193,7 +193,7 @@ def test_words_that_are_banned_by_what_stands_before_them(device: torch.device) 
 
 
 @slow_in_the_interpreter
-def test_steps_of_one_size_that_are_sampled_in_turn_by_graphs_and_apart(device: torch.device) -> None:
+def test_steps_of_one_size_alternate_between_graph_and_separate_sampling(device: torch.device) -> None:
     """Graphs share memory: what one has left must be read as its own, whichever was captured last."""
     apart = SamplingParams(max_tokens=6, temperature=0, logit_bias={3: 2.5}, logprobs=1)
     within = [SamplingParams(max_tokens=6, temperature=1.0), SamplingParams(max_tokens=6, temperature=1.0, top_k=5)]

@@ -114,7 +114,7 @@ def test_an_arrival_tells_what_its_pages_from_disk_took(tmp_path: Path) -> None:
         assert 0.0 < arrived[2].disk_seconds <= arrived[2].seconds
 
 
-def test_what_the_disk_lost_ends_a_fetch_there(tmp_path: Path) -> None:
+def test_page_lost_on_disk_ends_the_fetch_there(tmp_path: Path) -> None:
     memory = torch.randn(2, 2, 21, 2, 4, 8, device=DEVICE)
     with store_of(memory, tmp_path, num_slots=2) as store:
         store.carry_out([Store(0, 0), Store(1, 1), *(Spill(digest(page), page=page) for page in range(2, 7))])

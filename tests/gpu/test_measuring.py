@@ -34,7 +34,7 @@ def test_every_way_to_compute_a_matmul_can_be_timed(
 
 
 @pytest.mark.gpu
-def test_times_are_told_for_what_runs_and_nothing_for_what_does_not(device: torch.device) -> None:
+def test_times_are_reported_only_for_matmuls_that_run(device: torch.device) -> None:
     matmuls = {
         Matmul(512, 256, 16, each): [Operand(drawn(device, 512, 256, dtype=torch.bfloat16), None)] for each in EPILOGUES
     }

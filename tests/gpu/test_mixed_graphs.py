@@ -154,7 +154,7 @@ def test_small_models_have_larger_graphs() -> None:
     assert 512 <= paying_tokens(large) <= 1024
 
 
-def test_of_a_mixture_the_experts_that_a_token_goes_through_count() -> None:
+def test_only_active_experts_of_a_mixture_count() -> None:
     wide = {"hidden_size": 4096, "moe_intermediate_size": 4096, "num_experts": 64}
     one, two, all_of_them = (
         build_model({**TINY["qwen3_moe"], **wide, "num_experts_per_tok": chosen}, dtype=torch.bfloat16, device=META)

@@ -116,7 +116,7 @@ def test_fp8_weights_are_refused_by_plan_and_loading(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not ON_GPU, reason="needs a CUDA device")
 @pytest.mark.parametrize("config", [GEMMA4, LLAMA4], ids=["gemma4", "llama4"])
-def test_they_give_the_cpus_tokens(config: Config, device: torch.device) -> None:
+def test_plain_attention_gives_the_cpus_tokens(config: Config, device: torch.device) -> None:
     asked = requests([GREEDY] * 4)
     expected = on_cpu(random_model(config, max_seq_len=512), asked)
     settings = EngineConfig(device="cuda", dtype="float32", kv_memory=1 << 22)

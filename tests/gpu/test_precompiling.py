@@ -74,7 +74,7 @@ def probed(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Any]:
 
 
 @pytest.mark.parametrize("name", REQUESTS)
-def test_what_is_compiled_ahead_is_what_launches_look_for(probed: Mapping[str, Any], name: str) -> None:
+def test_precompiled_kernels_are_those_that_launches_look_for(probed: Mapping[str, Any], name: str) -> None:
     keys = probed["models"][name]["keys"]
     assert keys["signatures"] == keys["keys"] > 20
     assert keys["others"] == 0
@@ -210,7 +210,7 @@ def test_later_start_with_the_same_settings_needs_no_process(compiles: pytest.Mo
     assert started(EngineConfig(max_batch_seqs=17))
 
 
-def test_process_that_cannot_be_started_is_told_and_no_error(
+def test_process_that_cannot_be_started_is_reported_without_an_error(
     compiles: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def refuse(*_: object, **__: object) -> None:

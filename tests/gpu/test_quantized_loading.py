@@ -307,7 +307,7 @@ def test_scales_beyond_float16_are_widened(weights: dict[str, Tensor], tmp_path:
     assert torch.equal(meant(found["down_proj"]), twin["down_proj"].weight)
 
 
-def test_what_is_missing_or_misshapen_is_named(weights: dict[str, Tensor], tmp_path: Path) -> None:
+def test_missing_or_misshapen_tensors_are_named(weights: dict[str, Tensor], tmp_path: Path) -> None:
     some = {name: tensor for name, tensor in weights.items() if "k_proj" not in name}
     write_quantized(tmp_path / "a", CONFIG, some, FORMATS["gptq"])
     with pytest.raises(BadCheckpoint, match=r"lacks 1 tensors.*k_proj"):

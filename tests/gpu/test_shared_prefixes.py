@@ -76,7 +76,7 @@ def sharing(count: int, prefix: list[int] = PREFIX, first: int = 1000) -> list[l
     return [[*prefix, first + row] for row in range(count)]
 
 
-def test_device_is_told_about_groups_once_and_again_when_rows_are_replaced() -> None:
+def test_groups_are_sent_to_the_device_once_and_again_when_rows_are_replaced() -> None:
     batch = Batch()
     batch.rows = [[1, 2], *sharing(10)]
     told = batch.update()

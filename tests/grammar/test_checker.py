@@ -29,7 +29,7 @@ SLOW = StructuredOutput(
 QUICK = CheckLimits(seconds=0.2)
 
 
-def test_what_is_accepted_is_what_enforces_it_and_comes_the_same_either_way() -> None:
+def test_check_and_check_async_return_the_enforced_grammar() -> None:
     fields: list[dict[str, object]] = [
         {"json_schema": '{"type": "integer"}', "jump_forward": True},
         {"choice": ["yes", "nö"]},
@@ -73,7 +73,7 @@ def test_outcomes_are_kept_refusals_too() -> None:
         checker.check(replace(OBJECT, jump_forward=True))
 
 
-def test_what_takes_too_long_is_refused_and_the_next_is_checked() -> None:
+def test_structure_that_takes_too_long_is_refused_and_the_next_is_checked() -> None:
     checker = GrammarChecker(byte_level(), limits=QUICK)
     with pytest.raises(BadRequest, match=r"json_schema takes more than 0\.2 s to compile") as refusal:
         checker.check(SLOW)
@@ -81,7 +81,7 @@ def test_what_takes_too_long_is_refused_and_the_next_is_checked() -> None:
     assert checker.check(OBJECT).grammar
 
 
-def test_what_takes_too_much_memory_is_refused_and_the_next_is_checked() -> None:
+def test_structure_that_takes_too_much_memory_is_refused_and_the_next_is_checked() -> None:
     checker = GrammarChecker(byte_level(), limits=CheckLimits(seconds=60, bytes=128 << 20))
     large = StructuredOutput(regex="(((abc){90}){90}){90}")
     with pytest.raises(BadRequest, match="regex takes more than 128 MiB of memory to compile"):
@@ -89,14 +89,14 @@ def test_what_takes_too_much_memory_is_refused_and_the_next_is_checked() -> None
     assert checker.check(OBJECT).grammar
 
 
-def test_what_recurses_too_deeply_for_the_compiler_is_refused() -> None:
+def test_structure_that_recurses_too_deeply_is_refused() -> None:
     """The library overflows its stack."""
     rules = "".join(f"a{number} ::= a{number + 1}\n" for number in range(9000))
     with pytest.raises(BadRequest, match="grammar takes more than the compiler has"):
         GrammarChecker(byte_level()).check(StructuredOutput(grammar=f"root ::= a0\n{rules}a9000 ::= [x]"))
 
 
-def test_whoever_waits_for_the_same_check_gets_its_outcome() -> None:
+def test_waiters_for_the_same_check_share_its_outcome() -> None:
     checker = GrammarChecker(byte_level(), limits=QUICK)
 
     async def first() -> None:

@@ -81,7 +81,7 @@ def test_every_end_token_is_allowed_where_the_output_may_end_and_only_there() ->
     take_all(matcher, "a")
 
 
-def test_an_output_to_which_nothing_can_be_added_is_done() -> None:
+def test_an_output_that_cannot_be_extended_is_done() -> None:
     assert not start(constraint_of(choice=["yes", "no"])).is_done
     matcher = start(constraint_of(choice=["yes", "no"]))
     take_all(matcher, "yes")

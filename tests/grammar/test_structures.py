@@ -293,7 +293,7 @@ def deep(levels: int) -> object:
         ({"const": json.loads("[" * 80 + "]" * 80)}, "levels deep"),
     ],
 )
-def test_what_would_take_too_long_to_compile_is_refused_before_it_is(schema: object, named: str) -> None:
+def test_structure_too_slow_to_compile_is_refused_beforehand(schema: object, named: str) -> None:
     with pytest.raises(BadRequest, match=re.escape(named)) as refusal:
         constraint_of(json_schema=json.dumps(schema))
     assert refusal.value.param == "json_schema"
@@ -361,9 +361,7 @@ def test_a_regex_matches_as_a_whole(regex: str, text: str, match: bool) -> None:
         ),
     ],
 )
-def test_what_is_malformed_or_not_supported_is_refused_by_the_name_of_its_field(
-    fields: dict[str, object], named: str
-) -> None:
+def test_malformed_or_unsupported_field_is_refused_by_name(fields: dict[str, object], named: str) -> None:
     with pytest.raises(BadRequest, match=re.escape(named)) as refusal:
         constraint_of(**fields)
     assert refusal.value.param == next(iter(fields))

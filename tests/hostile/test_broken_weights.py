@@ -69,7 +69,7 @@ def test_offline_generation_and_scoring_say_the_same(tmp_path: Path, backend: Ba
     assert llm.score([WHOLE], [" fox"])[0].logprob < 0
 
 
-def test_an_embedding_of_no_numbers_is_an_error(tmp_path: Path) -> None:
+def test_a_non_finite_embedding_is_an_error(tmp_path: Path) -> None:
     llm = load(make_embedding_model(broken_letter(tmp_path / "model")), "torch")
     with pytest.raises(SequenceFailed, match="not finite"):
         llm.embed(BROKEN)
@@ -97,7 +97,7 @@ def test_every_endpoint_says_the_same(tmp_path: Path) -> None:
             assert client.post(path, json=body).status_code == 200, path
 
 
-def test_a_model_that_gives_no_numbers_at_all_is_refused_when_it_is_loaded(tmp_path: Path) -> None:
+def test_a_model_without_finite_logits_is_refused_at_load(tmp_path: Path) -> None:
     model = poisoned(write_model(tmp_path / "model"), "model.layers.1.mlp.down_proj.weight", 3, torch.nan)
     with live_server(tmp_path, "--model", str(model), faults="", ready=False) as server:
         server.process.wait(120)

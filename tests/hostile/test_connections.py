@@ -133,7 +133,7 @@ def test_longest_idle_goes_first_but_not_one_whose_client_still_reads() -> None:
     assert not connections.make_room()
 
 
-def test_idle_go_before_unfinished_requests_of_which_the_first_goes_first() -> None:
+def test_idle_connections_are_dropped_before_unfinished_requests_oldest_first() -> None:
     connections = Connections(4)
     complete, first, second, idle = peers = [FakePeer() for _ in range(4)]
     for peer in peers:

@@ -230,7 +230,7 @@ with_packed_weights(PackedKey(Path(sys.argv[1]).parent.name, "", ""), None, use)
 """
 
 
-def test_a_file_that_a_process_died_of_is_moved_aside(model: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_file_that_crashed_a_process_is_moved_aside(model: Path, caplog: pytest.LogCaptureFixture) -> None:
     expected = generate(load(model))
     [file] = packed_files()
     command = [sys.executable, "-c", LOADING, str(file)]
@@ -413,7 +413,7 @@ def test_a_model_that_is_removed_takes_its_packed_weights_along(
     assert "removed packed/" in capsys.readouterr().out
 
 
-def test_what_an_older_ostro_packed_is_swept_away(model: Path, tmp_path: Path) -> None:
+def test_weights_packed_by_an_older_ostro_are_swept_away(model: Path, tmp_path: Path) -> None:
     old = tmp_path / "cache" / "packed" / "0123.ostro"
     old.parent.mkdir(parents=True)
     old.write_bytes(b"OSTRO CPU")

@@ -46,7 +46,7 @@ def test_answer_that_differs_in_a_letter_a_reason_or_a_score_is_wrong() -> None:
     assert not Answer(scores=(-1.0,)).agrees(Answer(scores=(-1.0, -2.0)))
 
 
-def test_whoever_hangs_up_must_have_read_the_beginning_of_the_right_answer() -> None:
+def test_client_that_hangs_up_has_read_a_prefix_of_the_right_answer() -> None:
     whole = Answer(("one two", "three"), ("stop", "stop"))
     assert Answer(("one", "")).begins(whole)
     assert not Answer(("two",)).begins(whole)

@@ -119,7 +119,7 @@ def generated(runner: ModelRunner, vocab: int) -> dict[int, list[int]]:
 
 
 @pytest.mark.slow
-def test_what_was_loaded_in_pieces_gives_the_tokens_of_torch(tmp_path: Path) -> None:
+def test_model_loaded_in_pieces_gives_torchs_tokens(tmp_path: Path) -> None:
     checkpoint, _ = write_trained(tmp_path, LARGE)
     model = build_model(checkpoint.config, dtype=torch.float32)
     load_weights(model, checkpoint.tensors())

@@ -101,7 +101,7 @@ def test_rows_of_zeros_and_of_one_value_stay() -> None:
 
 
 @pytest.mark.parametrize("kind", QUANTIZE)
-def test_what_is_not_finite_is_not_hidden(kind: str) -> None:
+def test_non_finite_values_are_not_hidden(kind: str) -> None:
     weight = torch.randn(4, 64)
     weight[2, 5] = float("nan")
     found = packed_linear(torch.randn(2, 64), QUANTIZE[kind](weight))

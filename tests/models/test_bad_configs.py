@@ -35,7 +35,7 @@ def test_a_config_of_each_family_passes(family: str) -> None:
     ("family", "field"),
     [(family, field) for family, config in CONFIGS.items() for field, value in config.items() if type(value) is int],
 )
-def test_a_count_that_is_none_is_refused_by_name(family: str, field: str) -> None:
+def test_an_invalid_count_is_refused_by_name(family: str, field: str) -> None:
     for wrong in WRONG:
         if field == "query_pre_attn_scalar" and wrong in (0.5, 2**31):
             continue  # A number like any other.
@@ -52,7 +52,7 @@ def test_a_count_that_is_none_is_refused_by_name(family: str, field: str) -> Non
         *((name, field) for name, case in CASES.items() for field in case.numbers if field not in CONFIGS[name]),
     ],
 )
-def test_a_number_that_is_none_is_refused_by_name(family: str, field: str) -> None:
+def test_an_invalid_number_is_refused_by_name(family: str, field: str) -> None:
     named = "rope_theta" if field in ("rope_local_base_freq", "rotary_emb_base") else field
     for wrong in (0, -1.0, 1e-45, 1e39, 10**400, math.nan, math.inf, True, "1", [1.0]):
         with pytest.raises(BadCheckpoint, match=f"'({named}|{field})'"):

@@ -75,7 +75,7 @@ LOGITS = st.lists(st.sampled_from([-1.0, -0.0, 0.0, 0.5, 2.0, 1e30]), min_size=C
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(rows=st.lists(LOGITS, min_size=1, max_size=5), chosen=st.integers(1, COUNT), normalized=st.booleans())
-def test_of_equal_logits_the_first_experts_are_chosen(rows: list[list[float]], chosen: int, normalized: bool) -> None:
+def test_first_experts_win_among_equal_logits(rows: list[list[float]], chosen: int, normalized: bool) -> None:
     experts, weights = route(torch.tensor(rows), chosen, normalized=normalized)
     expected = [sorted(range(COUNT), key=lambda expert: (-row[expert], expert))[:chosen] for row in rows]
     assert experts.tolist() == expected
@@ -111,7 +111,7 @@ def test_many_tokens_are_computed_some_at_a_time(monkeypatch: pytest.MonkeyPatch
     assert rows == [10, 10, 4]
 
 
-def test_logits_that_are_no_numbers_are_passed_on() -> None:
+def test_non_finite_logits_are_passed_on() -> None:
     x = torch.full((2, HIDDEN), torch.nan)
     assert bool(module(2)(x).isnan().all())
 
@@ -129,7 +129,7 @@ def test_logits_that_are_no_numbers_are_passed_on() -> None:
     ],
     ids=str,
 )
-def test_sizes_that_cannot_be_are_refused_by_name(family: str, changes: Mapping[str, object], field: str) -> None:
+def test_impossible_sizes_are_refused_by_name(family: str, changes: Mapping[str, object], field: str) -> None:
     with pytest.raises(BadCheckpoint, match=f"'{field}'"):
         describe({**TINY[family], **changes})
 

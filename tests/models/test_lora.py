@@ -79,7 +79,7 @@ PEFT_CASES: Mapping[str, Mapping[str, object]] = {
 
 @pytest.mark.parametrize("case", PEFT_CASES)
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
-def test_logits_equal_those_of_pefts_merged_model(family: str, case: str, tmp_path: Path) -> None:
+def test_logits_equal_pefts_merged_model(family: str, case: str, tmp_path: Path) -> None:
     import peft
     import transformers
 
@@ -168,7 +168,7 @@ def test_an_adapter_of_the_bare_backbone_finds_its_projections(tmp_path: Path) -
         ({"peft_type": "IA3"}, "peft_type is 'IA3'"),
     ],
 )
-def test_what_is_more_than_low_rank_terms_is_refused_by_name(
+def test_adapters_beyond_low_rank_terms_are_refused_by_name(
     change: Mapping[str, object], message: str, tmp_path: Path
 ) -> None:
     directory = random_adapter(tmp_path / "a", random_model())

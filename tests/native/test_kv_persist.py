@@ -86,7 +86,7 @@ def test_the_next_start_finds_the_prompt_and_gives_the_same_tokens(model: Path, 
     core.close()
 
 
-def test_what_memory_has_no_room_for_is_read_back_from_disk(model: Path, tmp_path: Path, cold: list[int]) -> None:
+def test_pages_that_do_not_fit_in_memory_are_read_back_from_disk(model: Path, tmp_path: Path, cold: list[int]) -> None:
     roomy = started(model)
     page = roomy.runner.spec.pages_bytes // roomy.runner.spec.num_pages
     core = started(model, kv_memory=11 * page, kv_disk=str(tmp_path / "disk"))
@@ -192,7 +192,7 @@ def test_an_engine_process_writes_prefixes_when_it_is_stopped(model: Path) -> No
     assert [asyncio.run(cached()) for _ in range(2)] == [0, 64]
 
 
-def test_what_cannot_be_is_refused_by_name(model: Path) -> None:
+def test_impossible_settings_are_refused_by_name(model: Path) -> None:
     with pytest.raises(BadRequest, match="kv_host_memory is for NVIDIA GPUs"):
         started(model, kv_host_memory=1 << 30)
     with pytest.raises(BadRequest, match="kv_disk_size needs kv_disk or kv_persist"):

@@ -137,7 +137,7 @@ def test_packed_weights_are_found_again(directory: Path) -> None:
     assert torch.equal(run(_loaded(directory, "native"), texts()), first)
 
 
-def test_what_has_no_native_kernel_runs_on_torch_and_is_refused_by_name(tmp_path: Path) -> None:
+def test_model_without_native_kernels_runs_on_torch_or_is_refused_by_name(tmp_path: Path) -> None:
     narrow = {**WIDE["bert"], "num_attention_heads": 8}
     directory = write_encoder(tmp_path / "model", reference(narrow))
     assert _loaded(directory).spec.backend == "torch (cpu)"
@@ -155,7 +155,7 @@ def test_a_context_too_long_for_native_tables_runs_on_torch(tmp_path: Path) -> N
     assert _loaded(directory, "native", max_seq_len=320).spec.max_seq_len == 320
 
 
-def test_settings_that_do_nothing_are_refused_by_name(directory: Path) -> None:
+def test_settings_without_effect_are_refused_by_name(directory: Path) -> None:
     for name, value in {"kv_dtype": "int8", "page_size": 16, "kv_memory": 1 << 20}.items():
         with pytest.raises(BadRequest, match=f"An encoder does not take {name}"):
             _loaded(directory, "native", **{name: value})

@@ -45,7 +45,7 @@ def test_a_model_is_packed_once(tmp_path: Path, caplog: pytest.LogCaptureFixture
     assert generate(first) == generate(second) == generate(load(directory, backend="torch"))
 
 
-def test_other_bits_another_context_and_changed_weights_are_packed_anew(tmp_path: Path) -> None:
+def test_other_bits_another_context_and_changed_weights_are_packed_again(tmp_path: Path) -> None:
     directory = write(tmp_path / "model")
     plain = load(directory)
     few = load(directory, quantize="int4")
@@ -106,7 +106,7 @@ def test_floats_of_any_width_are_served(dtype: torch.dtype, tmp_path: Path) -> N
         ({}, {"backend": "torch"}, None),
     ],
 )
-def test_what_runs_on_torch_says_why(
+def test_model_on_torch_says_why(
     changes: Mapping[str, object],
     settings: Mapping[str, object],
     reason: str | None,
@@ -213,7 +213,7 @@ def test_a_full_disk_is_an_error_and_no_signal(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("bits", ["int8", "int4"])
-def test_weights_that_are_no_numbers_are_not_rounded_away(bits: str, tmp_path: Path) -> None:
+def test_non_finite_weights_are_not_rounded_away(bits: str, tmp_path: Path) -> None:
     directory = write(tmp_path / "model")
     tensors = dict(ModelCheckpoint(savable_model(WIDE), WIDE).tensors())
     tensors["model.layers.0.mlp.down_proj.weight"][3, 5] = float("nan")

@@ -281,7 +281,7 @@ def test_the_most_likely_of_many_that_tie_are_torchs(vocab: int) -> None:
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_logits_that_are_not_finite_give_a_logprob_that_is_none(bad: float) -> None:
+def test_non_finite_logits_give_a_non_finite_logprob(bad: float) -> None:
     row = np.array([0.5, bad, 1.0, -2.0], np.float32)
     assert math.isnan(token_logprob(row, 0, 3).logprob) or math.isinf(token_logprob(row, 0, 3).logprob)
 

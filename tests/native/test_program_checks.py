@@ -275,7 +275,7 @@ def test_a_position_beyond_the_learned_ones_is_refused(gpt2: PackedFile) -> None
         ("max_seq_len", 0, r"Expected `int` >= 1 - at `\$\.max_seq_len`"),
     ],
 )
-def test_a_shape_that_cannot_be_is_refused(weights: PackedFile, field: str, value: int, why: str) -> None:
+def test_an_impossible_shape_is_refused(weights: PackedFile, field: str, value: int, why: str) -> None:
     weights.program[field] = value
     with pytest.raises(BadCheckpoint, match=why):
         made(weights)
@@ -324,7 +324,7 @@ def test_a_mask_narrower_than_the_vocabulary_is_refused(weights: PackedFile) -> 
     run(program, draws=draws)
 
 
-def test_a_page_that_is_none_is_not_copied(weights: PackedFile) -> None:
+def test_page_out_of_range_is_not_copied(weights: PackedFile) -> None:
     program = made(weights)
     with pytest.raises(AssertionError, match="no pages 0 and 8"):
         program.copy_page(0, 8)

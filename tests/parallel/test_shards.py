@@ -109,7 +109,7 @@ def test_a_tensor_of_the_wrong_shape_is_named_with_the_whole_shape() -> None:
         ({"intermediate_size": 52}, 8, "MLP's width, 52", "1, 2, 4"),
     ],
 )
-def test_what_does_not_divide_is_named_with_the_numbers_that_do(
+def test_indivisible_degree_is_refused_with_the_degrees_that_divide(
     changes: Mapping[str, object], ranks: int, problem: str, fitting: str
 ) -> None:
     with pytest.raises(BadRequest, match=rf"{problem}.*Set it to one of {fitting}\."):
@@ -147,12 +147,12 @@ UNDIVIDED = pytest.mark.parametrize(
 
 
 @UNDIVIDED
-def test_what_cannot_be_divided_stays_on_one_device(config: Mapping[str, object], name: str) -> None:
+def test_indivisible_model_stays_on_one_device(config: Mapping[str, object], name: str) -> None:
     assert most_ranks(describe(config), 8) == 1
 
 
 @UNDIVIDED
-def test_what_cannot_be_divided_is_refused_by_name(config: Mapping[str, object], name: str) -> None:
+def test_indivisible_models_are_refused_by_name(config: Mapping[str, object], name: str) -> None:
     shard = Shard(0, cut(described(FAMILIES["llama"]), 2), ThreadCollective(ThreadGroup(2), 0))
     with pytest.raises(UnsupportedModel, match=name):
         build_model(config, dtype=torch.float32, shard=shard)

@@ -196,7 +196,7 @@ def plain(request: Request) -> Request:
     return Request(id=request.id, prompt_ids=request.prompt_ids, params=request.params, seed=request.seed)
 
 
-def test_what_cannot_be_divided_is_refused_and_the_ranks_live_on(groups: dict[int, Ranks], saved: Path) -> None:
+def test_indivisible_model_is_refused_and_the_ranks_survive(groups: dict[int, Ranks], saved: Path) -> None:
     ranks, path = group(groups, 2), checkpoint_of("olmo2", saved)
     odd: Mapping[str, object] = {**FAMILIES["llama"], "num_attention_heads": 9, "num_key_value_heads": 3, "head_dim": 4}
     with pytest.raises(BadRequest, match="9 attention heads"):

@@ -158,7 +158,7 @@ def test_an_adapter_of_peft_takes_part_in_every_cycle(directory: Path, tmp_path:
     torch.testing.assert_close(dense_logits(model, ids), expected, atol=1e-4, rtol=0)
 
 
-def test_weights_brought_to_8_bits_as_they_are_read_are_those_brought_there_later(directory: Path) -> None:
+def test_weights_quantized_while_loading_equal_weights_quantized_later(directory: Path) -> None:
     whole = load(directory)
     ids = PROMPTS[3]
     plain = dense_logits(whole, ids)

@@ -95,7 +95,7 @@ def test_cancelled_request_leaks_no_lease(moment: float) -> None:
 
 
 @in_jumping_time
-async def test_cancellation_in_the_moment_of_the_grant_gives_the_lease_back() -> None:
+async def test_cancellation_at_the_moment_of_the_grant_returns_the_lease() -> None:
     pool = Pool(models("a"))
     request = pool.request("a")
     await until(lambda: bool(pool.made))
@@ -168,7 +168,7 @@ async def test_model_that_does_not_fit_beside_busy_ones_after_all_waits_in_line(
 
 
 @in_jumping_time
-async def test_of_models_whose_size_nobody_knows_one_is_loaded_at_a_time() -> None:
+async def test_models_of_unknown_size_load_one_at_a_time() -> None:
     pool = Pool({name: Model(expected=False) for name in "ab"}, memory=1000 * MIB)
     assert await took(asyncio.gather(pool.load("a"), pool.load("b"))) == pytest.approx(4.1, abs=0.1)
     await pool.end()
@@ -522,7 +522,7 @@ async def test_draining_model_whose_engine_starts_again_stays_draining() -> None
 
 
 @in_jumping_time
-async def test_model_drained_while_its_engine_starts_again_lets_nobody_in_when_that_is_ready() -> None:
+async def test_model_drained_during_an_engine_restart_admits_nobody_once_it_is_ready() -> None:
     pool = Pool({"a": Model(load=10.0), "b": Model()}, models=1, wait_seconds=200.0)
     long = pool.request("a", 100.0)
     await until(lambda: pool.view("a").in_use == 1)
@@ -619,7 +619,7 @@ async def test_stop_of_a_pool_that_never_started_is_harmless() -> None:
 
 
 @in_jumping_time
-async def test_views_tell_how_each_model_stands() -> None:
+async def test_views_report_each_models_state() -> None:
     pool = Pool({"a": Model(mib=10, device_mib=20), "b": Model(), "c": Model()}, pinned="b")
     running = pool.request("a", 5.0)
     await until(lambda: pool.view("a").in_use == 1)

@@ -334,7 +334,7 @@ async def test_pinned_adapter_pins_its_base() -> None:
 
 
 @in_loop
-async def test_of_two_of_one_name_in_a_root_the_first_is_served() -> None:
+async def test_first_of_two_models_with_one_name_in_a_root_is_served() -> None:
     roots = Roots(one=["m", "m"])
     catalog = roots.catalog()
     with Told() as told:

@@ -170,7 +170,7 @@ async def test_pin_ends_the_drain() -> None:
 
 
 @in_jumping_time
-async def test_who_was_told_to_come_back_keeps_the_place_of_its_model() -> None:
+async def test_client_asked_to_retry_keeps_its_models_place() -> None:
     """Requests for a take longer than one for b may wait. If b's place were lost, a would always be refilled first."""
     pool = Pool({name: Model() for name in "ab"}, models=1, wait_seconds=10.0)
     await pool.start()
@@ -200,7 +200,7 @@ async def test_who_was_told_to_come_back_keeps_the_place_of_its_model() -> None:
 
 
 @in_jumping_time
-async def test_place_of_who_never_comes_back_lapses() -> None:
+async def test_place_of_a_client_that_never_retries_expires() -> None:
     pool = Pool({name: Model() for name in "ab"}, models=1, wait_seconds=10.0)
     await pool.start()
     long = pool.request("a", 100.0)

@@ -15,7 +15,7 @@ MINUTES = 60.0
 
 
 @in_jumping_time
-async def test_fetch_takes_no_place_and_nobody_goes_for_it() -> None:
+async def test_fetch_takes_no_place_and_evicts_nobody() -> None:
     """A download was part of the load: it held the model's place, and all others had a 503 until it was over."""
     pool = Pool({"a": Model(), "b": Model(fetch=20 * MINUTES)}, models=1)
     await pool.work("a")
@@ -114,7 +114,7 @@ async def test_fetches_that_are_waited_for_come_in_turn() -> None:
 
 
 @in_jumping_time
-async def test_what_is_here_waits_for_no_fetch() -> None:
+async def test_local_model_waits_for_no_fetch() -> None:
     pool = Pool({"a": Model(fetch=100.0), "b": Model()}, fetches=1)
     asked = pool.request("a")
     await asyncio.sleep(1)

@@ -49,7 +49,7 @@ def test_one_or_two_parts_are_a_name(name: str) -> None:
         "a/" + "b" * 97,
     ],
 )
-def test_anything_else_is_none(name: str) -> None:
+def test_other_texts_are_not_names(name: str) -> None:
     assert not is_name(name)
 
 

@@ -11,7 +11,7 @@ CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"messages": 3}', b'{"prompt": [[1, 2], [3]]}', b'{"model": 3}'])
-def test_body_that_makes_no_sense_has_a_key_too(body: bytes) -> None:
+def test_nonsensical_body_has_a_routing_key_too(body: bytes) -> None:
     assert key_of(COMPLETIONS, body).model == "default"
 
 

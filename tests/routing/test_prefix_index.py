@@ -108,7 +108,7 @@ def test_prefix_of_the_older_half_is_dropped_as_well() -> None:
     assert len(index) == 2
 
 
-def test_of_many_holders_the_latest_are_remembered() -> None:
+def test_latest_of_many_holders_are_remembered() -> None:
     index, [block] = PrefixIndex(), blocks_of(text("a", 1))
     names = [str(n) for n in range(MOST_HOLDERS + 2)]
     for name in [*names, names[2]]:

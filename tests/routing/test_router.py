@@ -62,7 +62,7 @@ def test_a_few_common_words_are_no_reason_to_queue() -> None:
         assert router.ranked(key())[0] == best
 
 
-def test_of_two_that_are_as_good_the_one_with_less_to_do_is_taken() -> None:
+def test_less_loaded_of_two_equal_replicas_is_picked() -> None:
     router = router_of({"busy": 3, "idle": 2})
     for name in ("busy", "idle"):
         router.expect(key(), name)
@@ -165,7 +165,7 @@ def test_count_that_starts_again_ends_no_request_twice_and_starts_none() -> None
     assert router.load("one") == 2
 
 
-def test_of_a_report_only_what_is_new_is_read() -> None:
+def test_only_new_parts_of_a_report_are_read() -> None:
     index = PrefixIndex()
     router = router_of({"one": 0, "two": 0}, index=index)
     old, new = prompt("p"), prompt("q")

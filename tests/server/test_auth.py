@@ -116,7 +116,7 @@ def test_each_key_has_a_label_of_its_own_that_does_not_show_it() -> None:
         "",
     ],
 )
-def test_whatever_is_no_known_key_is_refused(authorization: str | bytes) -> None:
+def test_unknown_keys_are_refused(authorization: str | bytes) -> None:
     assert ask(KEYS, "/v1/models", authorization).status_code == 401
 
 
@@ -151,7 +151,7 @@ def test_own_pages_and_those_allowed_by_name_may_call_admin_paths(origin: str | 
     assert ask(Keyring(), "/admin/stats", origin=origin, origins=["http://board.example"]).status_code == 200
 
 
-def test_origin_does_not_matter_to_who_has_the_key_nor_elsewhere() -> None:
+def test_origin_does_not_matter_with_a_key_or_outside_admin_paths() -> None:
     assert ask(KEYS, "/admin/stats", "Bearer boss", origin="http://evil.example").status_code == 200
     assert ask(Keyring(), "/v1/models", origin="http://evil.example").status_code == 200
 

@@ -35,7 +35,7 @@ LONG = b'{"prompt": "' + b"a" * (200 << 10)
     [b"," * 600_000, b"{" * 600_000, b'\\"' * 600_000, b"\\\\" * 600_000, b'\\\\\\",' * 150_000],
     ids=["commas", "braces", "escaped quotes", "backslashes", "all of them"],
 )
-def test_what_stands_in_a_string_costs_nothing(inside: bytes) -> None:
+def test_string_contents_add_no_cost(inside: bytes) -> None:
     assert not costs_too_much(b'{"prompt": "' + inside + b'"}')
     assert not costs_too_much(b'{"prompt": "x' + inside + b'", "seed": 1}')
     assert costs_too_much(b'{"prompt": "' + inside + b'", "stop": [' + b"1," * 600_000 + b"1]}")

@@ -405,7 +405,7 @@ MANY = 1_000_000
     ],
     ids=lambda body: repr(body[:24]),
 )
-def test_body_that_is_no_request_is_a_400(client: httpx.Client, body: bytes) -> None:
+def test_malformed_body_is_a_400(client: httpx.Client, body: bytes) -> None:
     response = client.post(COMPLETIONS, content=body, headers={"content-type": "application/json"})
     error_of(response, {400})
 
@@ -421,7 +421,7 @@ def test_body_that_is_no_request_is_a_400(client: httpx.Client, body: bytes) -> 
     ],
     ids=["biases", "lists", "ids", "fields", "text"],
 )
-def test_body_of_too_much_is_a_413(client: httpx.Client, body: bytes) -> None:
+def test_too_costly_body_is_a_413(client: httpx.Client, body: bytes) -> None:
     response = client.post(COMPLETIONS, content=body, headers={"content-type": "application/json"})
     assert error_of(response, {413})["code"] == "body_too_large"
 
@@ -498,7 +498,7 @@ def test_head_without_an_end_is_cut_off(server: LiveServer, data: bytes) -> None
     assert answer == b"" or answer.startswith(b"HTTP/1.1 431 "), answer[:200]
 
 
-def test_body_shorter_than_announced_is_nobodys_request(server: LiveServer) -> None:
+def test_truncated_body_is_not_handled_as_a_request(server: LiveServer) -> None:
     assert not raw(server, HEAD + b'content-length: 1000\r\n\r\n{"prompt": "x"}', close=True).startswith(b"HTTP/1.1 2")
 
 

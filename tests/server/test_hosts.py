@@ -47,7 +47,7 @@ def test_page_that_rebinds_its_domain_to_this_machine_cannot_unload_models(serve
 
 
 @pytest.mark.parametrize("path", ["/v1/models", "/metrics", "/docs", "/openapi.json", "/no/such/path"])
-def test_name_that_is_not_known_reaches_nothing(server: LiveServer, path: str) -> None:
+def test_unknown_host_name_reaches_nothing(server: LiveServer, path: str) -> None:
     assert ask(server, "GET", path, EVIL).status_code == HTTPStatus.FORBIDDEN
     assert ask(server, "GET", path, f"{EVIL}:{8000}").status_code == HTTPStatus.FORBIDDEN
 
@@ -69,7 +69,7 @@ def test_probes_are_answered_under_any_name(server: LiveServer, path: str) -> No
     assert ask(server, "GET", path, EVIL).status_code == HTTPStatus.OK
 
 
-def test_whoever_has_a_key_may_use_any_name(tmp_path: Path) -> None:
+def test_client_with_a_key_may_use_any_host_name(tmp_path: Path) -> None:
     with live_server(tmp_path, env={"OSTRO_ADMIN_KEY": "boss"}) as server:
         assert ask(server, "GET", "/v1/models", EVIL).status_code == HTTPStatus.FORBIDDEN
         assert ask(server, "GET", "/v1/models", EVIL, authorization="Bearer wrong").status_code == HTTPStatus.FORBIDDEN

@@ -116,7 +116,7 @@ def test_bad_field_is_named(client: httpx.Client, fields: dict[str, object], par
         b'{"a":1}x',
     ],
 )
-def test_body_that_is_no_request_is_a_400(client: httpx.Client, body: bytes) -> None:
+def test_malformed_body_is_a_400(client: httpx.Client, body: bytes) -> None:
     error_of(client.post(COMPLETIONS, content=body, headers=JSON), 400)
 
 

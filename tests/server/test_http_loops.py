@@ -79,7 +79,7 @@ def test_a_request_that_names_its_limit_may_loop_to_it(client: OpenAI) -> None:
         assert answer.usage.completion_tokens == 150
 
 
-def test_a_request_that_ignores_ends_ignores_loops(client: OpenAI) -> None:
+def test_a_request_with_ignore_eos_ignores_loops(client: OpenAI) -> None:
     answer = client.chat.completions.create(model="default", messages=HELLO, extra_body={"ignore_eos": True})
     assert answer.choices[0].finish_reason == "length"
     assert answer.usage is not None

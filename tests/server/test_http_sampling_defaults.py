@@ -77,7 +77,7 @@ def test_the_list_of_models_shows_what_applies(client: httpx.Client) -> None:
     assert card["sampling_defaults"] == {"temperature": 0.0, "max_tokens": 40}
 
 
-def test_the_operators_word_counts_before_the_models(model: Path, tmp_path: Path) -> None:
+def test_operator_defaults_override_the_models(model: Path, tmp_path: Path) -> None:
     args = (str(model), "--threads", "1", "--default-temperature", "1", "--default-max-tokens", "9")
     with live_server(tmp_path, *args, faults="") as live, live.client() as client:
         assert len({text(client, "/generate", seed=seed) for seed in range(3)}) == 3
@@ -122,7 +122,7 @@ def test_print_config_shows_what_a_silent_request_gets(model: Path, tmp_path: Pa
     assert "default sampling" not in ignored
 
 
-def test_the_embedded_models_defaults_are_its_cards(tmp_path: Path) -> None:
+def test_the_embedded_models_defaults_match_its_card(tmp_path: Path) -> None:
     told = ostro(tmp_path, "serve", "--print-config")
     assert "; default sampling: temperature 0.2, top_p 0.9, max_tokens 1024\n" in told
 

@@ -95,7 +95,7 @@ def test_an_echo_is_of_what_was_kept(client: httpx.Client) -> None:
 
 @pytest.mark.parametrize("path", ASKED)
 @pytest.mark.parametrize("count", [0, -2, 1.5])
-def test_a_count_that_means_nothing_is_refused_by_name(client: httpx.Client, path: str, count: float) -> None:
+def test_a_meaningless_count_is_refused_by_name(client: httpx.Client, path: str, count: float) -> None:
     refused = client.post(path, json=ASKED[path] | {"truncate_prompt_tokens": count})
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "truncate_prompt_tokens")
 

@@ -291,7 +291,7 @@ def test_key_that_was_idle_has_saved_up_nothing() -> None:
     assert clock.turn("idle", 100) == clock.turn("busy", 100) == 1000
 
 
-def test_what_was_generated_counts_against_the_key() -> None:
+def test_generated_tokens_count_against_the_key() -> None:
     clock = FairClock()
     clock.serve(clock.turn("a", 10))
     clock.charge("a", 90)
@@ -299,7 +299,7 @@ def test_what_was_generated_counts_against_the_key() -> None:
     assert (clock.turn("a", 10), clock.turn("b", 10)) == (100, 10)
 
 
-def test_all_are_equal_after_a_rest() -> None:
+def test_all_keys_are_equal_after_an_idle_period() -> None:
     clock = FairClock()
     clock.turn("a", 1000)
     clock.rest()
@@ -425,7 +425,7 @@ async def test_cancellation_from_outside_is_not_taken_for_a_timeout() -> None:
 
 
 @in_loop
-async def test_draining_gate_lets_nobody_in_and_tells_when_it_is_empty() -> None:
+async def test_draining_gate_admits_nobody_and_reports_when_it_is_empty() -> None:
     gate = Gate(GateLimits(concurrent=1))
     visitors = [Visitor(gate), Visitor(gate)]
     await settle()
@@ -457,7 +457,7 @@ async def test_cap_on_new_tokens_is_reported_and_is_the_default() -> None:
 
 
 @in_loop
-async def test_slot_of_one_whose_model_does_not_come_at_once_goes_to_the_next_until_it_does() -> None:
+async def test_slot_of_a_request_waiting_for_its_model_is_lent_to_the_next() -> None:
     gate = Gate(GateLimits(concurrent=1))
     holder = Visitor(gate)
     await settle()
@@ -531,7 +531,7 @@ class Loading:
 
 
 @pytest.mark.parametrize(("many_models", "most"), [(True, 4), (False, 8)])
-def test_those_who_wait_for_one_model_leave_room_for_others_if_there_are_any(many_models: bool, most: int) -> None:
+def test_waiters_for_one_model_leave_room_for_other_models(many_models: bool, most: int) -> None:
     """A flood for a model that loaded filled the gate, and models that were ready answered nobody."""
 
     async def scenario() -> None:

@@ -86,7 +86,7 @@ def test_other_spellings_of_a_name_and_the_path_find_the_model(server: LiveServe
 
 
 @pytest.mark.parametrize("name", ["nobody", "../alpha", "org/beta/x", "", "alpha\n", "ALPHA", "a" * 500])
-def test_what_is_not_there_is_a_404(server: LiveServer, name: str) -> None:
+def test_unknown_model_is_a_404(server: LiveServer, name: str) -> None:
     with server.client() as client:
         answer = complete(client, name)
         assert answer.status_code == 404

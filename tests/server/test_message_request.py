@@ -138,7 +138,7 @@ def test_an_output_format_is_a_structured_output() -> None:
     assert request().sampling_params().structured is None
 
 
-def test_what_claude_code_sends_is_taken() -> None:
+def test_requests_from_claude_code_are_accepted() -> None:
     taken = request(
         max_tokens=32_000,
         stream=True,

@@ -165,7 +165,7 @@ def _likeliest(client: httpx.Client, ids: list[int], count: int) -> list[int]:
         ("/hrm/solve", {"inputs": [[1]], "puzzle_ids": [1, 2]}, "must be as many as inputs"),
     ],
 )
-def test_what_cannot_be_served_is_refused_with_its_reason(
+def test_unservable_requests_are_refused_with_the_reason(
     client: httpx.Client, path: str, body: dict[str, object], complaint: str
 ) -> None:
     response = client.post(path, json=body)

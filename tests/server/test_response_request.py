@@ -203,7 +203,7 @@ def test_formats_are_structured_outputs() -> None:
     assert structured({"type": "text"}) is None
 
 
-def test_what_codex_sends_is_taken() -> None:
+def test_requests_from_codex_are_accepted() -> None:
     taken = request(
         stream=True,
         store=False,
@@ -221,7 +221,7 @@ def test_what_codex_sends_is_taken() -> None:
     assert taken.include == ["reasoning.encrypted_content"]
 
 
-def test_what_is_included_of_hosted_tools_asks_for_nothing() -> None:
+def test_include_of_hosted_tools_has_no_effect() -> None:
     assert request(include=["web_search_call.action.sources", "file_search_call.results"]).include == []
 
 

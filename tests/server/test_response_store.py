@@ -86,7 +86,7 @@ def test_nobody_finds_anothers_responses_and_items() -> None:
     assert store.find_items("me", ["out_a_0", "in_a"]) == {}
 
 
-def test_of_two_items_with_one_id_the_newest_is_found() -> None:
+def test_newest_of_two_items_with_one_id_is_found() -> None:
     store = ResponseStore()
     for text in ("old", "new"):
         store.keep("me", response(text), [said("same", text)], None)
@@ -313,7 +313,7 @@ async def test_logs_make_no_room_at_the_cost_of_keys_that_have_stored_less() -> 
         store.get("me", "old")
 
 
-def test_whoever_has_stored_the_most_makes_room() -> None:
+def test_key_with_the_most_stored_makes_room() -> None:
     store = ResponseStore(max_bytes=64 << 10)
     keep(store, "yours", owner="you", text="x" * 1000)
     for number in range(40):
@@ -335,7 +335,7 @@ async def test_dropping_a_response_under_way_ends_it() -> None:
 
 
 @in_loop
-async def test_whoever_waits_for_a_run_that_does_not_end_is_notified() -> None:
+async def test_waiting_for_a_run_that_does_not_end_times_out() -> None:
     each = run(response("a"))
     with pytest.raises(RequestTimeout, match="has not ended yet"):
         await each.ended(0.01)

@@ -44,13 +44,13 @@ def refused(schema: Generation, **fields: object) -> BadRequest:
 # --- what is let in -------------------------------------------------------------------------------------------------
 
 
-def test_least_completion_request_has_openais_defaults() -> None:
+def test_minimal_completion_request_has_openais_defaults() -> None:
     request = completion()
     assert (request.model, request.echo, request.stream) == ("default", False, False)
     assert request.sampling_params() == SamplingParams(max_tokens=None, default_max_tokens=16)
 
 
-def test_least_chat_request_generates_what_fits() -> None:
+def test_minimal_chat_request_generates_what_fits() -> None:
     assert chat().sampling_params() == SamplingParams(max_tokens=None)
 
 

@@ -458,7 +458,7 @@ def test_a_models_own_settings_are_read_as_the_others_are(tmp_path: Path) -> Non
     assert (mine.threads, other.threads, other.kv_memory, other.cuda_graphs) == (3, 3, None, True)
 
 
-def test_settings_find_a_model_by_another_spelling_unless_that_is_anothers_name(tmp_path: Path) -> None:
+def test_settings_match_another_spelling_unless_another_model_has_that_name(tmp_path: Path) -> None:
     """What was pinned as org-one was not, in silence."""
     text = (
         "model: [org/one=./x, org/two=./y, org-two=./z]\npin: org-one, org-two\nmodel_settings: {org-one: {threads: 1}}"
@@ -501,7 +501,7 @@ def test_a_bucket_implies_the_defaults_of_its_design_and_a_small_machine_comes_f
 
 
 @pytest.mark.parametrize("device", ["cuda", "auto"])
-def test_a_small_machine_that_is_told_its_device_keeps_its_weights_as_they_are(
+def test_a_small_machine_with_an_explicit_device_keeps_its_weights_unquantized(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str
 ) -> None:
     """8 bits were implied all the same, and refused: they are for CPUs."""

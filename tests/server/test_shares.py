@@ -47,7 +47,7 @@ def test_amount_that_is_larger_than_everything_is_taken_by_a_key_that_has_nothin
     assert filled(shares, "b") == 2
 
 
-def test_what_is_given_back_is_there_again() -> None:
+def test_returned_shares_are_available_again() -> None:
     shares = Shares(10, num_keys=2)
     order: Sequence[str] = ("a", "b")
     before = [filled(shares, key) for key in order]

@@ -161,9 +161,7 @@ def test_two_spellings_at_once_contradict_each_other_by_name() -> None:
     ],
     ids=lambda value: json.dumps(value)[:60] if isinstance(value, dict) else "",
 )
-def test_what_is_wrong_is_said_of_the_field_that_the_request_has(
-    asked: dict[str, object], param: str, words: str
-) -> None:
+def test_errors_name_the_field_as_the_request_spells_it(asked: dict[str, object], param: str, words: str) -> None:
     error = refused(**asked)
     assert (error.param, words in error.message) == (param, True), error.message
 
@@ -228,7 +226,7 @@ def test_tool_choice_is_a_mode_a_name_or_some_names(
 
 
 @pytest.mark.parametrize("asks_for_nothing", [{"tool_choice": "auto"}, {"tool_choice": "none"}, {"tools": []}])
-def test_what_asks_for_nothing_passes(asks_for_nothing: dict[str, object]) -> None:
+def test_no_op_values_are_accepted(asks_for_nothing: dict[str, object]) -> None:
     assert tools_of(**asks_for_nothing).tools == ()
     assert tools_of(reasoning_effort="none", parallel_tool_calls=False, function_call="auto").reasoning.effort == "none"
 

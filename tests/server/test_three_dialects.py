@@ -68,7 +68,7 @@ def test_an_answer_by_a_template_with_tools_and_reasoning_is_the_same_in_all_dia
 
 
 @pytest.mark.parametrize("name", OPENED)
-def test_and_by_a_template_that_begins_the_thought(opened: LiveServer, name: str) -> None:
+def test_reasoning_opened_by_the_template_is_the_same_in_all_dialects(opened: LiveServer, name: str) -> None:
     with opened.client() as client:
         check(client, OPENED[name], KEYS[name])
 
@@ -103,7 +103,7 @@ def test_a_thought_within_a_tool_loop_is_rendered_again_in_all_dialects(thinking
 
 
 @pytest.mark.parametrize("max_tokens", range(1, 18))
-def test_an_answer_that_is_cut_anywhere_is_cut_alike(server: LiveServer, max_tokens: int) -> None:
+def test_an_answer_cut_at_any_point_is_the_same_in_all_dialects(server: LiveServer, max_tokens: int) -> None:
     with server.client() as client:
         body = asked(KEYS["3 text and call"], tools=[F], max_tokens=max_tokens)
         chat, responses = by_chat(client, body), by_responses(client, in_responses(body))

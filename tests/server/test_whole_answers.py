@@ -44,7 +44,7 @@ def logprobs_of(done: Completion, **fields: object) -> CompletionLogprobs:
     return logprobs
 
 
-def test_of_two_tokens_with_one_text_the_likelier_keeps_its_log_probability() -> None:
+def test_likelier_of_two_tokens_with_one_text_keeps_its_log_probability() -> None:
     entry = TokenLogprob(TWIN, -2.0, rank=2, top=((WHOLE, -0.5),))
     logprobs = logprobs_of(completion([TWIN], "é", [entry]))
     assert (logprobs.token_logprobs, logprobs.top_logprobs) == ([-2.0], [{"é": -0.5}])

@@ -207,7 +207,7 @@ def test_a_prefix_that_is_fetched_takes_exactly_its_copies_instead_of_its_steps(
     assert _last_ttft(COPIES) == pytest.approx(16 * 0.001 + 0.001)
 
 
-def test_what_is_slower_to_fetch_than_to_compute_is_computed() -> None:
+def test_pages_slower_to_fetch_than_to_compute_are_computed() -> None:
     assert _last_ttft(host(back=0.5)) == pytest.approx(_last_ttft(None))
 
 

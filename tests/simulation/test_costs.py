@@ -58,14 +58,14 @@ def test_a_table_from_before_copies_were_measured_is_read() -> None:
         ("surprise", 1, "surprise"),
     ],
 )
-def test_what_is_no_table_is_refused_by_name(place: str, value: object, named: str) -> None:
+def test_malformed_table_is_refused_by_name(place: str, value: object, named: str) -> None:
     with pytest.raises(BadRequest, match=named) as caught:
         read_table(_changed(place, value), "t.json")
     assert caught.value.message.startswith("t.json")
 
 
 @pytest.mark.parametrize("data", [b"", b"[]", b"{", b"\xff", b"[" * 100_000])
-def test_what_is_not_even_json_is_refused(data: bytes) -> None:
+def test_invalid_json_is_refused(data: bytes) -> None:
     with pytest.raises(BadRequest, match=r"t\.json is no cost table"):
         read_table(data, "t.json")
 

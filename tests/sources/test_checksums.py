@@ -97,7 +97,7 @@ def test_what_the_store_tells_of_the_whole_or_of_parts_is_taken(
     assert checksum_of(f"{prefix}/{FILE}") == expected
 
 
-def test_a_checksum_that_may_be_of_the_parts_is_not_taken_for_that_of_the_whole(
+def test_a_possible_checksum_of_parts_is_not_taken_for_the_whole_files(
     store: ObjectStore, proxy: FaultProxy, prefix: str
 ) -> None:
     store.put_parts(f"{prefix}/{FILE}", [PART, b"the end"], ChecksumAlgorithm="CRC32")

@@ -106,7 +106,7 @@ def test_the_optimizers_state_stays_where_it_is(
 
 
 @ONE_STORE
-def test_of_a_database_every_file_is_fetched(
+def test_every_file_of_a_database_is_fetched(
     store: ObjectStore, proxy: FaultProxy, prefix: str, tmp_path: Path
 ) -> None:
     reference = put_checkpoint(store, prefix, tmp_path)
@@ -115,7 +115,7 @@ def test_of_a_database_every_file_is_fetched(
 
 
 @ONE_STORE
-def test_of_a_run_the_newest_complete_checkpoint_is_fetched_alone(
+def test_only_the_newest_complete_checkpoint_of_a_run_is_fetched(
     store: ObjectStore, proxy: FaultProxy, prefix: str, tmp_path: Path
 ) -> None:
     for step in (900, 1000, 20):

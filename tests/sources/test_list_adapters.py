@@ -107,7 +107,7 @@ def test_a_place_may_itself_be_an_adapter(tree: dict[str, str], found: dict[str,
     assert {each.name: each.adapter.base for each in listed if each.adapter is not None} == found
 
 
-def test_of_a_huge_or_unreadable_file_little_is_read(tmp_path: Path) -> None:
+def test_huge_or_unreadable_file_is_barely_read(tmp_path: Path) -> None:
     write(tmp_path, {f"{name}/{file}": "-" for name in ("empty", "huge") for file in WHOLE})
     (tmp_path / "huge" / WHOLE[0]).write_bytes(b"x" * (3 << 20))
     (tmp_path / "empty" / WHOLE[0]).write_bytes(b"")

@@ -93,7 +93,7 @@ def test_a_link_to_itself_is_passed_over(tmp_path: Path) -> None:
     assert [model.name for model in list_models(str(tmp_path))] == ["tiny"]
 
 
-def test_of_what_lies_too_deep_for_a_model_nothing_is_kept() -> None:
+def test_objects_too_deep_for_a_model_are_not_kept() -> None:
     """A checkpoint's thousands of arrays are listed too, and were all kept in memory."""
 
     class Bucket:

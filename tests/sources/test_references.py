@@ -36,7 +36,7 @@ def test_a_reference_names_its_model(text: str, name: str, key: str) -> None:
         "s3://my-models/a\\b",
     ],
 )
-def test_what_is_no_reference_says_how_to_write_one(text: str) -> None:
+def test_invalid_reference_error_says_how_to_write_one(text: str) -> None:
     with pytest.raises(ModelNotFound, match="Write gs://BUCKET/PATH or s3://BUCKET/PATH"):
         parse_address(text)
 

@@ -37,7 +37,7 @@ def write_config(directory: Path) -> None:
 
 
 @pytest.mark.parametrize("num_tensors", [1, 3000], ids=["short header", "long header"])
-def test_of_safetensors_only_the_header_is_read(tmp_path: Path, num_tensors: int) -> None:
+def test_only_the_header_of_safetensors_is_read(tmp_path: Path, num_tensors: int) -> None:
     write_config(tmp_path)
     names = [f"model.layers.{number}.mlp.down_proj.weight" for number in range(num_tensors)]
     (tmp_path / "tokenizer.json").write_text("{}")
@@ -54,7 +54,7 @@ def test_of_safetensors_only_the_header_is_read(tmp_path: Path, num_tensors: int
     assert files.num_bytes["tokenizer.json"] == 0
 
 
-def test_of_several_files_those_that_the_index_names_are_read(tmp_path: Path) -> None:
+def test_only_files_named_by_the_index_are_read(tmp_path: Path) -> None:
     write_config(tmp_path)
     for file in ("a.safetensors", "b.safetensors", "consolidated.safetensors"):
         save_file({f"model.{file[0]}.weight": np.zeros(1 << 20, np.uint8)}, tmp_path / file)
@@ -90,7 +90,7 @@ def test_safetensors_come_before_gguf_and_gguf_needs_no_config(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("num_files", [1, 2])
-def test_of_pickles_nothing_is_read_but_their_size(tmp_path: Path, num_files: int) -> None:
+def test_only_the_size_of_pickles_is_read(tmp_path: Path, num_files: int) -> None:
     write_config(tmp_path)
     write_pickles(tmp_path, {f"model.{number}.weight": torch.zeros(1 << 16) for number in range(2)}, num_files)
     files = Elsewhere(tmp_path)

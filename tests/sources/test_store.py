@@ -127,7 +127,7 @@ def test_a_limit_is_written_with_a_unit(text: str, size: int | None, monkeypatch
 
 
 @pytest.mark.parametrize("text", ["much", "-1", "50 parsecs", "1e9"])
-def test_a_limit_that_is_no_size_is_refused(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_limit_is_refused(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OSTRO_CACHE_LIMIT", text)
     with pytest.raises(BadRequest, match=r"is not a size\. Write 50G"):
         cache_limit()
@@ -143,7 +143,7 @@ def test_a_download_that_nobody_goes_on_with_makes_room_before_a_model_does(stor
     assert not partial.exists()
 
 
-def test_what_can_never_fit_deletes_nothing(store: ModelStore) -> None:
+def test_request_for_impossible_room_deletes_nothing(store: ModelStore) -> None:
     put(store, "a")
     partial = store.objects / "other-0123.partial" / "files"
     partial.mkdir(parents=True)
@@ -228,7 +228,7 @@ def test_a_model_that_went_before_it_was_held_is_called_gone(store: ModelStore) 
         store.hold(path)
 
 
-def test_holding_is_using(store: ModelStore) -> None:
+def test_holding_a_model_counts_as_use(store: ModelStore) -> None:
     path = put(store, "a", age=1000)
     put(store, "b", age=500)
     store.hold(path).close()
@@ -244,7 +244,7 @@ def test_the_last_use_is_when_a_hold_ends(store: ModelStore) -> None:
     assert names(store) == ["b", "a"]
 
 
-def test_what_is_held_counts_as_used_all_the_while(store: ModelStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_held_model_counts_as_used_throughout(store: ModelStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that is killed ends no hold."""
     monkeypatch.setattr(locks, "_TOUCH_SECONDS", 0.01)
     path = put(store, "a")
@@ -256,7 +256,7 @@ def test_what_is_held_counts_as_used_all_the_while(store: ModelStore, monkeypatc
             time.sleep(0.01)
 
 
-def test_what_is_gone_is_not_said_to_be_in_use(store: ModelStore) -> None:
+def test_removed_model_is_not_reported_as_in_use(store: ModelStore) -> None:
     path = put(store, "a")
     store.remove(path)
     with pytest.raises(ModelNotFound, match="no longer in the cache"):
@@ -275,7 +275,7 @@ def test_a_damaged_model_in_use_is_not_replaced_under_its_user(store: ModelStore
     assert store.is_whole(path)
 
 
-def test_two_removals_of_one_name_do_not_meet(store: ModelStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_removals_of_one_name_do_not_collide(store: ModelStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the first leaves for a while stood in the way of the second, in the same process."""
     monkeypatch.setattr(shutil, "rmtree", lambda *_, **__: None)
     reference = parse_address("gs://bucket/models/a")

@@ -94,7 +94,7 @@ def test_errors_name_the_tokenizer(
     assert told.startswith(f"ModelNotFound tokenizer The tokenizer {reference} cannot be used. {reason}")
 
 
-def test_of_a_model_in_a_bucket_only_the_tokenizer_is_fetched(
+def test_only_the_tokenizer_of_a_bucket_model_is_fetched(
     export: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OSTRO_CACHE", str(tmp_path / "cache"))

@@ -62,7 +62,7 @@ def test_half_a_surrogate_pair_is_refused(tmp_path: Path) -> None:
         loaded(wordpiece(), tmp_path).encode_pair("the fox", "\ud800")
 
 
-def test_what_is_cut_off_takes_neither_time_nor_memory(tmp_path: Path) -> None:
+def test_truncated_text_takes_neither_time_nor_memory(tmp_path: Path) -> None:
     """The library keeps it, and joins each piece of one text with each of the other: here, millions."""
     ours, long = loaded(wordpiece(), tmp_path), "the fox " * 2000
     assert len(ours.encode_pair(long, long, 5).ids) == 5

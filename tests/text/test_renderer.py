@@ -118,7 +118,7 @@ def test_client_that_leaves_does_not_take_the_process_with_it() -> None:
     asyncio.run(scenario())
 
 
-def test_failure_that_nobody_waits_for_is_no_concern_of_the_event_loop() -> None:
+def test_failure_that_nobody_awaits_does_not_reach_the_event_loop() -> None:
     renderer = Renderer(ChatTemplate(MOODY), limits=QUICK)
     complaints: list[dict[str, Any]] = []
 

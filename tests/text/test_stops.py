@@ -64,7 +64,7 @@ def test_stop_is_found_across_pieces_and_nothing_after_it_is_shown() -> None:
     assert matcher.flush() == ""
 
 
-def test_false_beginning_of_a_stop_is_let_go_as_soon_as_it_fails() -> None:
+def test_partial_stop_string_is_released_as_soon_as_it_fails_to_match() -> None:
     matcher = StopMatcher(["</s>"])
     assert matcher.push("a </").text == "a "
     assert matcher.push("b").text == "</b"
@@ -74,7 +74,7 @@ def test_included_stop_is_the_end_of_the_text() -> None:
     assert streamed(["one. two"], ["."], include_stop=True) == ("one.", ".")
 
 
-def test_stop_completed_only_at_the_end_is_told_by_matched() -> None:
+def test_stop_completed_only_at_the_end_is_reported_by_matched() -> None:
     matcher = StopMatcher(["ab", "abc"])
     assert matcher.push("xab") == StopResult("x", None)
     assert matcher.flush() == ""

@@ -134,7 +134,7 @@ def test_template_file_wins_over_the_one_in_the_config(tmp_path: Path) -> None:
     assert template.source == "file"
 
 
-def test_default_is_taken_of_several_named_templates(tmp_path: Path) -> None:
+def test_default_template_is_chosen_among_several_named_ones(tmp_path: Path) -> None:
     directory = shutil.copytree(model_directory(), tmp_path / "model")
     named = [{"name": "rag", "template": "r"}, {"name": "default", "template": "d"}]
     (directory / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
@@ -331,13 +331,13 @@ def test_default_model_begins_turns_with_single_tokens() -> None:
 
 
 @given(st.text(max_size=200) | st.text(" \n-=\x04\x16\U000f0000", max_size=200))
-def test_text_has_no_fewer_tokens_than_it_is_said_to(text: str) -> None:
+def test_text_has_at_least_the_predicted_number_of_tokens(text: str) -> None:
     """The default vocabulary has no token for some control characters: a text of them has none at all."""
     for tokenizer in (byte_level(), smollm()):
         assert tokenizer.fewest_tokens(text) <= len(tokenizer.encode(text, add_special=False))
 
 
-def test_fewest_tokens_grow_with_the_text() -> None:
+def test_lower_bound_on_tokens_grows_with_the_text() -> None:
     longest = max(map(len, byte_level_core().get_vocab()))
     assert [byte_level().fewest_tokens("a" * length) for length in (0, 1, longest, longest + 1)] == [0, 1, 1, 2]
     assert smollm().fewest_tokens("a" * 1_000_000) > 10_000

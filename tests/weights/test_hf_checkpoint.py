@@ -61,7 +61,7 @@ def test_weights_come_back_as_they_were_saved(tmp_path: Path, make: Callable[[Pa
     )
 
 
-def test_config_name_and_paths_are_told(tmp_path: Path) -> None:
+def test_config_name_and_paths_are_reported(tmp_path: Path) -> None:
     directory = make_model(tmp_path / "tiny")
     write_json(directory / "generation_config.json", {"eos_token_id": [2, 3]})
     checkpoint = open_checkpoint(directory)
@@ -209,7 +209,7 @@ def test_safetensors_win_over_pickles(tmp_path: Path) -> None:
     assert loaded(tmp_path).keys() == WEIGHTS.keys()
 
 
-def test_a_pickle_that_the_index_names_and_is_missing_is_told(tmp_path: Path) -> None:
+def test_a_missing_pickle_named_by_the_index_is_reported(tmp_path: Path) -> None:
     write_json(tmp_path / "config.json", LLAMA)
     write_pickles(tmp_path, WEIGHTS, 2)
     (tmp_path / "pytorch_model-00002-of-00002.bin").unlink()

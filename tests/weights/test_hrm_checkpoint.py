@@ -154,7 +154,7 @@ def test_what_upstream_publishes_opens_by_its_directory_and_its_file(tmp_path: P
     assert_same_tensors(checkpoint, random_weights(puzzle_size=40, scaled=True))
 
 
-def test_of_a_directory_of_steps_the_last_one_is_taken_and_what_is_published_before_it(tmp_path: Path) -> None:
+def test_directory_of_steps_opens_at_the_last_step_unless_a_checkpoint_is_published(tmp_path: Path) -> None:
     write_brain(tmp_path / "run", dialect="upstream").rename(tmp_path / "run" / "step_90")
     shutil.copy(tmp_path / "run" / "step_90", tmp_path / "run" / "step_1000")
     assert is_hrm(tmp_path / "run")
@@ -188,7 +188,7 @@ def test_weights_of_another_name_are_known_by_their_tensors(tmp_path: Path) -> N
     assert open_hrm(path, name="mine").name == "mine"
 
 
-def test_what_is_no_hrm_is_left_to_others(tmp_path: Path) -> None:
+def test_other_checkpoints_are_not_opened_as_hrm(tmp_path: Path) -> None:
     save_file({"model.norm.weight": torch.ones(3)}, tmp_path / "model.safetensors")
     (tmp_path / "damaged.safetensors").write_bytes(b"nothing")
     torch.save({"model.norm.weight": torch.ones(3)}, tmp_path / "pytorch_model.bin")
@@ -355,7 +355,7 @@ def test_weights_without_any_file_run_by_what_the_operator_tells(tmp_path: Path,
     assert_same_tensors(told, WEIGHTS)
 
 
-def test_the_operator_is_trusted_before_the_file_that_he_names_and_that_before_what_stands_beside(
+def test_operator_settings_win_over_the_named_file_and_that_over_neighbouring_files(
     tmp_path: Path,
 ) -> None:
     path = make_brain(tmp_path, {**ARCH, "num_heads": 8, "h_cycles": 9})
@@ -394,7 +394,7 @@ def test_layers_that_contradict_the_weights_are_refused_whoever_tells_them(tmp_p
 
 
 @pytest.mark.parametrize("key", ["num_heads", "h_cycles", "l_cycles"])
-def test_what_shapes_do_not_tell_must_be_told(tmp_path: Path, key: str) -> None:
+def test_settings_that_shapes_do_not_determine_must_be_given(tmp_path: Path, key: str) -> None:
     with pytest.raises(BadCheckpoint, match=rf"(?i)'{key}' is not in .*brain\.json, .* Add it there, or give --"):
         HrmConfig.read(open_hrm(make_brain(tmp_path, without(key))).config)
 
@@ -598,7 +598,7 @@ def test_a_state_that_a_file_sets_changes_neither_shapes_nor_tables(tmp_path: Pa
 
 
 @pytest.mark.parametrize("size", [b"\x88", b"K\x01\x85", b"J\xff\xff\xff\xff", b"\x8a\x09" + b"\xff" * 8 + b"\x00"])
-def test_sizes_that_are_no_sizes_are_refused(tmp_path: Path, size: bytes) -> None:
+def test_invalid_sizes_are_refused(tmp_path: Path, size: bytes) -> None:
     tensor = b"ctorch._utils\n_rebuild_tensor_v2\n(NK\x00" + size + b"\x85tR"
     archive_of(tmp_path / "x.pt", b"\x80\x02}X\x01\x00\x00\x00a" + tensor + b"s.")
     with pytest.raises(BadCheckpoint, match="a tensor's shape is malformed"):

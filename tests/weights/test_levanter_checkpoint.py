@@ -290,7 +290,7 @@ def test_the_settings_are_asked_for(tmp_path: Path) -> None:
         open_levanter(write_llama(tmp_path / "step-1"), None)
 
 
-def test_nothing_there_is_said(tmp_path: Path, settings: Path) -> None:
+def test_missing_directory_or_checkpoint_is_reported(tmp_path: Path, settings: Path) -> None:
     with pytest.raises(ModelNotFound, match="no directory"):
         open_levanter(tmp_path / "none", settings)
     with pytest.raises(ModelNotFound, match="holds no Levanter checkpoint"):

@@ -172,7 +172,7 @@ def test_an_unknown_type_is_named_with_those_that_are_known(tmp_path: Path, kind
         ("{type: llama, rope: {type: longrope}}", "rope of the type 'longrope'"),
     ],
 )
-def test_what_no_family_computes_is_refused(tmp_path: Path, text: str, what: str) -> None:
+def test_features_of_no_family_are_refused(tmp_path: Path, text: str, what: str) -> None:
     with pytest.raises(UnsupportedModel, match=f"asks for {what}"):
         config_of(tmp_path, text)
 
@@ -188,13 +188,13 @@ def test_gpt2_has_settings_of_its_own(tmp_path: Path) -> None:
     ("text", "what"),
     [("{type: gpt2, use_bias: false}", "without biases"), ("{type: gemma, activation_function: gelu}", "exact GELU")],
 )
-def test_what_levanter_computes_and_ostro_does_not_is_refused(tmp_path: Path, text: str, what: str) -> None:
+def test_unsupported_levanter_features_are_refused(tmp_path: Path, text: str, what: str) -> None:
     with pytest.raises(UnsupportedModel, match=what):
         config_of(tmp_path, text)
 
 
 @pytest.mark.parametrize("text", ["use_bias: false", "hybrid_norm: null", "new_switch: false"])
-def test_what_is_switched_off_is_no_matter(tmp_path: Path, text: str) -> None:
+def test_disabled_features_are_ignored(tmp_path: Path, text: str) -> None:
     assert config_of(tmp_path, f"type: llama\n{text}")["model_type"] == "llama"
 
 
@@ -227,12 +227,12 @@ def test_olmo3_keeps_its_windows(tmp_path: Path) -> None:
         ("{type: llama, num_heads: 4, num_kv_heads: 3}", "4 num_heads cannot share 3 num_kv_heads"),
     ],
 )
-def test_a_wrong_yaml_is_said(tmp_path: Path, text: str, message: str) -> None:
+def test_an_invalid_yaml_is_reported(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(OstroError, match=message):
         config_of(tmp_path, text)
 
 
-def test_a_missing_or_unreadable_yaml_is_said(tmp_path: Path) -> None:
+def test_a_missing_or_unreadable_yaml_is_reported(tmp_path: Path) -> None:
     with pytest.raises(ModelNotFound, match="There is no file"):
         read_levanter_model(tmp_path / "none.yaml")
     with pytest.raises(BadCheckpoint, match="Cannot read"):

@@ -41,7 +41,7 @@ def test_a_missing_path_object_is_never_taken_for_a_hub_id(tmp_path: Path, monke
         "x" * 5000,
     ],
 )
-def test_what_is_no_reference_is_answered_with_the_accepted_forms(ref: str) -> None:
+def test_invalid_reference_is_refused_with_the_accepted_forms(ref: str) -> None:
     with pytest.raises(ModelNotFound, match=r"is not a model reference\. Give a directory, .* a Hub id ORG/NAME"):
         open_checkpoint(ref)
 

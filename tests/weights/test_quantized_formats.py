@@ -108,7 +108,7 @@ def test_headers_tell_what_the_weight_becomes(name: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_what_is_repacked_is_exact_or_within_half_a_step(name: str, tmp_path: Path) -> None:
+def test_repacked_weights_are_exact_or_within_half_a_step(name: str, tmp_path: Path) -> None:
     checkpoint, twin = written(tmp_path, FORMATS[name])
     repacked = torch.from_numpy(found(checkpoint).stored().floats())
     if FORMATS[name].exactly:

@@ -139,7 +139,7 @@ def test_many_experts_are_ranked(count: int, dtype: torch.dtype, device: torch.d
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_logits_that_are_no_numbers_choose_some_experts_and_show_in_the_weights(
+def test_non_finite_logits_choose_some_experts_and_show_in_the_weights(
     dtype: torch.dtype, device: torch.device
 ) -> None:
     logits = torch.tensor([[0.0, math.nan, 1.0, -math.nan, 2.0]], device=device, dtype=dtype)

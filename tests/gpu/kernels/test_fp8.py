@@ -97,7 +97,7 @@ def test_every_byte_means_to_the_vector_kernel_what_it_means_to_torch(device: to
 
 @FEW
 @pytest.mark.parametrize(("outs", "ins"), [(32, 128), (37, 96), (16, 208)])
-def test_matmul_of_few_equals_the_plain_twin(
+def test_small_batch_matmul_equals_the_plain_twin(
     device: torch.device, rows: int, tiling: Tiling, outs: int, ins: int
 ) -> None:
     torch.manual_seed(0)
@@ -183,7 +183,7 @@ def test_a_row_does_not_depend_on_its_neighbours(device: torch.device, tiling: T
 
 @pytest.mark.parametrize("with_bias", [False, True])
 @pytest.mark.parametrize("rows", [1, 17, 300])
-def test_matmul_of_many_equals_the_plain_twin(device: torch.device, rows: int, with_bias: bool) -> None:
+def test_large_batch_matmul_equals_the_plain_twin(device: torch.device, rows: int, with_bias: bool) -> None:
     torch.manual_seed(0)
     dtype = torch.bfloat16 if ON_GPU else torch.float32
     x, (weight, scale) = drawn(device, rows, 256, dtype=dtype), weights(device, 48, 256)

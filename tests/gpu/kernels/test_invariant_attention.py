@@ -82,7 +82,7 @@ def test_a_token_has_the_same_bits_in_any_tile(
     Sequence(device, dtype, window=window, softcap=softcap).check()
 
 
-def test_sinks_keep_that(device: torch.device) -> None:
+def test_sinks_leave_results_batch_invariant(device: torch.device) -> None:
     Sequence(device, torch.float32, window=40, sunk=True).check()
 
 

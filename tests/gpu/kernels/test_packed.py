@@ -84,7 +84,7 @@ def test_unpacked_weights_are_those_of_the_plain_twin(
 @FORMS
 @DTYPES
 @pytest.mark.parametrize("rows", [1, 3])
-def test_matmul_of_few_equals_the_plain_twin(
+def test_small_batch_matmul_equals_the_plain_twin(
     device: torch.device, rows: int, dtype: torch.dtype, bits: int, group: int, has_minimum: bool
 ) -> None:
     torch.manual_seed(0)

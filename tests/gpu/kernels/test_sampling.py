@@ -192,7 +192,7 @@ def test_more_tokens_than_candidates_are_searched_for_in_the_row(device: torch.d
     assert drawn(logits, entries, device, candidates=64) == tokens
 
 
-def test_of_equal_tokens_the_lowest_ids_are_kept(device: torch.device) -> None:
+def test_lowest_ids_are_kept_among_equal_tokens(device: torch.device) -> None:
     logits = torch.zeros(6, 300)
     entries = [SlotSettings(slot=slot, seed=slot, top_k=2) for slot in range(3)]
     entries += [SlotSettings(slot=slot, seed=slot, top_p=2 / 300) for slot in range(3, 6)]

@@ -40,7 +40,7 @@ matmuls = st.builds(
 
 
 @given(matmuls, st.sampled_from(ROWS), st.sampled_from(sorted(DEVICES)), st.integers(1, 4))
-def test_what_is_tried_can_run_and_no_two_are_the_same(matmul: Matmul, rows: int, name: str, most: int) -> None:
+def test_candidate_tilings_are_valid_and_distinct(matmul: Matmul, rows: int, name: str, most: int) -> None:
     device = DEVICES[name]
     found = candidates(matmul, rows, device, most)
     assert len(set(found)) == len(found) <= most
@@ -107,7 +107,7 @@ def test_a_gated_matmul_is_never_split() -> None:
     ],
     ids=["a vector's for many rows", "a matrix's for one", "no power of two", "no stages", "too much shared memory"],
 )
-def test_what_cannot_run_does_not_fit(rows: int, tiling: VectorTiling | DotTiling) -> None:
+def test_tilings_that_cannot_run_do_not_fit(rows: int, tiling: VectorTiling | DotTiling) -> None:
     assert not fits(Matmul(4096, 1024, 16), rows, tiling, H200)
 
 
@@ -138,7 +138,7 @@ def test_one_binary_serves_matrices_of_any_width_but_not_all_rows_and_epilogues(
 
 @pytest.mark.parametrize("shape", [(24, 8), (40, 200), (72, 328), (64, 1152)], ids=str)
 @pytest.mark.parametrize("rows", [1, 2, 17])
-def test_what_is_tried_for_odd_shapes_gives_the_twins_matmul(
+def test_candidates_for_odd_shapes_equal_the_plain_twin(
     shape: tuple[int, int], rows: int, device: torch.device
 ) -> None:
     x, weight = torch.randn(rows, shape[1], device=device), torch.randn(shape, device=device) * 0.1
