@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -43,6 +44,18 @@ if DEVICE.type == "cpu":
         return interpreter._LangPatchScope()
 
     interpreter._patch_lang = _patch_once
+
+    splat = interpreter.InterpreterBuilder.create_splat
+
+    def _splat(
+        self: interpreter.InterpreterBuilder, type: tl.block_type, scalar: interpreter.TensorHandle
+    ) -> interpreter.TensorHandle:
+        """Triton 3.9 makes integers of a comparison of scalars, and then takes them for no mask."""
+        if scalar.data.dtype == np.bool_:
+            scalar = interpreter.TensorHandle(scalar.data, tl.int1)
+        return splat(self, type, scalar)
+
+    interpreter.InterpreterBuilder.create_splat = _splat
 
     # Overflow is computed with a dozen further operations for each one on integers, and then ignored without `debug`.
     interpreter.interpreter_builder.options = replace(interpreter.interpreter_builder.options, sanitize_overflow=False)
