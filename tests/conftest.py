@@ -18,6 +18,7 @@ import pytest
 import torch
 from examples import IS_FULL, examples
 from hypothesis import is_hypothesis_test, settings
+from products import mark_products
 
 pytest_plugins = ("browser_fixtures", "client_fixtures")
 
@@ -40,6 +41,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, lambda number, frame: None)
 
+PRODUCTS = frozenset({"backends", "gpu", "jax", "kernels", "models", "native", "parallel", "parity", "weights"})
+"""Folders whose products of parameters `make test` does not run whole."""
+
 _make_context = ssl.create_default_context
 
 
@@ -58,11 +62,14 @@ ssl.create_default_context = _create_default_context
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With all their examples, property tests are part of the full matrices. Before `-m` selects by markers."""
+    """Property tests with all their examples, and most cases of products, are part of the full matrices. Before `-m`
+    selects by markers.
+    """
     for item in items:
         is_property = isinstance(item, pytest.Function) and is_hypothesis_test(item.obj)
         if IS_FULL and (is_property or item.get_closest_marker("examples")):
             item.add_marker("full")
+    mark_products(item for item in items if PRODUCTS.intersection(item.path.parts))
 
 
 def pytest_collection_finish() -> None:

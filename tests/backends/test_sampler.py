@@ -139,7 +139,9 @@ def test_same_seed_draws_the_same_tokens_and_other_seeds_choices_and_positions_d
 
 
 @pytest.mark.parametrize(
-    "cut", [{}, {"top_k": 50}, {"top_p": 0.95}, {"min_p": 0.01}], ids=["whole", "top_k", "top_p", "min_p"]
+    "cut",
+    [{}, *(pytest.param(cut, marks=pytest.mark.full) for cut in ({"top_k": 50}, {"min_p": 0.01})), {"top_p": 0.95}],
+    ids=["whole", "top_k", "min_p", "top_p"],
 )
 def test_logits_that_differ_in_their_last_digits_give_the_same_tokens(cut: dict[str, float]) -> None:
     """A row's logits differ by about that much between running alone and in a batch.
@@ -176,10 +178,10 @@ def test_draw_depends_on_the_kept_tokens_and_not_on_how_they_were_found() -> Non
     [
         (lambda number: make_seq(seed=number, temperature=0.7), (0, 1, 2, 3, 4, 5, 6)),
         (lambda number: make_seq(seed=7, choice=number % 50, output=(0,) * (number // 50)), (0, 1, 2, 3, 4, 5, 6)),
-        (lambda number: make_seq(seed=number, top_k=3), (1, 4, 6)),
+        pytest.param(lambda number: make_seq(seed=number, top_k=3), (1, 4, 6), marks=pytest.mark.full),
         (lambda number: make_seq(seed=number, top_p=0.75), (1, 4, 6)),
-        (lambda number: make_seq(seed=number, min_p=0.2), (1, 3, 4, 6)),
-        (lambda number: make_seq(seed=number, top_n_sigma=1.0), (1, 4, 6)),
+        pytest.param(lambda number: make_seq(seed=number, min_p=0.2), (1, 3, 4, 6), marks=pytest.mark.full),
+        pytest.param(lambda number: make_seq(seed=number, top_n_sigma=1.0), (1, 4, 6), marks=pytest.mark.full),
     ],
     ids=["seeds", "positions", "top_k", "top_p", "min_p", "top_n_sigma"],
 )

@@ -1,5 +1,6 @@
 """bench/gpu_switches.py: each variant computes the same tokens, in its own way and with its own graphs."""
 
+import pytest
 import torch
 from test_gpu_runner import SHALLOW
 from tiny_models import random_model
@@ -26,6 +27,7 @@ def tokens(core: EngineCore) -> dict[int, list[int]]:
     return found
 
 
+@pytest.mark.full
 def test_each_variant_gives_the_same_tokens_and_has_its_own_graphs(device: torch.device) -> None:
     runner = GpuRunner(
         random_model(SHALLOW).to(device),

@@ -127,7 +127,14 @@ def test_every_format_means_on_the_gpu_what_the_file_means(
 
 
 @pytest.mark.parametrize(
-    ("name", "length"), [("gptq-one-group", 1), ("gptq-zeros", 5), ("int-quantized", 5), ("fp8-row", 1), ("fp8-row", 5)]
+    ("name", "length"),
+    [
+        *(("gptq-zeros", 5), ("fp8-row", 1)),
+        *(
+            pytest.param(*each, marks=pytest.mark.full)
+            for each in (("gptq-one-group", 1), ("int-quantized", 5), ("fp8-row", 5))
+        ),
+    ],
 )
 def test_scores_are_those_of_the_dequantised_twin(name: str, length: int, tmp_path: Path) -> None:
     tensors = dict(ModelCheckpoint(savable_model(SMALL), SMALL).tensors())

@@ -69,7 +69,9 @@ def test_steps_lower_for_tpu_and_cuda(family: str) -> None:
     weights = load_weights(described, ModelCheckpoint(savable_model(config), config), ranks, mesh, np.float32)
     attention = LoopAttention()
     pages = pages_of(attention, PagesShape(2, 16, 8, 4, described.shape.head_dim), mesh, np.float32)
-    for shape in SIZES.shapes(described.shape.max_seq_len):
+    # Largest last. Their programs differ in numbers alone, as one family shows.
+    shapes = SIZES.shapes(described.shape.max_seq_len)
+    for shape in shapes if family == "llama" else shapes[-1:]:
         program = step_program(described, ranks, attention, shape, mesh)
         integers = [jax.ShapeDtypeStruct((count,), np.int32) for count in (8, shape.num_integers)]
         exported = export.export(program, platforms=PLATFORMS)(weights, pages, *integers)

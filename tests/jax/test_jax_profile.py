@@ -14,7 +14,7 @@ from ostro.sampling_params import SamplingParams
 
 def test_profile_shows_what_jax_executes_in_each_step(tmp_path: Path) -> None:
     model = savable_model(FAMILIES["llama"])
-    core, recorded = EngineCore(jax_runner(FAMILIES["llama"], model, tp=1, pages=16)), list[Recorded]()
+    core, recorded = EngineCore(jax_runner(FAMILIES["llama"], model, pages=16, budget=8, rows=2)), list[Recorded]()
     core.start_profile(tmp_path / "a.json.gz", max_steps=100, ended=recorded.append)
     core.add(Request(id=1, prompt_ids=(5, 6, 7), params=SamplingParams(max_tokens=4, ignore_eos=True), seed=1))
     while core.has_work:

@@ -63,6 +63,7 @@ def peer_logits(llm: LLM, peer: LlamaForCausalLM) -> list[Tensor]:
     return [peer(torch.tensor([llm.tokenizer.encode(prompt)])).logits[0] for prompt in PROMPTS]
 
 
+@pytest.mark.full
 def test_greedy_tokens_are_those_of_transformers(llm: LLM, peer: LlamaForCausalLM) -> None:
     """Each token is the one that transformers ranks first after the same tokens, so greedy decoding gives the same."""
     # Enough tokens that texts go on to a second page.
@@ -76,6 +77,7 @@ def test_greedy_tokens_are_those_of_transformers(llm: LLM, peer: LlamaForCausalL
         assert logits[len(completion.prompt_ids) - 1 : -1].argmax(-1).tolist() == choice.token_ids
 
 
+@pytest.mark.full
 def test_logits_are_those_of_transformers(llm: LLM, peer: LlamaForCausalLM, peer_logits: list[Tensor]) -> None:
     """About as near to float64 as transformers' own float32. How near that is depends on the order of each sum, so on
     the processor and on how the runner laid out its weights; an error in the model's arithmetic is far larger.
@@ -105,6 +107,7 @@ def test_scores_are_those_of_transformers(llm: LLM, peer: LlamaForCausalLM) -> N
     assert [score.is_greedy for score in scores] == [True, False, False]
 
 
+@pytest.mark.full
 def test_seeded_draws_are_the_same_alone_and_in_a_batch(llm: LLM) -> None:
     """Rows of different batches differ in their last bits; a draw that inverted a running sum flipped on those."""
     params = SamplingParams(max_tokens=8, temperature=1.0, seed=11, ignore_eos=True)

@@ -4,6 +4,7 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 
 import pytest
 import torch
@@ -126,7 +127,14 @@ def test_head_dims_and_softcaps_match_the_twin(head_dim: int, softcap: float | N
 PRECISIONS = (
     [(torch.float32, 16), *((dtype, queries) for dtype in (torch.float16, torch.bfloat16) for queries in (16, 64, 128))]
     if DEVICE.type == "cuda"
-    else [(dtype, queries) for dtype in (torch.float32, torch.float16) for queries in (16, 64, 128)]
+    else [
+        *((torch.float32, 16), (torch.float16, 128)),
+        *(
+            pytest.param(dtype, queries, marks=pytest.mark.full)
+            for dtype, queries in product((torch.float32, torch.float16), (16, 64, 128))
+            if (dtype, queries) not in ((torch.float32, 16), (torch.float16, 128))
+        ),
+    ]
 )
 
 

@@ -1,0 +1,36 @@
+"""Which cases of a product of parameters `make test` runs: as many as have each value once. The others are `full`."""
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+import pytest
+
+_ELSEWHERE = ("full", "slow", "gpu")
+Value = tuple[str, int]
+"""A parameter's name, and which of its values it is."""
+
+
+def mark_products(items: Iterable[pytest.Item]) -> None:
+    """Marks the cases of each test with several parameters that repeat values which others have."""
+    tests: dict[tuple[pytest.Item | pytest.Collector | None, str], list[pytest.Function]] = defaultdict(list)
+    for item in items:
+        if not isinstance(item, pytest.Function) or not hasattr(item, "callspec"):
+            continue
+        if not any(item.get_closest_marker(name) for name in _ELSEWHERE):
+            tests[item.parent, item.originalname].append(item)
+    for cases in tests.values():
+        chosen = _each_value_once([set(case.callspec.indices.items()) for case in cases])
+        for index, case in enumerate(cases):
+            if index not in chosen:
+                case.add_marker("full")
+
+
+def _each_value_once(cases: list[set[Value]]) -> set[int]:
+    """The first of the cases that have the most values that none before has, and so on."""
+    chosen: set[int] = set()
+    missing = set[Value]().union(*cases)
+    while missing:
+        best = max(range(len(cases)), key=lambda index: len(cases[index] & missing))
+        chosen.add(best)
+        missing -= cases[best]
+    return chosen
