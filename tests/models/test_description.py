@@ -10,8 +10,8 @@ from every_family import CASES, TINY, config_of, configs_of
 from family_case import BIASES, SIZES, Config
 
 from ostro.models.architecture import Architecture, QueryScaling
+from ostro.models.description import torch_only
 from ostro.models.registry import describe
-from ostro.models.torch_only import torch_only
 from ostro.torch_models.build import build_model
 from ostro.torch_models.loading import places_of
 

@@ -1,9 +1,8 @@
 """The kinds of description that a model's config can have, and which of them every backend runs."""
 
-from ostro.models.architecture import Architecture, HrmText
+from ostro.models.architecture import Architecture, Experts, HrmText, Layer
 from ostro.models.encoder import Encoder
 from ostro.models.hrm_config import HrmConfig
-from ostro.models.torch_only import torch_only
 
 Causal = Architecture | HrmText
 """Descriptions of models with a KV cache."""
@@ -21,3 +20,35 @@ def plain_decoder(described: Description) -> Architecture | str:
             return "it is an encoder"
         case HrmConfig():
             return "it is an HRM"
+
+
+def torch_only(described: Architecture) -> str | None:
+    """The first part of a model that only torch's own modules compute, as a reason; None if there is none. The native
+    core, fused kernels, JAX and several devices refuse such models.
+    """
+    if described.shape.layer_heads:
+        return "its layers differ in their heads"
+    if described.layer_inputs is not None:
+        return "its layers have inputs of their own"
+    return next(filter(None, map(_torch_only, described.layers)), None)
+
+
+def _torch_only(layer: Layer) -> str | None:
+    attention, mlp = layer.attention, layer.mlp
+    if isinstance(mlp, Experts) and mlp.scales_inputs:
+        return "its router scales what experts read"
+    if layer.side is not None:
+        return "it has experts beside its MLPs"
+    if attention.spec.chunk is not None:
+        return "its layers attend within chunks"
+    if attention.query_scaling is not None:
+        return "its queries are scaled by position"
+    if attention.qk_norm is not None and not attention.qk_norm.query.weighted:
+        return "its norms of queries and keys have no weights"
+    if attention.value_norm is not None:
+        return "its values are normed"
+    if attention.values_are_keys:
+        return "its values are its keys"
+    if layer.stream_scale is not None:
+        return "a stored number scales each layer's result"
+    return None

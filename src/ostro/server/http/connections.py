@@ -82,10 +82,6 @@ class Connections:
         self._idle: dict[Peer, None] = {}
         self._receiving: dict[Peer, None] = {}
 
-    @property
-    def num_idle(self) -> int:
-        return len(self._idle)
-
     def fall_idle(self, connection: Peer) -> None:
         self._forget(connection)
         self._idle[connection] = None
