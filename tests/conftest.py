@@ -73,7 +73,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What has been imported stays: no collection of garbage need look at it again, which would take half a second."""
+    """Freezes imported objects: garbage collection would otherwise spend half a second on them."""
     gc.collect()
     gc.freeze()
 

@@ -68,7 +68,7 @@ def write_judge(
 
 
 def expected_logits(directory: Path, *, generation_prompt: bool = True) -> torch.Tensor:
-    """Of the pairs, by transformers: the logit of yes less that of no."""
+    """The pairs' logits by transformers: yes minus no."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
     model = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
     found = []

@@ -12,7 +12,7 @@ from ostro.sampling_params import SamplingParams
 
 
 def outputs(seed: int, *, strict: bool) -> list[list[Progress]]:
-    """Of each step, for requests that share prefixes, fork, are preempted, score and embed."""
+    """Each step's outputs, for requests that share prefixes, fork, are preempted, score and embed."""
     dice = random.Random(seed)
     core = EngineCore(FakeRunner(num_pages=13, strict=strict), Limits(max_batch_tokens=12, max_batch_seqs=6))
     for id in range(12):

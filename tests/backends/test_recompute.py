@@ -41,7 +41,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def states(model: HrmModel, ids: Sequence[int], steps: int) -> Tensor:
-    """Of one sequence by itself: [tokens, hidden]."""
+    """Hidden states of one sequence by itself: [tokens, hidden]."""
     layout = Ragged([model.config.puzzle_len + len(ids)], torch.device("cpu"))
     embedded, carry = model.embed(torch.tensor(ids), layout), model.start(layout)
     for _ in range(steps):

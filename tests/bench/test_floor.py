@@ -18,7 +18,7 @@ SLOW_MATHS = Rates(bytes_per_second=NO_LIMIT, flops_per_second=1.0, fp8_flops_pe
 LAYERS = 2 * (16 * (16 + 8 + 8) + 16 * 16 + 3 * 16 * 24)
 HEAD = 16 * 32
 KEY_BYTES = 2 * 2 * 2 * 4 * 2
-"""Of one token's key and value, in both layers, 2 bytes a number."""
+"""Bytes of one token's keys and values in both layers, 2 per number."""
 
 
 def architecture(name: str = "llama", **changes: object) -> Architecture:

@@ -146,7 +146,7 @@ def test_thought_and_answer_are_told_apart(playground: LiveServer, visit: Visit)
 
 
 def test_rendered_nodes_are_left_alone_while_more_text_arrives(playground: LiveServer, visit: Visit) -> None:
-    """Each token made the whole text anew: long answers took ever longer, and nothing in them stayed marked."""
+    """Each token rendered the whole text again: long answers took ever longer, and nothing in them stayed marked."""
     page = visit(playground)
     kept = page.evaluate("""async () => {
       const { Markdown } = await import("/ui/markdown.js");

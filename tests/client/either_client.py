@@ -35,7 +35,7 @@ class Asker:
         return asyncio.run(run())
 
     def read(self, name: str, *args: object, text: bool = False, **options: object) -> Read:
-        """Of a stream: its chunks, or its pieces of text."""
+        """A stream's chunks, or its pieces of text."""
         if self.kind == "sync":
             with Client(self.url, **self.settings) as client:
                 stream = getattr(client, name)(*args, **options)

@@ -130,7 +130,7 @@ class Rehearsal:
 
 
 def _is_our_own(name: str) -> bool:
-    """Of this process, and in no container."""
+    """Whether the variable belongs to this process and would not be in a container."""
     return name.startswith(("OSTRO_", "PYTEST", "PYTHON")) or name in ("VIRTUAL_ENV", "PORT")
 
 

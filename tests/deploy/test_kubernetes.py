@@ -127,7 +127,7 @@ def test_probes_ask_open_paths(manifests: list[Manifest]) -> None:
     assert {probe["path"] for probe in asked.values()} <= OPEN_PATHS
     assert {probe["port"] for probe in asked.values()} == {"http"}
     assert asked["readinessProbe"]["path"] == "/readyz"
-    # A model that loads, or an engine that is started anew, is no reason to end the server.
+    # A model that loads, or an engine that restarts, is no reason to end the server.
     assert asked["livenessProbe"]["path"] == asked["startupProbe"]["path"] == "/healthz"
 
 

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def url(tmp_path: Path) -> Iterator[str]:
-    """Of a server that `make serve` started, with what is installed already."""
+    """URL of a server that `make serve` started with what is already installed."""
     model = write_model(tmp_path / "my-model")
     venv = Path(sys.prefix)
     options = [f"VENV={venv}", "INSTALL=:", f"ARGS=--port 0 --log-format json {model}"]

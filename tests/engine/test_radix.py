@@ -166,7 +166,7 @@ def test_lock_moves_down_without_touching_the_path_above(tree: Tree) -> None:
 
 
 def test_often_used_page_does_not_fill_the_memory_with_stale_entries(tree: Tree) -> None:
-    """Every unlock offers the page for eviction anew; what it offered before must not pile up."""
+    """Every unlock offers the page for eviction again; what it offered before must not pile up."""
     node = tree.store("aa")
     page = node.page
     for _ in range(10_000):

@@ -173,7 +173,7 @@ FP8_CONFIG: Mapping[str, object] = {**SHALLOW, "hidden_size": 64, "intermediate_
 
 
 def fp8_runs(asked: list[Request], device: torch.device, budget: int) -> tuple[Gains, Gains, Gains]:
-    """Of 8-bit weights on two ranks and on one, and of the weights as they were."""
+    """Runs of 8-bit weights on two ranks and on one, and of the original weights."""
     whole = savable_model(FP8_CONFIG)
     with two_ranks(FP8_CONFIG, whole, device, budget=budget, fp8=True) as (core, _):
         together = run(core, asked)

@@ -217,7 +217,7 @@ def test_preempted_and_shared_sequences_give_the_same_tokens(device: torch.devic
 
 
 def num_prefix_items(runner: GpuRunner) -> int:
-    """Of the latest step that shared prefixes."""
+    """Prefix work items of the latest step that shared prefixes."""
     prefix = runner.part.attention.scratch.prefix
     return 0 if prefix is None else int(prefix.count)
 

@@ -141,7 +141,7 @@ class Steps:
         self.part.attention.tables.update([[row] for row in range(len(ids))])
 
     def logits(self, spans: Sequence[tuple[int, int]]) -> list[Tensor]:
-        """Of the tokens from start to end of the first sequences."""
+        """Logits of the tokens from start to end of the first sequences."""
         chunks = [Chunk(seq, start, end - start) for seq, (start, end) in zip(self.seqs, spans, strict=False)]
         inputs = np.full((FIELDS, sum(chunk.length for chunk in chunks)), -1, dtype=np.int32)
         at = 0

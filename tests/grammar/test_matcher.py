@@ -170,7 +170,7 @@ def test_forced_tokens_can_always_be_taken(name: str) -> None:
 
 @pytest.mark.parametrize("letter", ["the quick fox ", "日", "a"])
 def test_forced_text_of_any_length_is_followed_piece_by_piece(letter: str) -> None:
-    """A constant of 24,000 characters was tokenised anew for each of its tokens."""
+    """A constant of 24,000 characters was tokenised again for each of its tokens."""
     matcher = start(constraint_of(choice=[letter * 1000], jump_forward=True))
     written = b""
     while not matcher.is_done:

@@ -58,9 +58,9 @@ MOST_SECONDS, MOST_BYTES = 20, 2 << 30
 # How much less likely than the best a native token may be by torch's numbers: rounded activations move scores.
 FLOAT_GAP, QUANTIZED_GAP = 0.05, 2.0
 # Where a changed weight brings two keys to a near tie, rounding decides between them, and scores move by any amount.
-# Such a token is right if torch finds it likely in one of so many runs with activations that are moved as far.
+# Such a token is right if torch finds it likely in one of this many runs with activations that are moved as far.
 NOISY_RUNS = 64
-# Of those whose tokens stay the same, one in so many is held to torch too.
+# One in this many checkpoints whose tokens stay the same is compared with torch too.
 CLOSELY = 8
 
 

@@ -91,7 +91,7 @@ class Pack:
 
 
 class Repack(Pack):
-    """Finds a damaged file, moves it aside and packs anew."""
+    """Finds a damaged file, moves it aside and packs again."""
 
     starts_damaged = True
 
@@ -342,7 +342,7 @@ def main() -> int:
     every = ["pack", "repack", "update", "evict", "download", "refresh", "wheel"]
     parser.add_argument("scenarios", nargs="*", default=every, metavar="SCENARIO", help=", ".join(every))
     parser.add_argument("--modes", default="kill,tear,full,disk,pair")
-    parser.add_argument("--every", type=int, default=1, help="one point of so many")
+    parser.add_argument("--every", type=int, default=1, help="try only every Nth crash point")
     args = parser.parse_args()
     logging.disable()
     # Before forks: these take seconds to import.

@@ -307,7 +307,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--first", type=int, default=0, help="number of the first case")
     parser.add_argument(
-        "--full-every", type=int, default=100, help="the whole load for each case of so many; 0 for none"
+        "--full-every", type=int, default=100, help="load the whole model for every Nth case; 0 for never"
     )
     args = parser.parse_args()
     logging.disable()

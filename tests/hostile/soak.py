@@ -298,7 +298,7 @@ async def stats(client: httpx.AsyncClient) -> list[dict[str, object]]:
 
 
 async def pages_in_use(client: httpx.AsyncClient) -> dict[str, int]:
-    """Of each loaded model, the pages that are neither free nor cached."""
+    """Pages of each loaded model that are neither free nor cached."""
     answer = await client.get("/metrics", headers=_bearer(ADMIN))
     used: Counter[str] = Counter()
     for line in answer.text.splitlines():

@@ -47,7 +47,7 @@ Gains = dict[tuple[int, int], tuple[list[int], list[float]]]
 
 @cache
 def adapters_of(family: str) -> Adapters:
-    """Of different ranks and for different projections; the third changes one kind alone, the last overflows."""
+    """Adapters of different ranks and projections; the third changes one kind alone, the last overflows."""
     model = savable_model(FAMILIES[family])
     with TemporaryDirectory() as directory:
         made = {
@@ -98,7 +98,7 @@ def prompt(id: int, length: int) -> tuple[int, ...]:
 
 
 def requests() -> list[Request]:
-    """Of all adapters and of none; two have the same prompt, and two neighbours share an adapter."""
+    """Requests for each adapter and for none; two have the same prompt, and two neighbours share an adapter."""
     mixed = [(5, "a"), (17, None), (9, "b"), (33, "b"), (1, "one"), (12, None), (5, None)]
     return [
         Request(id=id, prompt_ids=prompt(length, length), params=SCORED, seed=id, prompt_logprobs_from=1, adapter=name)
@@ -166,7 +166,7 @@ def test_nothing_is_compiled_after_loading_whichever_adapters_a_step_has() -> No
 
 
 def names(runner: JaxRunner) -> set[str]:
-    """Of its programs, without what comes after their shapes."""
+    """Names of its programs, without the part after their shapes."""
     assert isinstance(runner.programs, Programs)
     return {" ".join(map(str, key[:2])) for key in runner.programs}
 

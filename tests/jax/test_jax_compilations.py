@@ -48,7 +48,7 @@ class Steps:
 
 @dataclass(frozen=True)
 class Abort:
-    """Of one of the requests that have arrived."""
+    """Aborts one of the requests that have arrived."""
 
     number: int
     choice: int | None

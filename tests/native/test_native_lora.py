@@ -31,7 +31,7 @@ SCORED = SamplingParams(max_tokens=6, temperature=0, logprobs=2, prompt_logprobs
 
 
 def adapters_of(name: str, directory: Path) -> Terms:
-    """Of different ranks and for different projections; the last changes one kind alone."""
+    """Adapters of different ranks and for different projections; the last changes one kind alone."""
     model = savable_model(CONFIGS[name])
     # Of a mixture of experts they change attention.
     last = ("o_proj",) if "num_experts_per_tok" in CONFIGS[name] else DOWN

@@ -59,7 +59,7 @@ def peer() -> Iterator[LlamaForCausalLM]:
 
 @pytest.fixture(scope="module")
 def peer_logits(llm: LLM, peer: LlamaForCausalLM) -> list[Tensor]:
-    """Of each prompt: [tokens, vocabulary]."""
+    """Logits of each prompt: [tokens, vocabulary]."""
     return [peer(torch.tensor([llm.tokenizer.encode(prompt)])).logits[0] for prompt in PROMPTS]
 
 

@@ -59,7 +59,7 @@ def greedy(model: transformers.PreTrainedModel, twin: Mapping[str, torch.Tensor]
 
 
 def logprobs(model: transformers.PreTrainedModel, twin: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """Of the prompt's tokens but the first."""
+    """Log-probabilities of the prompt's tokens except the first."""
     model.load_state_dict(dict(twin))
     with torch.inference_mode():
         scores: torch.Tensor = model(torch.tensor([PROMPT]), use_cache=False).logits[0].log_softmax(-1)

@@ -272,7 +272,7 @@ async def test_failed_load_is_reported_to_all_and_not_retried_in_a_tight_loop() 
     assert await pool.work("a") == "a"
     assert pool.view("a").failure is None
     await pool.unload("a")
-    # It begins anew with short pauses.
+    # It starts again with short pauses.
     pool.world.models["a"].error = ModelError("No such tensor.")
     await outcome(pool.work("a"))
     pool.world.models["a"].error = None

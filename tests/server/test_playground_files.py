@@ -122,7 +122,7 @@ def test_page_is_offered_in_the_log_and_its_files_are_not_counted_one_by_one(
 
 
 def asked(tmp_path: Path, path: str, *, ui: bool, keys: tuple[str, ...] = ()) -> httpx.Response:
-    """Of an app over a model that is never loaded."""
+    """The response of an app over a model that is never loaded."""
     given = {"model": Given("./tiny", "--model"), "ui": Given(ui, "--ui")}
     settings = read_settings(given, directory=tmp_path).settings
 

@@ -15,7 +15,7 @@ async def reached(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 def statuses(keys: list[str | None], *, address: Callable[[int], str] = lambda _: "10.0.0.1") -> list[int]:
-    """Of requests one after the other, each with its key and from its address."""
+    """Statuses of consecutive requests, each with its key and from its address."""
     app = Authentication(reached, Keyring.of(["right", "other"]))
 
     async def ask() -> list[int]:

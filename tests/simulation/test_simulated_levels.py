@@ -50,7 +50,7 @@ def _said(*texts: str) -> Messages:
 
 @pytest.mark.parametrize("kept", [True, False])
 def test_a_turn_finds_the_answers_before_it_if_they_are_what_was_generated(kept: bool) -> None:
-    """Of 16 words each, in pages of 4 tokens; the template has 4 tokens before all messages and 2 after each."""
+    """Turns have 16 words, in pages of 4 tokens; the template has 4 tokens before all messages and 2 after each."""
     first, answer, second = (" ".join(f"{name}{word}" for word in range(16)) for name in ("q", "a", "r"))
     later = _said(first if kept else "another", answer, second)
     items = [Item(prompt=_said(first), output_len=18), Item(prompt=later, output_len=1, at=9.0)]

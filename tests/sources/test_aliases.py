@@ -21,7 +21,7 @@ CODER = "qwen2.5-coder-0.5b"
 CODER_REPO, CODER_FILE = "Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF", "qwen2.5-coder-0.5b-instruct-q4_k_m.gguf"
 NOWHERE = "http://127.0.0.1:9"  # the discard port: nothing listens
 
-# An alias of two places, made anew in each process: the wheels are those of the directory that pip looks in.
+# An alias of two places, made in each process: the wheels are those of the directory that pip looks in.
 PROGRAM = """
 import json, logging, sys
 from ostro.errors import OstroError

@@ -57,7 +57,7 @@ def test_whatever_is_lost_of_the_journal_no_range_is_believed_that_did_not_arriv
 def test_after_a_loss_of_power_no_range_is_believed_that_was_not_on_the_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of what was not synced the disk may have kept anything: here, of the journal all, and of the files nothing."""
+    """The disk may have kept any part of what was not synced: here, all of the journal and none of the files."""
     on_disk: dict[int, bytes] = {}
     sync = os.fsync
 

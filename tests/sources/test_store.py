@@ -25,7 +25,7 @@ from ostro.sources.store import FileRecord, Manifest, ModelStore
 
 
 def put(store: ModelStore, name: str, size: int = 1000, age: float = 0.0) -> Path:
-    """A model of one file, last used so many seconds ago."""
+    """A model of one file, last used `age` seconds ago."""
     reference = parse_address(f"gs://bucket/models/{name}")
     with store.fetching(reference) as partial:
         files = partial / "files"

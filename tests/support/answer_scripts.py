@@ -1,4 +1,4 @@
-"""Answers as readers tell of them, for tests of the writers; and clients that read a given stream."""
+"""Scripted answer events for tests of the stream writers, and clients that read a given stream."""
 
 from dataclasses import dataclass, field
 from types import ModuleType
@@ -44,7 +44,7 @@ def scripts(draw: st.DrawFn) -> Script:
 
 
 class Replay:
-    """What a client gets for whatever it asks: `body` as an event stream. `http` is the httpx that the client uses."""
+    """Answers every request with `body` as an event stream. `http` is the httpx that the client uses."""
 
     def __init__(self, http: ModuleType) -> None:
         self.body = b""

@@ -61,7 +61,7 @@ def _is_mps(value: object) -> bool:
     return value == "mps" if isinstance(value, str) else value == MPS
 
 
-# These only speak of devices.
+# These only take or return devices.
 _KNOWING = (torch.device, torch._C._nn._parse_to)
 
 

@@ -64,14 +64,14 @@ def slow_playground(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveSe
 
 
 class Complaints:
-    """What a browser's console has to say against the page, and where else the page has looked."""
+    """Errors in a browser's console, and requests of the page to other origins."""
 
     def __init__(self) -> None:
         self.found: list[str] = []
         self.expected: list[str] = []
 
     def watch(self, page: Page, origin: str) -> Callable[[], None]:
-        """Until what it returns is called."""
+        """Collects complaints until the returned function is called."""
         listeners = (
             ("console", self._hear),
             ("pageerror", lambda error: self.found.append(str(error))),
@@ -111,7 +111,7 @@ def complaints() -> Iterator[Complaints]:
 
 @pytest.fixture(scope="module")
 def kept_page(chromium: Browser) -> Iterator[Page]:
-    """For one visit after another: a window of its own costs the browser a second."""
+    """One page reused by all visits: opening a new window takes the browser a second."""
     page = new_page(chromium)
     yield page
     page.context.close()
@@ -125,7 +125,7 @@ def new_page(chromium: Browser, **options: Any) -> Page:
 
 
 def make_as_new(page: Page, server: LiveServer) -> None:
-    """Nothing that was remembered, routed or set for a test is left."""
+    """Removes everything that an earlier test stored, routed or set."""
     page.unroute_all(behavior="ignoreErrors")
     for other in page.context.pages:
         if other is not page:

@@ -1,4 +1,4 @@
-"""Where the project's own files are, for tests of files that are no code; and what deployments must agree with."""
+"""Paths of the project's files, for tests of files that are not code, and facts that deployments must agree with."""
 
 import importlib.util
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ _OTHER |= {
 
 
 def setting_variables() -> set[str]:
-    """Those that hold what a user sets: the server's settings, and where models are kept."""
+    """Environment variables that a user sets: the server's settings, and where models are kept."""
     own = {variable for name in ServeSettings.model_fields for variable in variables_of(name)}
     return own | {"OSTRO_CONFIG", "OSTRO_CACHE", "OSTRO_CACHE_LIMIT", "LOCAL_MODEL_CACHE"}
 
@@ -58,18 +58,18 @@ class _NoModels:
 
 
 def exported_metrics() -> set[str]:
-    """The names of all that a server exports, less what Prometheus adds to a name, such as _total."""
+    """Names of all metrics that a server exports, without suffixes that Prometheus adds, such as _total."""
     nothing = _NoModels()
     return {family.name for family in Metrics(nothing, nothing).registry.collect()}
 
 
 ENGINE_STOP_SECONDS = 6
-"""What shutting down may take beyond the drain window: engines are asked, then killed, and the last bytes go out."""
+"""Seconds of shutdown beyond the drain window: engines are asked, then killed, and the last bytes go out."""
 
 
 @cache
 def install_script() -> ModuleType:
-    """scripts/install.py, which is no package's."""
+    """scripts/install.py as a module; it belongs to no package."""
     spec = importlib.util.spec_from_file_location("ostro_install", ROOT / "scripts" / "install.py")
     assert spec is not None
     assert spec.loader is not None
@@ -79,7 +79,7 @@ def install_script() -> ModuleType:
 
 
 def mark_as_installed(venv: Path, *extras: str) -> None:
-    """For scripts/install.py to find nothing to do there."""
+    """Marks the environment so that scripts/install.py finds nothing to do there."""
     script = install_script()
     project, record = script.Project(), script.Record(venv)
     record.note_packages(project, extras)

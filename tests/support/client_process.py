@@ -27,7 +27,7 @@ _FOREIGN = ("ANTHROPIC_", "OPENAI_", "LANGCHAIN_", "LANGSMITH_")
 
 
 def call(name: str, /, **arguments: object) -> str:
-    """As a model without a format of its own writes it."""
+    """A tool call in the generic format, for models without a format of their own."""
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
@@ -52,7 +52,7 @@ def needs(*packages: str, target: str = "make dev") -> pytest.MarkDecorator:
 
 
 def seen_by(program: str, server: LiveServer, directory: Path, *keys: str, python: str = sys.executable) -> Any:
-    """What the program printed last, which is JSON. Its arguments: the server's URL, and keys of scripted answers.
+    """The JSON that the program printed last. Its arguments: the server's URL, and keys of scripted answers.
     `python` is another environment's.
     """
     # A file, since some libraries read the sources of functions.

@@ -26,7 +26,7 @@ def special_ids(tokenizer: Tokenizer) -> dict[str, int]:
 
 
 def constraint_of(name: str = "byte_level", /, **fields: object) -> Constraint:
-    """What a structured output becomes."""
+    """The constraint that a structured output compiles to."""
     structured = StructuredOutput(**fields)  # type: ignore[arg-type]
     vocabulary = compiler(name).vocabulary
     return check_structured(structured, special_ids(VOCABULARIES[name]()), vocabulary.tokenizer)
@@ -37,7 +37,7 @@ def start(constraint: Constraint, name: str = "byte_level") -> Matcher:
 
 
 def tokens_of(text: str, name: str = "byte_level") -> list[int]:
-    """How the model would write it: each text has many ways, and this is the usual one."""
+    """The text's usual tokenization; a text has many others."""
     return list(compiler(name).vocabulary.tokenizer.tokenize_str(text))
 
 
@@ -50,7 +50,7 @@ def allowed(matcher: Matcher) -> set[int] | None:
 
 
 def accepts(constraint: Constraint, text: str, name: str = "byte_level") -> bool:
-    """Whether the text is a whole output: the masks allow it, in one way at least, and then the end."""
+    """Whether the text is a complete output: the masks allow it in at least one tokenization, and then the end."""
     tokenizer, matcher, rest = VOCABULARIES[name](), start(constraint, name), text.encode()
     while rest:
         may = set() if matcher.is_done else allowed(matcher)
@@ -69,7 +69,7 @@ def accepts(constraint: Constraint, text: str, name: str = "byte_level") -> bool
 
 
 def random_output(constraint: Constraint, seed: int, name: str = "byte_level", most: int = 200) -> str | None:
-    """What a model of random taste would write under the masks; None if it is not finished after so many tokens."""
+    """A random output under the masks; None if it is not finished after `most` tokens."""
     tokenizer, matcher, draw = VOCABULARIES[name](), start(constraint, name), random.Random(seed)
     output = b""
     for _ in range(most):

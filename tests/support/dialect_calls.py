@@ -18,7 +18,7 @@ def answered(client: httpx.Client, path: str, **body: object) -> Json:
 
 
 def refused(client: httpx.Client, path: str, status: int, **body: object) -> Json:
-    """The error's own part of the body."""
+    """The `error` object of the refused request's body."""
     response = client.post(path, json=body)
     assert response.status_code == status, response.text
     error: Json = response.json()["error"]
@@ -26,7 +26,7 @@ def refused(client: httpx.Client, path: str, status: int, **body: object) -> Jso
 
 
 def events(client: httpx.Client, path: str, **body: object) -> list[Json]:
-    """Of a stream."""
+    """The events of a streamed answer."""
     response = client.post(path, json=body | {"stream": True})
     assert response.status_code == 200, response.text
     assert response.headers["content-type"].startswith("text/event-stream")
@@ -48,6 +48,6 @@ def events_in(text: str) -> list[Json]:
 
 
 def output_text(response: Json) -> str:
-    """Of a Responses object."""
+    """The text of a Responses object."""
     messages = [item for item in response["output"] if item["type"] == "message"]
     return "".join(part["text"] for item in messages for part in item["content"])

@@ -26,7 +26,7 @@ class Said:
 
 
 class Unspeakable(Exception):
-    """The dialect has no word for a field."""
+    """The dialect cannot express a field."""
 
 
 # --- requests in the form of chat completions, translated ---------------------------------------------------------
@@ -237,7 +237,7 @@ def _merged(deltas: list[Json]) -> Json:
 
 
 def _canonical(arguments: str) -> str:
-    """Of a custom tool's input, and of arguments that were cut off, the text itself."""
+    """Canonical JSON; a custom tool's input and truncated arguments are returned as they are."""
     parsed = _parsed(arguments)
     return arguments if parsed is None else json.dumps(parsed, sort_keys=True)
 

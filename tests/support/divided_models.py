@@ -34,7 +34,7 @@ class ThreadGroup:
         self._given: list[Tensor] = [torch.empty(0)] * ranks
 
     def exchange(self, rank: int, x: Tensor) -> list[Tensor]:
-        """What every rank gave. The caller has the turn, and lets the others have it while it waits."""
+        """Every rank's tensor. The caller holds the turn, and passes it to the others while it waits."""
         self._given[rank] = x.clone()
         self._wait()
         given = list(self._given)
@@ -52,7 +52,7 @@ class ThreadGroup:
             return list(threads.map(in_turn, range(self.ranks)))
 
     def abort(self) -> None:
-        """A rank has failed: nobody waits for it."""
+        """Releases the other ranks after one has failed."""
         self._barrier.abort()
 
     def _wait(self) -> None:

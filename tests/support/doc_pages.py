@@ -37,7 +37,7 @@ class Command:
     variables: tuple[tuple[str, str], ...]
     words: tuple[str, ...]
     line: str
-    """All of the shell's line that it stands in."""
+    """The whole shell line that contains it."""
 
     @property
     def program(self) -> str:
@@ -93,7 +93,7 @@ def blocks(page: str, text: str) -> Iterator[Block]:
 
 
 def commands(block: Block) -> Iterator[Command]:
-    """Of a block of shell: every program that it starts, in order."""
+    """Every program that a block of shell starts, in order."""
     for line in _shell_lines(block.text):
         for words in _simple_commands(line):
             variables = []
@@ -105,7 +105,7 @@ def commands(block: Block) -> Iterator[Command]:
 
 
 def _shell_lines(text: str) -> Iterator[str]:
-    """Joined where a backslash or an open quotation mark continues them; without prompts."""
+    """Logical lines, joined at backslashes and open quotation marks, without prompts."""
     waiting = ""
     for line in text.splitlines():
         waiting += line.removeprefix("$ ") if not waiting else line

@@ -17,19 +17,19 @@ class Instruction:
 
     @property
     def command(self) -> str:
-        """Of a RUN: what the shell gets, less the flags before it."""
+        """The shell command of a RUN, without the flags before it."""
         return re.sub(r"^(--\S+\s+)+", "", self.value)
 
     @property
     def words(self) -> list[str]:
-        """Of an instruction in exec form, such as ENTRYPOINT ["ostro"]; flags before it are left out."""
+        """Words of an instruction in exec form, such as ENTRYPOINT ["ostro"], without the flags before it."""
         listed = json.loads(self.value[self.value.index("[") :])
         assert isinstance(listed, list)
         return [str(each) for each in listed]
 
     @property
     def pairs(self) -> dict[str, str]:
-        """Of ENV, LABEL and ARG."""
+        """Names and values of an ENV, LABEL or ARG."""
         return {key: value for key, _, value in (word.partition("=") for word in shlex.split(self.value))}
 
 
@@ -46,9 +46,9 @@ class Stage:
 @dataclass
 class Dockerfile:
     arguments: dict[str, str]
-    """Those before the first stage."""
+    """ARGs before the first stage."""
     stages: dict[str, Stage]
-    """In order; without a target the last one is built."""
+    """Stages in order; the last one is built by default."""
 
     def chain(self, target: str) -> list[Stage]:
         """The stages whose layers the target has, lowest first."""
@@ -62,7 +62,7 @@ class Dockerfile:
         return [each for each in self.instructions(target) if each.name == name][-1]
 
     def environment(self, target: str) -> dict[str, str]:
-        """What its ENV lines set; `$PATH` is left as it stands."""
+        """Variables that its ENV lines set; `$PATH` is not expanded."""
         return {
             key: value for each in self.instructions(target) if each.name == "ENV" for key, value in each.pairs.items()
         }
@@ -87,6 +87,6 @@ def read_dockerfile(path: Path) -> Dockerfile:
 
 
 def _logical_lines(text: str) -> list[str]:
-    """Without comments, which may stand between the lines of one instruction, and with those lines joined."""
+    """Instructions with continuation lines joined and comments removed, also those between such lines."""
     kept = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
     return re.sub(r"\\\n\s*", "", "\n".join(kept)).splitlines()

@@ -33,7 +33,7 @@ def our_model(
 
 
 def texts() -> list[list[int]]:
-    """Of different lengths."""
+    """Token ids of texts of different lengths."""
     generator = torch.Generator().manual_seed(1)
     return [torch.randint(5, 64, (length,), generator=generator).tolist() for length in LENGTHS]
 

@@ -26,7 +26,7 @@ from ostro.sampling_params import SamplingParams
 
 @dataclass
 class Outcome:
-    """All that one choice was given."""
+    """Everything that one choice received."""
 
     token_ids: list[int] = field(default_factory=list)
     finish_reason: FinishReason | None = None
@@ -216,7 +216,7 @@ class Driver:
         self.finish()
 
     def expected(self, request: Request, choice: int = 0) -> Outcome:
-        """What the choice must be given, computed without an engine and without pages."""
+        """The choice's expected outcome, computed without an engine and without pages."""
         params, prompt = request.params, len(request.prompt_ids)
         count = self.engine.scheduler.max_len - prompt if params.max_tokens is None else params.max_tokens
         if request.constraint is not None:

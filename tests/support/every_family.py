@@ -47,7 +47,7 @@ def configs_of(names: tuple[str, ...], sizes: Config) -> Mapping[str, Config]:
 
 
 def native_configs(sizes: Config) -> Mapping[str, Config]:
-    """Those that the native core runs: each family, and the variants that it does not refuse."""
+    """Configs that the native core runs: each family, and the variants that it does not refuse."""
     return {
         name: config
         for name, config in configs_of(RUN_BY_ALL, sizes).items()
@@ -74,7 +74,7 @@ def some(names: Iterable[str], *chosen: str) -> list[ParameterSet]:
 
 
 TINY: Mapping[str, Config] = {name: config_of(name, SIZES) for name in CASES}
-"""One of each family."""
+"""One tiny config per family."""
 
 EIGHT_HEADS: Config = {
     **SIZES,
@@ -85,4 +85,4 @@ EIGHT_HEADS: Config = {
     "vocab_size": 300,
 }
 DIVISIBLE: Mapping[str, Config] = {name: config_of(name, EIGHT_HEADS) for name in DENSE}
-"""Large enough to be divided by eight; keys and values have two heads where they may have fewer than queries."""
+"""Configs that can be divided by eight; keys and values have two heads where they may have fewer than queries."""

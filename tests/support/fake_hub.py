@@ -23,10 +23,10 @@ class Hub:
     """The files of each repository."""
     refusal: tuple[int, dict[str, str]] | None = None
     breaks_off: bool = False
-    """Whether files end in the middle."""
+    """Whether downloads are cut off in the middle."""
     served: list[str] = field(default_factory=list)
     num_bytes: int = 0
-    """Of files, that were sent."""
+    """Bytes of files that were sent."""
 
     @property
     def address(self) -> str:
@@ -133,6 +133,6 @@ def silent_hub() -> Iterator[tuple[str, list[socket.socket]]]:
 
 
 def hub_environment(address: str, home: Path) -> dict[str, str]:
-    """For a process whose Hub is at that address, with a cache of its own."""
+    """Environment of a process whose Hub is at that address, with a cache of its own."""
     cleared = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
     return cleared | {"HF_ENDPOINT": address, "HF_HOME": str(home), "HF_HUB_DISABLE_TELEMETRY": "1"}

@@ -11,13 +11,13 @@ from ostro.engine.costs import FetchCosts
 from ostro.engine.page_store import Arrival, Fetch, Move, Offer, Source, Spill, Store
 
 Shared = dict[bytes, list[int]]
-"""What engines leave to one another."""
+"""Pages that engines share, by digest."""
 
 
 class _Offering(NamedTuple):
     offer: Offer
     pages: list[list[int]]
-    """What they were when the offer began."""
+    """The pages' contents when the offer began."""
 
     @property
     def ticket(self) -> int:
@@ -45,7 +45,7 @@ class FakePageStore:
         self.stores: list[Store] = []
         self.num_damaged = 0
         self.num_asked = 0
-        """How often `holds` was."""
+        """How often `holds` was asked."""
 
     @property
     def num_slots(self) -> int:
@@ -111,7 +111,7 @@ class FakePageStore:
                 self._shared[digest] = self._runner.read_page(page) if page is not None else self._slot(slot)
 
     def inherit(self, closed: "FakePageStore") -> None:
-        """Begins with what another has left on disk."""
+        """Starts with the pages that a closed store left on disk."""
         self._disk = dict(closed._disk)
 
     def _arrive(self, move: Fetch) -> Arrival:
@@ -124,7 +124,7 @@ class FakePageStore:
         return Arrival(move.ticket, len(move.pages), 0.0)
 
     def _leave(self, offering: _Offering) -> Arrival:
-        """A store may read a page at any time until it tells that it has: it must be the same at the end."""
+        """Completes an offer. A store may read a page until the offer ends, so it must not have changed by then."""
         offer, begun = offering
         assert [self._runner.read_page(page) for page in offer.pages] == begun, "a page changed while it was offered"
         num_good = self._random.randrange(len(begun)) if self._random.random() < self._loss else len(begun)
@@ -153,7 +153,7 @@ class FakePageStore:
 
 
 class FixedCosts(FetchCosts):
-    """Fetches so many of the prefixes that can be fetched, whatever things take."""
+    """Fetches a fixed share of the prefixes that can be fetched, whatever the costs."""
 
     def __init__(self, share: float, seed: int = 0) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What tests know of a model family: `tests/families` has one `CASE` a file, and `every_family` collects them.
+"""A model family's test case: `tests/families` has one `CASE` per file, and `every_family` collects them.
 
 A case has everything but sizes, which each test chooses for itself: `FamilyCase.sized` puts the two together.
 """
@@ -14,7 +14,7 @@ Array = npt.NDArray[Any]
 Config = Mapping[str, object]
 """Fields of a config.json."""
 Settings = Config | Callable[[int], Config]
-"""Fields of a config.json, or what makes them of the width of a head."""
+"""Fields of a config.json, or a function from the head width to them."""
 
 SIZES: Config = {
     "vocab_size": 32,
@@ -26,12 +26,12 @@ SIZES: Config = {
     "max_position_embeddings": 64,
     "rms_norm_eps": 1e-5,
 }
-"""The smallest, and the names of all."""
+"""The smallest sizes, under the names that all size mappings use."""
 
 EXPERTS: Config = {"num_experts": 4, "num_experts_per_tok": 2}
 LOCAL_EXPERTS: Config = {"num_local_experts": 4, "num_experts_per_tok": 2}
 EXPERT_SIZES: Config = {**EXPERTS, "moe_intermediate_size": 8, "shared_expert_intermediate_size": 20}
-"""What all mixtures read, for configs that are given to every family."""
+"""Sizes that any mixture reads, for configs that are given to every family."""
 GRANITE_SCALES: Config = {
     "attention_multiplier": 0.2,
     "embedding_multiplier": 3.0,
@@ -69,7 +69,7 @@ GGUF_LAYER_NORMS: Config = {
 }
 GGUF_EXPERTS: Config = {"expert_count": 4, "expert_used_count": 2}
 GGUF_WIDE_HEADS: Config = {"attention.key_length": 32, "attention.value_length": 32}
-"""For a head_dim of 32."""
+"""Metadata for a head_dim of 32."""
 
 LEVANTER_SETTINGS: Mapping[str, Any] = {
     "max_seq_len": 64,
@@ -95,7 +95,7 @@ LEVANTER_SIZES: Config = {
 
 
 def longrope(rotated: int, most: float = 2.0) -> Config:
-    """With a factor for each of the frequencies by which so many numbers of a head are rotated."""
+    """LongRoPE settings with one factor per frequency, for `rotated` rotated dimensions of a head."""
     return {
         "type": "longrope",
         "short_factor": [float(each) for each in np.linspace(1, 1.25, rotated // 2)],
@@ -108,13 +108,13 @@ class GgufCase:
     """A config as its authors write it, and the metadata that a converter makes of it."""
 
     config: Config = field(default_factory=dict)
-    """Beside GGUF's sizes, and without those of the family's own `config`."""
+    """Fields beside GGUF's sizes and the family's own `config`."""
     metadata: Config = field(default_factory=lambda: GGUF_DECODER)
-    """Without the architecture before each name."""
+    """Metadata without the architecture prefix of each name."""
     extra: Mapping[str, Array] = field(default_factory=dict)
-    """Tensors that the model has not."""
+    """Tensors that the model itself does not have."""
     architecture: str | None = None
-    """Where it is not the family's."""
+    """GGUF's architecture name, where it differs from the family's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,9 +123,9 @@ class LevanterCase:
 
     settings: Mapping[str, Any]
     config: Config = field(default_factory=dict)
-    """Beside Levanter's sizes, and without those of the family's own `config`."""
+    """Fields beside Levanter's sizes and the family's own `config`."""
     layers: str = "layers"
-    """The name of the module that has them."""
+    """Name of the module that holds the layers."""
     like_gpt2: bool = False
     """Whether its arrays have GPT-2's names and axes rather than Llama's."""
     norms_of_all_heads: bool = False
@@ -149,7 +149,7 @@ class FamilyCase:
     spelling: Mapping[str, str | None] = field(default_factory=dict)
     """Names of sizes where they are not those of `SIZES`; None if it has no such size."""
     mixture: bool = False
-    """Whether its layers have experts, as they have not on several devices, nor on JAX."""
+    """Whether its layers have experts, which neither several devices nor JAX support."""
     torch_only: bool = False
     """Whether only torch's own modules run it."""
     ropes: int = 1
@@ -159,9 +159,9 @@ class FamilyCase:
     projections: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
     """The matrices that adapters may change."""
     gguf: Mapping[str, GgufCase] = field(default_factory=dict)
-    """By name, of which the family's own is the empty one; none if GGUF has no such family."""
+    """GGUF cases by name, the family's own under the empty name; empty if GGUF has no such family."""
     gguf_converted: Callable[[str, Array], Array] = _unchanged
-    """What a converter does to a tensor, by its name in transformers. Models have four heads, two of keys."""
+    """The converter's change to a tensor, given its name in transformers. Models have four heads, two of keys."""
     gguf_split_experts: bool = False
     """Whether GGUF stores as two tensors what the Hub stores as one of all experts."""
     levanter: Mapping[str, LevanterCase] = field(default_factory=dict)
@@ -192,7 +192,7 @@ def _integer(sizes: Config, name: str) -> int:
 
 
 def interleaved(rows: Array, heads: int) -> Array:
-    """What converters do to Llama's queries and keys: first and second halves of each head, row by row in turn."""
+    """Llama's queries and keys as converters store them: rows of each head's two halves alternate."""
     per_head = rows.reshape(heads, -1, *rows.shape[1:])
     mixed = np.empty_like(per_head)
     half = per_head.shape[1] // 2
@@ -201,7 +201,7 @@ def interleaved(rows: Array, heads: int) -> Array:
 
 
 def with_neighbours_rotated(name: str, array: Array) -> Array:
-    """What converters do for architectures in which llama.cpp rotates neighbours."""
+    """The tensor as converters store it for architectures in which llama.cpp rotates neighbouring elements."""
     heads = 4 if ".q_proj." in name else 2 if ".k_proj." in name else None
     return array if heads is None else interleaved(array, heads)
 

@@ -1,4 +1,4 @@
-"""A proxy before an object store that breaks what it is told to break, and counts what it passes on.
+"""A proxy in front of an object store that injects faults and counts what it passes on.
 
 client ──> FaultProxy ──> store        one request a connection
 
@@ -46,9 +46,9 @@ class FaultProxy:
         """File name, start and end of all reads, in order."""
         self._open: set[asyncio.Task[None]] = set()
         self.targets: list[str] = []
-        """Of all requests, in order."""
+        """Targets of all requests, in order."""
         self.num_bytes = 0
-        """Of bodies that were read and passed on."""
+        """Bytes of bodies that were read and passed on."""
         self.before_read: Callable[[int], None] | None = None
         """Called with the number of the read, from 1."""
         self.seconds_a_read = 0.0
@@ -75,7 +75,7 @@ class FaultProxy:
         self._always[of] = fault
 
     def describe(self, path: str, header: str, value: str | None) -> None:
-        """Puts another header into the descriptions of this path, or takes it out."""
+        """Sets a header in the descriptions of this path, or removes it."""
         self._headers.append((path, header, value))
 
     def forget_counts(self) -> None:
@@ -248,6 +248,6 @@ def _header(head: bytes, name: str) -> str | None:
 
 
 def _bounds(value: str) -> tuple[int, int]:
-    """Of `bytes=0-99`: 0 and 100."""
+    """Start and end of a range header: 0 and 100 for `bytes=0-99`."""
     start, _, last = value.removeprefix("bytes=").partition("-")
     return int(start), int(last) + 1

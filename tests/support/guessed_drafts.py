@@ -91,7 +91,7 @@ class EagerDrafts(NgramSpeculation):
     """Drafts what follows matches as if further rows cost next to nothing, whatever the machine."""
 
     def __init__(self, seconds_by_rows: Mapping[int, float] | None = None) -> None:
-        """`seconds_by_rows` is what it believes instead."""
+        """`seconds_by_rows` replaces the default belief about step costs."""
         super().__init__()
         for _ in range(100):
             for rows, seconds in (seconds_by_rows or {rows: 1.0 + 0.02 * rows for rows in (1, 2, 4, 8, 16)}).items():

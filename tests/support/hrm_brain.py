@@ -31,7 +31,7 @@ def write_brain(
     experts_per_token: int = 2,
     puzzle_size: int = 0,
 ) -> Path:
-    """Gives the weights' file: mind/actv1_student.safetensors below brain.json, or step_100 beside all_config.yaml."""
+    """The weights' file: mind/actv1_student.safetensors below brain.json, or step_100 beside all_config.yaml."""
     directory.mkdir(parents=True, exist_ok=True)
     weights = random_weights(
         seed=seed,

@@ -58,7 +58,7 @@ def adapted_runner() -> JaxRunner:
 
 
 def answers(runner: ModelRunner) -> Answers:
-    """Of a few requests: request, choice, tokens, and log-probabilities to two digits."""
+    """Answers to a few requests: request, choice, tokens, and log-probabilities to two digits."""
     random = np.random.default_rng(5)
     core = EngineCore(runner, Limits(max_batch_tokens=48, max_batch_seqs=8), adapters=(ADAPTER,))
     for id, (length, params) in enumerate(zip((3, 21, 40, 10, 12), PARAMS, strict=True)):

@@ -82,7 +82,7 @@ def _cold_start(
 
 
 def end_gently(process: Process) -> None:
-    """By SIGTERM, and by force if it has not ended then."""
+    """Ends the process by SIGTERM, then by SIGKILL if that does not suffice."""
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)
     try:

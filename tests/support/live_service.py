@@ -22,7 +22,7 @@ STALL = 60.0
 
 
 def set_faults(monkeypatch: pytest.MonkeyPatch, *faults: str) -> None:
-    """For the engine processes that the test starts from now on."""
+    """Sets faults for the engine processes that the test starts from now on."""
     monkeypatch.setenv("OSTRO_FAULTS", ",".join(("fake", *faults)))
 
 

@@ -66,7 +66,7 @@ class Memory:
 
     def _begin(self) -> None:
         self._held = on_devices()
-        # The kernel's way to start the high-water mark anew.
+        # Resets the kernel's high-water mark.
         Path("/proc/self/clear_refs").write_text("5")
 
 
@@ -114,7 +114,7 @@ def resident(field: str) -> int:
 
 
 def bytes_read() -> int:
-    """What the process has read from files."""
+    """Bytes that the process has read from files."""
     return int(Path("/proc/self/io").read_text().splitlines()[0].split()[1])
 
 

@@ -99,7 +99,7 @@ def write_cycling_model(directory: Path, text: str = "abc") -> Path:
 
 
 def make_embedding_model(directory: Path, mode: Literal["mean", "cls", "lasttoken"] = "mean") -> Path:
-    """Adds what tells a model to pool its vectors and to give them length one."""
+    """Adds the files that make a model pool its vectors and normalise them."""
     kinds = {"": "Transformer", "1_Pooling": "Pooling", "2_Normalize": "Normalize"}
     modules = [{"path": path, "type": f"sentence_transformers.models.{kind}"} for path, kind in kinds.items()]
     (directory / "modules.json").write_text(json.dumps(modules))

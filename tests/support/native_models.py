@@ -37,7 +37,7 @@ def savable_model(config: Mapping[str, object]) -> Model:
 
 @dataclass(frozen=True)
 class ModelCheckpoint:
-    """What a model would be loaded from."""
+    """A checkpoint backed by a torch model in memory."""
 
     model: Model
     config: Mapping[str, object]

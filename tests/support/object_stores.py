@@ -16,7 +16,7 @@ import httpx
 
 BUCKET = "models"
 _START_SECONDS = 30.0
-# No test may find the real credentials of whoever runs it, or look for those of a cloud machine.
+# No test may find the user's real credentials, or look for those of a cloud machine.
 CREDENTIALS = {
     "AWS_ACCESS_KEY_ID": "test",
     "AWS_SECRET_ACCESS_KEY": "test",
@@ -72,7 +72,7 @@ class ObjectStore:
         _http().patch(self.url + path, json=fields).raise_for_status()
 
     def environment(self, url: str) -> dict[str, str]:
-        """What leads a client to this store by way of an address."""
+        """Environment that points a client to this store at the given URL."""
         return CREDENTIALS | {"STORAGE_EMULATOR_HOST" if self.scheme == "gs" else "AWS_ENDPOINT_URL": url}
 
 

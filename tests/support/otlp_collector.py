@@ -58,7 +58,7 @@ class Collector:
         return [Span(**json.loads(line)) for line in lines]
 
     def until(self, is_there: Callable[[list[Span]], bool]) -> list[Span]:
-        """Waits for what is to come."""
+        """Waits until the condition holds, and returns the spans."""
         deadline = time.monotonic() + _PATIENCE
         while not is_there(spans := self.spans()):
             assert time.monotonic() < deadline, f"it did not come; there are {[span.name for span in spans]}"
@@ -66,7 +66,7 @@ class Collector:
         return spans
 
     def request(self, request_id: str, num_spans: int) -> list[Span]:
-        """The span of a request, then its parts in the order of time, once there are so many in all."""
+        """A request's span, then its parts in order of time, once there are `num_spans` in all."""
 
         def tree(spans: list[Span]) -> list[Span]:
             roots = [span for span in spans if span.attributes.get("ostro.request.id") == request_id]

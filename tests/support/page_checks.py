@@ -1,4 +1,4 @@
-"""What a page must be for everybody: names for what can be used, contrast for what can be read, nothing that jumps."""
+"""Accessibility checks of a page: names for controls, contrast for texts, no layout shifts."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ _CONTRASTS = """() => {
 
 
 def nameless(page: Page) -> list[str]:
-    """Roles of what can be seen and used, but has no name."""
+    """Roles of visible controls without a name."""
     session = page.context.new_cdp_session(page)
     nodes: list[dict[str, Any]] = session.send("Accessibility.getFullAXTree")["nodes"]
     session.detach()
@@ -97,7 +97,7 @@ def too_faint(page: Page) -> list[str]:
 
 
 def flaws(page: Page) -> list[str]:
-    """What has no name, and what can hardly be read by day or by night."""
+    """Controls without a name, and texts of too little contrast in the light or dark theme."""
     found = [f"a {role} without a name" for role in nameless(page)]
     for scheme in ("light", "dark"):
         page.emulate_media(color_scheme=scheme)

@@ -1,4 +1,4 @@
-"""What a user does with the playground, and what a test reads off it and off its server."""
+"""A user's actions in the playground, and the state that tests read from the page and its server."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def wait_until_over(page: Page, mode: str) -> None:
 
 
 def wait_for_answer(page: Page) -> None:
-    """Until the last one is whole."""
+    """Waits until the last answer is complete."""
     page.wait_for_selector(".turns > .assistant:last-child:not(.coming) .actions")
     wait_until_over(page, "chat")
 
@@ -91,7 +91,7 @@ def until_true(page: Page, expression: str) -> None:
 
 
 def until_idle(server: LiveServer) -> None:
-    """The slow server refuses whoever comes while another is there, if only by its last bytes."""
+    """Waits for the slow server, which refuses a request while another still has bytes to send."""
     until(lambda: gauge(server, "ostro_requests_under_way") == 0, "a request is there still")
 
 
@@ -113,7 +113,7 @@ def streamed(*deltas: str, done: bool = True, finish: str | None = None) -> str:
 
 
 def fixed_answer(page: Page, *deltas: str, finish: str | None = None) -> None:
-    """Every chat request gets it."""
+    """Answers every chat request with these deltas."""
     body = streamed(*deltas, finish=finish)
     page.route("**/v1/chat/completions", lambda route: route.fulfill(body=body, content_type="text/event-stream"))
 
@@ -129,7 +129,7 @@ def copied(page: Page, language: str) -> str:
 
 
 def ran(program: list[str], text: str, directory: Path) -> str:
-    """What such a program prints."""
+    """The output of such a program."""
     script = directory / f"snippet{ {'node': '.mjs'}.get(Path(program[0]).name, '.txt') }"
     script.write_text(text, encoding="utf-8")
     # Proxies are for other machines.

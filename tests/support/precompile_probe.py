@@ -41,10 +41,10 @@ from ostro.torch_models.decoder import Decoder
 from ostro.torch_models.layers import Linear
 
 META = torch.device("meta")
-# Of prompts: up to a few tokens, within a tile of attention's, and beyond.
+# Prompt lengths: a few tokens, within one attention tile, and beyond.
 PROMPTS = (5, 100, 1000, 3000)
 QUICK = "_unpack_kernel"
-# Of packed weights: bits, group, and whether groups have minima.
+# Formats of packed weights: bits, group, and whether groups have minima.
 FORMS = ((4, 32, True), (4, 128, False), (8, 16, True), (8, 32, False))
 NUMBERS = count(1)
 
@@ -84,7 +84,7 @@ def on_another_device() -> Iterator[None]:
 
 
 def keys(request: Request) -> dict[str, int]:
-    """How many keys signatures have, and how many of those that launches on real memory look for are others."""
+    """The number of keys of signatures, and how many keys that launches on real memory look for are not among them."""
     ahead = signatures(request)
     with on_another_device(), noted_keys() as compiled:
         for each in ahead:
@@ -96,7 +96,7 @@ def keys(request: Request) -> dict[str, int]:
 
 
 def launched(request: Request) -> dict[str, object]:
-    """How many kernels steps launch, and those of them that nobody has compiled ahead."""
+    """The number of kernels that steps launch, and those that were not compiled ahead."""
     part, ahead = part_of(request, META), signatures(request)
     assert part.decoder is not None
     part.decoder.choices = known(request.settings.kernel_choices, request.gpu)
@@ -159,7 +159,7 @@ def steps(part: GpuPart, sampler: Sampler, drawn: DrawnTokens, most: int) -> Ite
 
 
 def compiled(request: Request) -> dict[str, object]:
-    """What becomes of one signature that can be compiled and one that cannot."""
+    """Outcomes of one signature that can be compiled and one that cannot."""
     good = next(each for each in signatures(request) if kernel_name(each).endswith(QUICK))
     # A kernel's blocks are powers of two.
     bad = json.dumps({**json.loads(good), "constant_vals": [255]})

@@ -56,12 +56,12 @@ class Coded:
     """A matrix on an integer grid."""
 
     codes: Tensor
-    """Unsigned."""
+    """Unsigned codes."""
     zeros: Tensor
     """[out, groups], unsigned."""
     scales: Tensor
     groups: Tensor
-    """Each column's."""
+    """Group of each column."""
 
     @property
     def twin(self) -> Tensor:
@@ -248,9 +248,9 @@ class Format:
     """quantization_config"""
     pack: Packer
     native: str
-    """What the native core packs it as."""
+    """The native core's packed format for it."""
     exactly: bool = False
-    """Whether that loses nothing."""
+    """Whether that packing is lossless."""
 
 
 def _compressed(format: str, weights: Mapping[str, object]) -> Mapping[str, object]:
@@ -311,7 +311,7 @@ FORMATS: Mapping[str, Format] = {
     "nf4-nested": Format({**_BNB, "bnb_4bit_use_double_quant": True}, lambda matrix: nf4(matrix, nested=True), "Q8_0"),
     "bnb-8": Format({"quant_method": "bitsandbytes", "load_in_8bit": True}, int8_rows, "Q8_0"),
 }
-"""Of matrices. Their sizes are multiples of 32."""
+"""Formats of matrices whose sizes are multiples of 32."""
 
 
 def quantized(tensors: Mapping[str, Tensor], format: Format) -> tuple[Tensors, Tensors]:

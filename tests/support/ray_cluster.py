@@ -26,17 +26,17 @@ class RayCluster:
     process: subprocess.Popen[str]
     log: Path
     haproxy: Path | None = None
-    """Where HAProxy's files are, if it is there."""
+    """Directory of HAProxy's files, if it is installed."""
 
     def deploy(self, **args: object) -> None:
-        """The application with these settings, in place of what is there; returns once it is ready."""
+        """Deploys the application with these settings in place of the current one; returns once it is ready."""
         self._ask("deploy", args=args)
 
     def remove(self) -> None:
         self._ask("remove")
 
     def facts(self) -> list[dict[str, Any]]:
-        """Of each replica that answers."""
+        """Facts about each replica that answers."""
         answer: list[dict[str, Any]] = self._ask("facts")
         return answer
 

@@ -45,7 +45,7 @@ def engines() -> DeploymentHandle:
 
 
 def facts() -> object:
-    """Of each replica that answers; none while there is none."""
+    """Facts about each replica that answers; empty while there is none."""
     try:
         asked = engines().broadcast("facts")
         answers = asked.results(timeout_s=30, return_exceptions=True)

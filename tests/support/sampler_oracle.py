@@ -1,4 +1,4 @@
-"""What the sampler should choose, in plain Python: one row at a time, everything sorted, nothing clever.
+"""The sampler's expected choices, in plain Python: one row at a time, everything sorted, nothing clever.
 
 Scores are fp32, as the sampler's are; sums and exponentials are float64. `margin` tells how near a decision came to
 going the other way, so that a test can pass over the rare example in which the last bit decides.

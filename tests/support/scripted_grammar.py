@@ -16,7 +16,7 @@ from ostro.engine.constraint import Constraint
 from ostro.errors import BadRequest, SequenceFailed
 
 EOS = 3
-"""What ends an output where the grammar lets it."""
+"""Token that ends an output where the grammar allows it."""
 
 
 @dataclass(frozen=True)

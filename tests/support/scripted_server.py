@@ -12,7 +12,7 @@ CLOSE = b"close the connection"
 WAIT = b"be silent until the test ends"
 
 Script = Callable[[str, Any], Iterable[bytes]]
-"""From a path and a body, parsed, to what is sent, piece by piece."""
+"""Maps a path and a parsed body to the pieces of the response."""
 
 
 @dataclass
@@ -38,7 +38,7 @@ def scripted_server(script: Script) -> Iterator[Scripted]:
                 pass
 
         def _exchange(self) -> bool:
-            """Whether the connection stays."""
+            """Handles one request; returns whether the connection stays open."""
             head = b""
             while not head.endswith(b"\r\n\r\n"):
                 line = self.rfile.readline()

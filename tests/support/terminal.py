@@ -39,7 +39,7 @@ class Screen:
         _resize(self.keyboard, columns)
 
     def until(self, text: str) -> str:
-        """Waits for text that was not waited for yet; returns what came with it."""
+        """Waits for text after what was read so far; returns everything up to it."""
         deadline = time.monotonic() + PATIENCE
         while text not in self.shown[self.read_up_to :]:
             assert time.monotonic() < deadline, f"no {text!r} in {self.shown!r}"
@@ -59,7 +59,7 @@ class Screen:
         return self.process.wait()
 
     def _read(self) -> bool:
-        """Whether there was anything."""
+        """Reads what there is; returns whether there was anything."""
         if not select.select([self.keyboard], [], [], 0.1)[0]:
             return False
         try:

@@ -68,7 +68,7 @@ BERT_PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
 @cache
 def word_piece_core() -> tokenizers.Tokenizer:
-    """As a BERT's tokenizer.json has it."""
+    """A WordPiece tokenizer as in a BERT's tokenizer.json."""
     core = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))
     core.normalizer = normalizers.BertNormalizer(lowercase=True)
     core.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -82,7 +82,7 @@ def word_piece_core() -> tokenizers.Tokenizer:
 
 @cache
 def bert_directory(*, older: bool = False) -> Path:
-    """A BERT's tokenizer; the older kind has vocab.txt and no tokenizer.json. Not to be written to."""
+    """A BERT's tokenizer; the older kind has vocab.txt and no tokenizer.json. Read-only."""
     directory = fresh_directory()
     core = word_piece_core()
     config = {"tokenizer_class": "BertTokenizer", "do_lower_case": True, "cls_token": "[CLS]", "sep_token": "[SEP]"}
@@ -105,7 +105,7 @@ def control_ids() -> tuple[int, int]:
 
 @cache
 def model_directory() -> Path:
-    """As a model comes from a hub: tokenizer.json and what belongs to it. Not to be written to."""
+    """A model's tokenizer files as on a hub: tokenizer.json and its companions. Read-only."""
     directory = fresh_directory()
     core = byte_level_core()
     core.save(str(directory / "tokenizer.json"))

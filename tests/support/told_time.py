@@ -15,7 +15,7 @@ class ToldTime:
         await woken
 
     async def let_pass(self, seconds: float) -> None:
-        """Wakes everyone whose time has come, in turn. Who sleeps again within these seconds is woken again."""
+        """Wakes sleepers whose time has come, in turn; one that sleeps again within these seconds is woken again."""
         end = self.now + seconds
         while due := [sleeper for sleeper in self._sleepers if sleeper[0] <= end]:
             self.now, woken = sleeper = min(due, key=lambda sleeper: sleeper[0])

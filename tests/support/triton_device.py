@@ -35,7 +35,7 @@ if DEVICE.type == "cpu":
     patched: set[str] = set()
 
     def _patch_once(function: Callable[..., object]) -> object:
-        """Triton swaps the language's functions for the interpreter's anew in each call within a kernel, which takes
+        """Triton swaps the language's functions for the interpreter's in each call within a kernel, which takes
         longer than the kernel's own work. Here nothing is ever compiled, so they stay swapped.
         """
         if function.__module__ not in patched:

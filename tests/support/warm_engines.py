@@ -30,7 +30,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 class Engine:
-    """What an `EngineHandle` uses of `subprocess.Popen`."""
+    """The part of `subprocess.Popen` that an `EngineHandle` uses."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -45,7 +45,7 @@ class Engine:
 
 
 def start_engines_warm() -> None:
-    """From now on, in this process, which has one thread yet and has called `prepare_for_engines`."""
+    """Starts engines warm from now on, in a process that still has one thread and has called `prepare_for_engines`."""
     ours, its = socket.socketpair()
     if os.fork() == 0:
         ours.close()
@@ -56,7 +56,7 @@ def start_engines_warm() -> None:
 
 @contextmanager
 def warm_engines() -> Iterator[None]:
-    """While the block runs, in a process that may have threads."""
+    """Starts engines warm while the block runs, in a process that may have threads."""
     with mock.patch.object(handle, "spawn", _own_starter().spawn):
         yield
 
@@ -70,7 +70,7 @@ class _Starter:
         self._one_at_a_time = threading.Lock()
 
     def spawn(self, module: str, *, environment: Mapping[str, str]) -> tuple[Engine, socket.socket]:
-        """What `ostro.processes.spawn.spawn` does."""
+        """Stands in for `ostro.processes.spawn.spawn`."""
         assert module == _MODULE
         ours, theirs = socket.socketpair()
         with theirs, self._one_at_a_time:
@@ -103,7 +103,7 @@ def _own_starter() -> _Starter:
 
 
 def prepare_for_engines() -> None:
-    """Imports what they need."""
+    """Imports what engines need."""
     for name in (_MODULE, "ostro.backends.loading"):
         importlib.import_module(name)
     # It is to be run as a program.
@@ -113,7 +113,7 @@ def prepare_for_engines() -> None:
 
 
 def _adopt_orphans(adopt: bool) -> None:
-    """Whether processes whose parent ends become children of this one, if they descend from it."""
+    """Sets whether orphaned descendants become children of this process."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(adopt), 0, 0, 0)
 
 

@@ -28,7 +28,7 @@ from typing import IO
 
 
 class WarmProcess:
-    """What tests use of `subprocess.Popen`, for a process that is not their child: its parent tells how it ended."""
+    """The part of `subprocess.Popen` that tests use, for a process whose parent reports how it ended."""
 
     def __init__(self, pid: int, ended: IO[bytes]) -> None:
         self.pid = pid
@@ -227,7 +227,7 @@ def _carry_out(order: _Order) -> int:
 
 
 def _forget(package: str) -> None:
-    """Its next import runs it anew, with all that it needs in memory."""
+    """Unloads a package, so that its next import runs it again with its dependencies in memory."""
     for name in [name for name in sys.modules if name == package or name.startswith(f"{package}.")]:
         del sys.modules[name]
 
@@ -249,7 +249,7 @@ if __name__ == "__main__":
     # It reads its settings from the environment when it is imported.
     _forget("huggingface_hub")
     prepare_for_engines()
-    # Ctrl-C is for whoever runs the tests; nobody asks how the processes in between have ended.
+    # Ctrl-C is for the test run itself; nobody asks how the processes in between have ended.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     found = _next_order(socket.socket(fileno=int(sys.argv[1])))

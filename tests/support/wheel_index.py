@@ -31,7 +31,7 @@ def write_wheel(directory: Path, project: str, files: Mapping[str, bytes], versi
 
 
 def pieces_of(data: bytes, count: int) -> list[bytes]:
-    """Of unequal length."""
+    """Pieces of unequal length."""
     cuts = [0, *(len(data) * (2 * number + 1) // (2 * count + 1) for number in range(1, count)), len(data)]
     return [data[start:end] for start, end in pairwise(cuts)]
 

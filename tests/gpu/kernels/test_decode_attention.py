@@ -95,7 +95,7 @@ def attend(case: Case, scratch: DecodeScratch, spec: AttentionSpec, sinks: Tenso
 
 
 def some_sinks(case: Case) -> Tensor:
-    """Of the queries' format; one takes everything, and one nothing."""
+    """Sinks in the queries' dtype; one takes everything, and one nothing."""
     sinks = 3 * torch.randn(case.q.shape[1])
     sinks[0], sinks[-1] = 300.0, -300.0
     return sinks.to(case.q)
