@@ -28,13 +28,13 @@ test: dev
 # Three processes of one thread each, for two cores: the tests are many and small, and wait for a third of their time. A
 # file's tests share what it sets up. They run in the order of their names: sorted by their number of tests, the last
 # files would be those with one long test. Bytecode is kept though the environment may say otherwise, as it does in many
-# containers: each process would compile all tests anew.
+# containers: each process would otherwise compile all tests again.
 PYTEST = OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 run-tests: dev
 	$(PYTEST) -m "not slow and not gpu and not full" $(LEFT_OUT) $(ARGS)
 
-# What `make test` leaves out but takes no minutes: the full matrices, and every property with all its examples.
+# The short tests that `make test` leaves out: full matrices, and every property with all its examples.
 test-all: dev
 	HYPOTHESIS_PROFILE=full $(PYTEST) -m "full and not slow and not gpu" $(ARGS)
 
@@ -74,8 +74,8 @@ test-agents: dev
 test-gpu: dev
 	$(BIN)/python -m pytest tests/gpu $(ARGS)
 
-# The native core's tests, in C++ and in Python, watched for errors of memory and for undefined behaviour. Needs GCC and
-# CMake. What watches is loaded before Python, which was built without; Python frees little at its end, so leaks there
+# The native core's tests, in C++ and in Python, under the address and undefined-behaviour sanitizers. Needs GCC and
+# CMake. The sanitizer is preloaded, as Python was built without it; Python frees little at exit, so leaks there
 # are not looked for.
 SANITIZED := build/sanitized
 SANITIZED_TESTS ?= tests/native tests/hostile/test_checkpoint_fuzzer.py
@@ -88,7 +88,7 @@ test-native-sanitized: dev
 	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so.6)" \
 	$(BIN)/python -m pytest -n 0 $(SANITIZED_TESTS) --ignore=tests/native/test_build.py $(ARGS)
 
-# Plans on several threads, watched for races. In C++ alone: Python and torch were built without.
+# Plans on several threads under the thread sanitizer. C++ only: Python and torch were built without it.
 RACES := build/tsan
 test-native-tsan:
 	cmake -S native -B $(RACES) -DCMAKE_CXX_COMPILER=$(CXX) -DOSTRO_SANITIZE=thread -DOSTRO_TESTS=ON
@@ -133,7 +133,7 @@ docs: dev
 docs-serve: dev
 	@NO_MKDOCS_2_WARNING=1 exec $(BIN)/mkdocs serve --dev-addr 127.0.0.1:8001 $(ARGS)
 
-# The parts of pages that are made from the code: settings, fields of the API, what is refused.
+# The generated parts of pages: settings, fields of the API, refusals.
 docs-generate: dev
 	PYTHONPATH=tools $(BIN)/python -m docs_reference
 

@@ -36,12 +36,12 @@ COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 
 
 def _words(count: int, length: int) -> list[str]:
-    """Different ones, as long as they say, that have much in common."""
+    """Distinct words of the given length with long common prefixes."""
     return [f"{number:06d}".rjust(length, "a") for number in range(count)]
 
 
 def fields(prompts: int) -> dict[str, dict[str, Any]]:
-    """By name, the largest that each may be in a request of so many prompts."""
+    """The largest value of each field, by name, in a request of `prompts` prompts."""
     letters = min(MAX_BAD_WORD_CHARACTERS, MAX_BAD_WORD_CHARACTERS_OF_ALL // prompts)
     words = min(MAX_BAD_WORDS, letters // 6)
     biases = min(MAX_LOGIT_BIAS, MAX_LOGIT_BIAS_OF_ALL // prompts)

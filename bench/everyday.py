@@ -127,7 +127,7 @@ def report_divergence(prompts: Sequence[Prompt], native: LLM, exact: LLM) -> Non
 
 
 def native_logits(llm: LLM, ids: Sequence[int], positions: range) -> Logits:
-    """Of a sequence that fits into one step, whose pages are the pool's first: nothing else may be under way."""
+    """Logits of a sequence that fits into one step, in the pool's first pages: nothing else may be under way."""
     runner = llm.core.runner
     assert isinstance(runner, NativeRunner)
     program, tokens = runner.program, np.array(ids, np.int32)

@@ -52,7 +52,7 @@ def send(server: Server, key: str, body: Mapping[str, object]) -> socket.socket:
 
 
 def first_token_seconds(server: Server, number: int) -> float:
-    """Of a request of the polite key, with a prompt that no other has."""
+    """Time to first token of a request by the polite key, with a unique prompt."""
     began = time.perf_counter()
     with send(server, POLITE, {**_POLITE, "prompt": f"{number} {_WORDS * 8}"}) as connection:
         answer = b""
@@ -69,7 +69,7 @@ def first_token_seconds(server: Server, number: int) -> float:
 
 @contextmanager
 def attack(server: Server, name: str) -> Iterator[None]:
-    """While the block runs, as many clients as the attack has send what it sends."""
+    """Runs the attack's clients while the block runs."""
     clients, body, reads = ATTACKS[name]
     over = threading.Event()
 

@@ -36,7 +36,7 @@ SERVE = ["--port", "0", "--log-format", "json"]
 
 
 class Timeline:
-    """What happened when, since the clock was started."""
+    """Events and their times since the clock was started."""
 
     def __init__(self) -> None:
         self.began = time.monotonic()
@@ -141,10 +141,10 @@ def scratch() -> Iterator[Path]:
 
 
 def clean_environment(directory: Path) -> dict[str, str]:
-    """That of a user who has pip's sources configured, and nothing of Ostro's."""
+    """Environment of a user who has configured pip's sources and nothing of Ostro's."""
     ours = ("OSTRO_", "PYTHON", "VIRTUAL_ENV", "MAKE", "MFLAGS", "PORT", "XDG_CACHE_HOME", "LOCAL_MODEL_CACHE")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
-    # The environment that this program runs in is none of the user's.
+    # A user does not have the virtual environment that this program runs in.
     places = [each for each in kept.get("PATH", "").split(os.pathsep) if not (Path(each) / "activate").exists()]
     return kept | {
         "PATH": os.pathsep.join(places),

@@ -27,7 +27,7 @@ from workloads import Work
 class Rates:
     bytes_per_second: float
     flops_per_second: float
-    """Of matmuls in 16 bits."""
+    """Rate of 16-bit matmuls."""
     fp8_flops_per_second: float
 
 
@@ -116,7 +116,7 @@ def floor_seconds(
     fp8_kv: bool = False,
     rates: Rates = H200,
 ) -> float:
-    """Of the layers' weights in 16 bits, in 8 (fp8) or 4 (int4), and of keys and values in 16 or 8; the head has 16."""
+    """Seconds with layer weights in 16, 8 (fp8) or 4 (int4) bits, keys and values in 16 or 8, and the head in 16."""
     shape, weights = described.shape, Weights.of(described)
     head = shape.vocab_size * shape.hidden_size
     windows = Counter(layer.attention.spec.window for layer in described.layers)

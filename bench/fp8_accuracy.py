@@ -128,12 +128,12 @@ Rounding = Callable[[Tensor], Tensor]
 
 
 def by_rows(x: Tensor) -> Tensor:
-    """To 8 bits, each row with a scale of its own."""
+    """Rounded to 8 bits, each row with its own scale."""
     return widened(*quantize_rows_plain(x))
 
 
 def unscaled(x: Tensor) -> Tensor:
-    """To 8 bits, as the cache keeps keys and values."""
+    """Rounded to 8 bits, as the cache keeps keys and values."""
     return x.clamp(-LARGEST, LARGEST).to(FP8).float()
 
 
@@ -166,7 +166,7 @@ class Row:
     variant: str
     perplexity: float
     nats_lost: float
-    """Of log-probability a token of the text, against the plain model."""
+    """Log-probability lost per token of the text, against the plain model."""
     nats_error: float
     """Its standard error."""
     divergence: float

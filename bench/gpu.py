@@ -131,7 +131,7 @@ def engine(config: dict[str, object], options: argparse.Namespace, model=None): 
 
 
 def set_overlaps(core, overlaps: bool) -> None:  # type: ignore[no-untyped-def]
-    """Whether kernels are launched ahead of their inputs. Graphs that are captured already stay as they are."""
+    """Sets whether kernels are launched ahead of their inputs. Graphs already captured do not change."""
     if (decoder := core.runner.part.decoder) is not None:
         decoder.overlaps = overlaps
 
@@ -307,7 +307,7 @@ class Phases:
         self._apart = 0.0
 
     def end(self, name: str) -> None:
-        """What has passed since the last phase belongs to `name`."""
+        """Attributes the time since the last phase to `name`."""
         now = time.time()
         self.seconds[name] = self.seconds.get(name, 0.0) + now - self._since
         self.seconds["total"] = now - self._began
@@ -382,7 +382,7 @@ def arguments() -> argparse.ArgumentParser:
 
 
 def defaults(**changes: object) -> argparse.Namespace:
-    """What `engine` needs to know, for benchmarks with options of their own."""
+    """Options that `engine` needs, for benchmarks with options of their own."""
     return argparse.Namespace(**{**vars(arguments().parse_args(["all", "--config", "none"])), **changes})
 
 

@@ -42,7 +42,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """Of /healthz during one post, in seconds."""
+    """Latency of /healthz during one post, in seconds."""
 
     body_bytes: int
     status: int

@@ -2,7 +2,7 @@
 
     python bench/hrm.py                         # all three, on a random brain of AI-OS's dialect
 
-The brain is written anew: hidden 256, 2 + 2 layers, 2/2 cycles, 8 heads, a vocabulary of 4096, dense. Requests have
+The brain is generated: hidden 256, 2 + 2 layers, 2/2 cycles, 8 heads, a vocabulary of 4096, dense. Requests have
 prompts of 4 to 12 tokens and 8 tokens of output, unless told otherwise. The rate is held by `ostro serve`, to which
 requests come evenly over HTTP; the rest is measured in process.
 """

@@ -26,7 +26,7 @@ _TOOLS = ("pip", "setuptools")
 class Installed:
     seconds: float
     megabytes: float
-    """Of site-packages, without pip itself and byte code."""
+    """Size of site-packages, without pip and byte code."""
     largest: dict[str, float]
     """The largest packages, in megabytes."""
     has_torch: bool

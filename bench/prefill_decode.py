@@ -30,7 +30,7 @@ SETTLE_SECONDS = 2.0
 
 
 class Streams:
-    """Streams that begin anew whenever they end, and the times between their tokens while `timed`."""
+    """Streams that restart whenever they end, and the times between their tokens while `timed`."""
 
     def __init__(self, server: Server, count: int) -> None:
         self._url = url_of(server)
@@ -121,7 +121,7 @@ def quantile(values: list[float], at: float) -> float:
 
 @contextmanager
 def on_core(core: int) -> Iterator[None]:
-    """What is started within runs on this core."""
+    """Pins processes that are started within the block to this core."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {core})
     try:

@@ -136,7 +136,7 @@ def words(dice: random.Random, count: int) -> str:
 
 
 async def prefixes(cluster: RayCluster, routing: str, replicas: int = 2) -> Prefixes:
-    """Of conversations that go on at the same time, each turn after the answer to the last."""
+    """Measures concurrent conversations, each turn sent after the answer to the last."""
     cluster.deploy(replicas=replicas, routing=routing, max_batch_tokens=8192, page_size=PAGE_SIZE)
     with cluster.client() as waiting:
         until(lambda: waiting.get("/readyz").is_success, "the replicas are known")
@@ -169,7 +169,7 @@ async def prefixes(cluster: RayCluster, routing: str, replicas: int = 2) -> Pref
 
 
 async def seen_before(client: httpx.AsyncClient, told: Sequence[Sequence[Message]]) -> list[tuple[int, int]]:
-    """Of each prompt, the number of its tokens, and how many of them an earlier conversation begins with."""
+    """Each prompt's number of tokens, and how many of them begin an earlier conversation."""
     earlier, sizes = list[list[int]](), []
     for messages in told:
         is_prompt = messages[-1]["role"] == "user"

@@ -41,7 +41,7 @@ class Cost:
     blocks: int
     share_known: float
     median_microseconds: float
-    """Of the rounds' means, in CPU time: what else runs on the machine does not count."""
+    """Median of the rounds' means, in CPU time, so that other load on the machine does not count."""
     report_microseconds: float
     """The same of a report."""
     repeated_report_microseconds: float

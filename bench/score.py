@@ -3,7 +3,7 @@
     python bench/score.py                       # 1,000 pairs after 500 shared tokens; the other side is timed on 20
 
 Pair by pair is what a client without batches does to a server without a prefix cache: each pair alone, its prompt
-computed anew. `--cached` gives the other side the prefix cache too. The default model in fp32.
+computed again. `--cached` gives the other side the prefix cache too. The default model in fp32.
 """
 
 import argparse

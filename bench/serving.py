@@ -23,14 +23,14 @@ class Server:
 
     @property
     def engine_pid(self) -> int:
-        """Of a server that has one engine."""
+        """Process id of the only engine."""
         [engine] = children_of(self.pid)
         return engine
 
 
 @contextmanager
 def serving(*args: str, env: Mapping[str, str] | None = None, ready: bool = True) -> Iterator[Server]:
-    """Ready when it is entered; or, if need not be, listening."""
+    """A server that is ready on entry, or merely listening if that suffices."""
     command = [sys.executable, "-m", "ostro", "serve", "--port", "0", "--log-format", "json", "--no-access-log", *args]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, **(env or {})}) as process:
         try:
@@ -69,7 +69,7 @@ def children_of(pid: int) -> list[int]:
 
 
 def resident_bytes(pid: int) -> int:
-    """What the process holds in memory; 0 for one that is gone."""
+    """Resident memory of the process; 0 if it is gone."""
     try:
         with open(f"/proc/{pid}/statm", encoding="ascii") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -78,7 +78,7 @@ def resident_bytes(pid: int) -> int:
 
 
 def cpu_seconds(pid: int) -> float:
-    """What the process has used so far, all its threads."""
+    """CPU time of the process so far, over all its threads."""
     with open(f"/proc/{pid}/stat", encoding="ascii") as file:
         fields = file.read().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

@@ -198,7 +198,7 @@ class _Eager(NgramSpeculation):
             super().note_step(rows, 1.0 + rows / 1000)
 
     def note_step(self, rows: int, seconds: float) -> None:
-        """Learns nothing: it shall not give up."""
+        """Learns nothing, so that it never gives up."""
 
 
 def _timed(request: Request, llm: LLM) -> Timed:
@@ -249,7 +249,7 @@ def _finish(llm: LLM, requests: Seq[Request]) -> list[tuple[object, ...]]:
 
 
 def _step_times(runner: ModelRunner, context: int, numbers: Seq[int], repeats: int = 15) -> dict[int, float]:
-    """Seconds of the fastest step of so many rows, all but one of them drafts, after a context."""
+    """Seconds of the fastest step by number of rows, all but one of them drafts, after a context."""
     spec, chance = runner.spec, random.Random(0)
 
     def tokens(number: int) -> tuple[int, ...]:

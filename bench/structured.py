@@ -53,7 +53,7 @@ T = TypeVar("T")
 
 @dataclass
 class Tally:
-    """Of one split and one mode."""
+    """Counts for one split and one mode."""
 
     schemas: int = 0
     compiled: int = 0

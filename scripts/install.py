@@ -94,7 +94,7 @@ class Signals:
 
     @contextmanager
     def hold(self) -> Iterator[None]:
-        """Within the block they wait."""
+        """Defers signals within the block."""
         held: list[int] = []
         self.held = held
         try:
@@ -136,7 +136,7 @@ def started(
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
-    """Ends it and its children, if it has not ended by itself."""
+    """Ends the process and its children, if it is still running."""
     if process.poll() is not None:
         return
     # pip deletes its temporary files when it is interrupted, and not when it is killed.
@@ -156,7 +156,7 @@ def run(command: Sequence[str | Path], failure: str, *, env: Mapping[str, str] |
 
 
 def output_of(command: Sequence[str | Path], failure: str, *, env: Mapping[str, str] | None = None) -> str:
-    """What it prints. Its complaints go to the terminal."""
+    """Its standard output. Standard error goes to the terminal."""
     with started(command, env=env, output=subprocess.PIPE) as process:
         printed, _ = process.communicate()
         if process.returncode != 0:
@@ -192,7 +192,7 @@ class Project:
         return _digest(json.dumps(self.requirements(sorted(extras))), self.constraints)
 
     def native_fingerprint(self) -> str:
-        """Also of the package's own metadata, which is installed with the core."""
+        """Includes the package's own metadata, which is installed with the core."""
         tables = [self.table["build-system"], self.table["project"], self.table["tool"]["scikit-build"]]
         sources = [f"{path.name}\n{path.read_text(encoding='utf-8')}" for path in self.native]
         return _digest(json.dumps(tables), *sources)
@@ -215,7 +215,7 @@ class Record:
         self.native: dict[str, str | None] = noted.get("native", {})
 
     def has_packages(self, project: Project, extras: Sequence[str]) -> bool:
-        """Alone or together with others: what `make test` installed is enough for `make serve`."""
+        """Whether these extras are installed, alone or with others: what `make test` installs is enough to serve."""
         for key, fingerprint in self.packages.items():
             names = key.split(",") if key else []
             with suppress(Failed):  # an extra that is no more
@@ -224,7 +224,7 @@ class Record:
         return False
 
     def has_native(self, project: Project, compiler: str | None) -> bool:
-        """Whether the core is there, or there is none to be had: a compiler that failed is not tried again."""
+        """Whether the core is built, or cannot be: a compiler that failed is not tried again."""
         if self.native.get("fingerprint") != project.native_fingerprint():
             return False
         return library_exists() or compiler in (None, self.native["tried"])
@@ -333,7 +333,7 @@ def has_nvidia_gpu() -> bool:
 
 
 def extras_here(extras: Sequence[str], compiler: str | None) -> list[str]:
-    """Those that were asked for, and torch where there is a GPU, or no native core and none to be had."""
+    """Requested extras, plus torch where there is a GPU, or no native core and no way to build one."""
     needed = has_nvidia_gpu() or not (compiler or library_exists())
     return [*extras, "torch"] if needed and "torch" not in extras else list(extras)
 
@@ -382,7 +382,7 @@ class Build:
             self.process = stack.enter_context(started(command, output=log))
 
     def finish(self) -> str:
-        """Waits for it. What came of it, in a line."""
+        """Waits for the build; returns its outcome in a line."""
         if self.process.wait() != 0:
             tail = "\n".join(self.log.read_text(errors="replace").splitlines()[-20:])
             raise Failed(f"{tail}\nOstro itself could not be installed: see above, and {self.log}.")

@@ -28,7 +28,7 @@ class Speed:
 @dataclass(frozen=True, slots=True)
 class LlamaCpp:
     directory: Path
-    """Of its programs."""
+    """Directory of its programs."""
     threads: int
     options: Sequence[str] = field(default=())
     """For every program but the quantiser, such as `-fa on`."""
@@ -74,7 +74,7 @@ class LlamaCpp:
         )
 
     def server(self, model: Path, port: int, *, slots: int, slot_tokens: int) -> list[str]:
-        """The command of a server that computes `slots` requests at a time, each of so many tokens at most.
+        """The command of a server that computes `slots` requests at a time, each of at most `slot_tokens` tokens.
 
         It stores no finished prompts beside the slots: no request here repeats another.
         """
@@ -85,7 +85,7 @@ class LlamaCpp:
         ]
 
     def _run(self, program: str, *arguments: str) -> str:
-        """All that it prints."""
+        """Runs the program; returns everything that it prints."""
         ran = subprocess.run(
             [str(self.directory / program), *arguments],
             stdin=subprocess.DEVNULL,

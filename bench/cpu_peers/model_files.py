@@ -19,16 +19,16 @@ class LlamaShape:
     head_dim: int = 64
     inner: int = 8192
     experts: int = 0
-    """In each layer's MLP, `inner` wide each; 0 for one MLP."""
+    """Experts per layer, each `inner` wide; 0 for a dense MLP."""
     chosen: int = 0
     """Experts that a token goes through."""
     context: int = 4096
     deviation: float = 0.02
-    """Of the weights, around 0."""
+    """Standard deviation of the weights, around 0."""
 
 
 MIXTURE = LlamaShape(hidden=1024, layers=24, heads=16, inner=512, experts=32, chosen=8)
-"""Of the size of Granite 3's 1B-A400M."""
+"""A mixture of the size of Granite 3's 1B-A400M."""
 
 
 class ModelFiles:
@@ -108,7 +108,7 @@ def write_random_llama(path: Path, shape: LlamaShape, *, tokenizer: Path) -> Non
 
 
 def tensor_types(path: Path) -> dict[str, int]:
-    """How many tensors a file has of each type."""
+    """Number of tensors of each type in a file."""
     found: dict[str, int] = {}
     for tensor in GGUFReader(path).tensors:
         name = GGMLQuantizationType(tensor.tensor_type).name
@@ -117,7 +117,7 @@ def tensor_types(path: Path) -> dict[str, int]:
 
 
 def _copy_tokenizer(source: Path, writer: GGUFWriter) -> int:
-    """How many tokens it has."""
+    """Copies the tokenizer; returns its number of tokens."""
     fields = GGUFReader(source).fields
     for name, field in fields.items():
         if name.startswith("tokenizer."):

@@ -33,7 +33,7 @@ def main() -> None:
 
 
 def describe(llm: LLM) -> str:
-    """What computes, and in which formats, in the engine's own words."""
+    """Backend and formats, as the engine describes them."""
     spec = llm.core.runner.spec
     return ", ".join(words for words in (spec.backend, spec.precision) if words)
 
@@ -58,7 +58,7 @@ def speeds(llm: LLM, job: Mapping[str, Any]) -> dict[str, object]:
 
 
 def prefill_seconds(llm: LLM, prompts: Sequence[Sequence[int]]) -> float:
-    """Until each of the prompts has its first token."""
+    """Seconds until each prompt has its first token."""
     requests = _requests(llm, prompts, 1)
     began = time.perf_counter()
     for request in requests:
@@ -69,7 +69,7 @@ def prefill_seconds(llm: LLM, prompts: Sequence[Sequence[int]]) -> float:
 
 
 def decode_seconds(llm: LLM, prompts: Sequence[Sequence[int]], tokens: int) -> float:
-    """Of so many tokens for each prompt, once all have their first."""
+    """Seconds to decode `tokens` tokens per prompt, once all have their first."""
     core = llm.core
     requests = _requests(llm, prompts, tokens + 1 + SLACK)
     for request in requests:

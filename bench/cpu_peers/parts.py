@@ -45,7 +45,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """What was asked for on the command line."""
+    """Options from the command line."""
 
     llama: LlamaCpp
     files: ModelFiles
@@ -67,14 +67,14 @@ class Setup:
 
     @property
     def few_streams(self) -> list[int]:
-        """For what takes long."""
+        """Numbers of streams for slow measurements."""
         return [streams for streams in self.streams if streams <= 8] or [1]
 
     def once(self) -> "Setup":
         return replace(self, runs=1)
 
     def by_turns(self, ours: Callable[[int], T], theirs: Callable[[int], T]) -> tuple[list[T], list[T]]:
-        """Each is told which run it is, and is the first of every other one."""
+        """Runs both in turn, alternating which goes first; each receives the run's number."""
         found: tuple[list[T], list[T]] = ([], [])
         for run in range(self.runs):
             for side in (0, 1) if run % 2 == 0 else (1, 0):
@@ -82,7 +82,7 @@ class Setup:
         return found
 
     def of_servers(self, model: Path, slots: int, measure: Callable[[Served, int], T]) -> tuple[list[T], list[T]]:
-        """By turns of Ostro's server and of llama.cpp's, each started for it."""
+        """Measures Ostro's server and llama.cpp's in turn, each started for its run."""
 
         def ours(run: int) -> T:
             port = free_port()
@@ -99,7 +99,7 @@ class Setup:
         return self.by_turns(ours, theirs)
 
     def ostro(self, task: str, model: Path, job: Mapping[str, object] | None = None) -> dict[str, Any]:
-        """What Ostro's engine says, in a process of its own."""
+        """The answer of Ostro's engine, in a process of its own."""
         # The peers guess no tokens, and random weights repeat themselves.
         settings: dict[str, object] = {"device": "cpu", "threads": self.threads, "speculative": "off"}
         if self.backend != "auto":
@@ -198,7 +198,7 @@ def _check_tokens(setup: Setup, model: Path, ids: list[int]) -> None:
 
 
 def _worker(program: str, job: Mapping[str, object]) -> dict[str, Any]:
-    """What a program of this package says to a job."""
+    """The answer of one of this package's programs to a job."""
     ran = subprocess.run(
         [sys.executable, str(_HERE / program), json.dumps(job)],
         stdin=subprocess.DEVNULL,

@@ -26,7 +26,7 @@ class Served:
     process: subprocess.Popen[bytes]
     port: int
     started: float
-    """When its process was, by time.perf_counter."""
+    """Start of its process, by time.perf_counter."""
     log: Path
 
     @property
@@ -47,7 +47,7 @@ class Served:
         return json.loads(data)
 
     def first_token(self) -> float:
-        """When it came, in seconds after the process's start. Asks again until the server answers."""
+        """Seconds from the process's start to the first token. Asks again until the server answers."""
         deadline = time.perf_counter() + START_SECONDS
         body = json.dumps({"prompt": "Once upon a time", "max_tokens": 2, "temperature": 0, "stream": True})
         while time.perf_counter() < deadline and self.process.poll() is None:
@@ -87,7 +87,7 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Of all of a server's processes, in bytes."""
+    """Memory of all of a server's processes, in bytes."""
 
     proportional: int
     """Pages that processes share are counted once."""

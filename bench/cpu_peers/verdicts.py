@@ -40,12 +40,12 @@ class Row:
 
     @property
     def ratio(self) -> float | None:
-        """Of the medians."""
+        """Ratio of the medians."""
         return statistics.median(self.ostro) / statistics.median(self.theirs) if self.theirs else None
 
     @property
     def judged(self) -> float | None:
-        """What the bar is held against; None without a bar, or without the peer that it needs."""
+        """The value that the bar judges; None without a bar, or without the peer that it needs."""
         if self.bar is None:
             return None
         ours = statistics.median(self.ostro)

@@ -58,12 +58,12 @@ class DecodeShape:
     lens: Sequence[int]
     shared: int = 0
     grouped: bool = False
-    """Whether the rows read that together."""
+    """Whether the rows read the shared tokens together."""
 
 
 @dataclass(frozen=True)
 class PrefillShape:
-    """So many equal chunks, after so many cached tokens each."""
+    """Equal prefill chunks, each after the same number of cached tokens."""
 
     name: str
     count: int

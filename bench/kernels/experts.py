@@ -52,7 +52,7 @@ def random_layers(described: Experts, number: int) -> list[twins.Experts]:
 
 
 def mixed(layer: twins.Experts, described: Experts, x: Tensor, logits: Tensor, *, pdl: bool) -> Tensor:
-    """As `backends.cuda.fused` does it."""
+    """The mixture's output, computed as in `backends.cuda.fused`."""
     up, down = (Matrices(each.weight, each.bias) for each in (layer.up, layer.down))
     chosen = described.chosen
     if len(x) == 1:
@@ -78,7 +78,7 @@ def check(layer: twins.Experts, described: Experts, x: Tensor, logits: Tensor) -
 
 
 def microseconds(calls: Sequence[Callable[[], object]]) -> float:
-    """Of one call, in a graph of all."""
+    """Time of one call, in a graph of all."""
     for call in calls:
         call()
     torch.cuda.synchronize()

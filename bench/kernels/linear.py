@@ -322,7 +322,7 @@ class Step:
 
 
 def candidates(name: str, rows: int, outs: int, ins: int) -> list[Tiling]:
-    """What may be fastest."""
+    """Candidate tilings."""
     joins, copies = name not in ("gate_up", "head"), 2 if name == "gate_up" else 1
     if rows == 1:
         own = [(2, 256, 2), (4, 256, 4), (8, 256, 8), (4, 256, 2), (8, 256, 4), (2, 512, 2), (4, 512, 2)]
@@ -347,7 +347,7 @@ def candidates(name: str, rows: int, outs: int, ins: int) -> list[Tiling]:
 
 
 def compile_all(jobs: Iterable[Callable[[], None]]) -> None:
-    """Failures are met again, and told, where a tiling is timed."""
+    """Ignores failures: they recur and are reported where a tiling is timed."""
 
     def attempt(job: Callable[[], None]) -> None:
         try:

@@ -89,7 +89,7 @@ class Matmul:
         return took
 
     def _around(self, x: Tensor) -> tuple[Prologue, Epilogue]:
-        """What the kernel does besides multiplying, in a model's layer."""
+        """The kernel's epilogue in a model's layer."""
         if len(x) > 1:
             return NO_PROLOGUE, NO_EPILOGUE
         prologue = Prologue(self.norm) if self.name in ("qkv", "gate_up") else NO_PROLOGUE

@@ -52,7 +52,7 @@ def microseconds(graph: torch.cuda.CUDAGraph) -> float:
 
 
 def read_bytes(model: Model, rows: int) -> float:
-    """Of all weights, but for experts that no row is expected to go through."""
+    """Bytes of all weights except experts that no row is expected to hit."""
     mixtures = [each for each in model.modules() if isinstance(each, Experts)]
     missed = [
         (1 - each.chosen / each.count) ** rows * (each.up.weight.nbytes + each.down.weight.nbytes) for each in mixtures

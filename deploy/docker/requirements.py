@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def requirements(project: dict[str, object], extras: list[str]) -> list[str]:
-    """Of the `project` table, and of these extras of it."""
+    """Requirements of the `project` table and of these extras."""
     core, optional = project["dependencies"], project.get("optional-dependencies", {})
     assert isinstance(core, list)
     assert isinstance(optional, dict)

@@ -131,7 +131,7 @@ def sampling_params() -> str:
 
 
 def openai_fields(request: type[RequestModel]) -> frozenset[str]:
-    """Of the installed package of OpenAI's."""
+    """Fields of the request in OpenAI's installed package."""
     return frozenset(name for params in OPENAI[request] for name in params.__annotations__)
 
 

@@ -23,7 +23,7 @@ from ostro.server.settings import (
     Texts,
 )
 
-# Where more is told.
+# Pages with more detail.
 SEE = {
     "checkpoint_path": "levanter.md",
     "levanter_config": "levanter.md",
@@ -93,7 +93,7 @@ def _row(name: str) -> tuple[str, ...]:
 
 
 def _split(description: str) -> tuple[str, str]:
-    """What it means, and what holds where nobody says."""
+    """A setting's meaning and default."""
     found = _DEFAULT.search(description)
     return (description, "") if found is None else (description[: found.start()], _marked(found[1], ()))
 
@@ -128,7 +128,7 @@ def _kind(hint: object) -> str:
 
 
 def _choices(hint: object) -> tuple[str, ...]:
-    """The words that it may be."""
+    """The values that a setting may take."""
     if get_origin(hint) in (Union, UnionType):
         return tuple(choice for each in get_args(hint) for choice in _choices(each))
     return tuple(get_args(hint)) if get_origin(hint) is Literal else ()
