@@ -297,7 +297,7 @@ def test_weights_are_counted_as_they_are_kept(quantize: Quantization, tmp_path: 
 def test_only_active_experts_of_a_mixture_are_counted(
     backend: BackendName, quantize: Quantization, tmp_path: Path
 ) -> None:
-    """As if the others were not there."""
+    """The count is that of a model with only the active experts."""
     config = {**TINY["qwen3_moe"], "vocab_size": 500, "hidden_size": 192, "head_dim": 32}
     config |= {"moe_intermediate_size": 96, "num_experts": 10, "num_experts_per_tok": 3, "num_hidden_layers": 4}
     engine = EngineConfig(device="cpu", kv_memory=MIB, quantize=quantize, backend=backend)

@@ -23,7 +23,7 @@ from ostro.sampling_params import (
 
 
 def params(**fields: object) -> SamplingParams:
-    """As the edge builds them: from values of any type."""
+    """Built from values of any type, as at the edge."""
     return SamplingParams(**fields)  # type: ignore[arg-type]
 
 

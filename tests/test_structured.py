@@ -17,7 +17,7 @@ EXAMPLES: dict[str, object] = {
 
 
 def structured(**fields: object) -> StructuredOutput:
-    """As the edge builds them: from values of any type."""
+    """Built from values of any type, as at the edge."""
     return StructuredOutput(**fields)  # type: ignore[arg-type]
 
 
@@ -86,7 +86,7 @@ def test_a_schema_from_python_is_its_json_text(value: object) -> None:
     assert structured(json_schema=text, strict=False) == StructuredOutput.from_schema({"const": value}, strict=False)
 
 
-def test_a_schema_from_python_that_is_no_json_is_refused() -> None:
+def test_a_schema_from_python_that_is_not_json_is_refused() -> None:
     with pytest.raises(BadRequest) as refusal:
         StructuredOutput.from_schema({"const": object()})
     assert refusal.value.param == "json_schema"

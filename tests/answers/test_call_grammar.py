@@ -61,7 +61,7 @@ class Vocabulary:
 @dataclass
 class Outcome:
     read: str
-    """What was accepted."""
+    """The accepted text."""
     free: str
     """For each token whether the output could have ended before it, and so is not enforced if lazy: 1 or 0."""
     may_end: bool

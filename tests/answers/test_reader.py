@@ -350,7 +350,7 @@ def test_call_without_its_tags_is_read_where_it_names_a_tool(raw: str, events: l
     assert read(raw, "hermes") == events
 
 
-def test_json_that_is_no_call_is_not_held_back() -> None:
+def test_json_that_is_not_a_call_is_not_held_back() -> None:
     reader = new_reader("hermes")
     assert reader.push('{"answer": [1, ') == [Text('{"answer": [1,')]
 
@@ -428,7 +428,7 @@ def test_messages_of_harmony_are_paragraphs() -> None:
     assert read(raw + "<|return|>", "harmony") == [Text("Preamble")]
 
 
-def test_texts_tell_where_they_are_in_the_raw_answer() -> None:
+def test_texts_carry_their_offsets_in_the_raw_answer() -> None:
     raw = 'Hi \n<tool_call>{"name": "f", "arguments": {}}</tool_call> \n Done. '
     reader = new_reader("hermes")
     found = [event for event in reader.push(raw) + reader.end(cut=False) if isinstance(event, Text)]

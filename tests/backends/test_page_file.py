@@ -177,7 +177,7 @@ def test_no_damage_makes_a_wrong_page(tmp_path: Path, data: st.DataObject) -> No
     assert found(tmp_path, 1, 2, 3, 4)[-1:] == [4]
 
 
-def test_a_record_of_erased_flash_is_no_page_and_others_are_written_after_it(tmp_path: Path) -> None:
+def test_a_record_of_erased_flash_is_not_a_page_and_others_are_written_after_it(tmp_path: Path) -> None:
     """Its order, the largest number there is, once ended the thread that writes, and then every read waited."""
     written(tmp_path, 1, 2, 3)
     with (tmp_path / "model.pages").open("r+b") as file:

@@ -85,7 +85,7 @@ def test_alone_equals_batched_and_whole_equals_chunked(family: str, bits: Bits) 
 
 @pytest.mark.parametrize("bits", BITS)
 @pytest.mark.parametrize("family", ALL)
-def test_rounding_its_weights_is_all_that_is_done_to_a_model(family: str, bits: Bits) -> None:
+def test_quantizing_a_model_only_rounds_its_weights(family: str, bits: Bits) -> None:
     model, twin = random_model(ALL[family]), random_model(ALL[family])
     found = generate(model, PROMPTS, bits)
     for path, store in packed(model).items():

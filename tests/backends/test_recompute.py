@@ -1,4 +1,4 @@
-"""HRM in the engine: a sequence is given what the model alone gives it, whoever runs beside it, however the work is
+"""HRM in the engine: a sequence is given what the model alone gives it, whatever runs beside it, however the work is
 cut; and what halting early saves.
 """
 

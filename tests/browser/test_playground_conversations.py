@@ -247,7 +247,7 @@ def test_exported_conversations_can_be_imported_elsewhere(playground: LiveServer
     until(lambda: len(names(elsewhere)) == 4, "they are not imported again")
 
 
-def test_file_that_is_no_export_is_refused_in_a_sentence(playground: LiveServer, visit: Visit) -> None:
+def test_file_that_is_not_an_export_is_refused_in_a_sentence(playground: LiveServer, visit: Visit) -> None:
     page = visit(playground)
     alert = page.locator("#chat [role=alert] p")
     turn = {"id": 1, "parent": 0, "role": "user", "content": "x"}

@@ -171,7 +171,7 @@ def test_nothing_moves_while_an_answer_comes(slow_playground: LiveServer, visit:
 # --- completion and score -------------------------------------------------------------------------------------------
 
 
-def test_completion_colours_its_tokens_and_tells_the_alternatives(playground: LiveServer, visit: Visit) -> None:
+def test_completion_colours_its_tokens_and_shows_the_alternatives(playground: LiveServer, visit: Visit) -> None:
     page = visit(playground)
     page.get_by_role("tab", name="Complete").click()
     set_parameter(page, "Temperature", 0)

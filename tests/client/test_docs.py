@@ -53,7 +53,7 @@ def test_the_browsers_example_works_as_written(server: LiveServer, tmp_path: Pat
     assert done.stdout
 
 
-def test_the_browsers_example_tells_the_servers_words(server: LiveServer, tmp_path: Path) -> None:
+def test_the_browsers_example_shows_the_servers_message(server: LiveServer, tmp_path: Path) -> None:
     [code] = blocks("js")
     wrong = code.replace(ADDRESS, server.url).replace("max_tokens: 64", "max_tokens: -1")
     done = run_script(PAGE + wrong, tmp_path / "example.mjs")

@@ -27,7 +27,7 @@ def tree(cls: type[OstroError]) -> list[type[OstroError]]:
 
 
 ALL = [cls for cls in tree(OstroError) if cls.__module__ == OstroError.__module__]
-# Classes that look alike from outside are told as the one above them; one without a code, as a server's failure.
+# Classes that look alike from outside arrive as their base class; one without a code, as a server's failure.
 SEEN_AS: dict[type[OstroError], type[OstroError]] = {
     BadCheckpoint: ModelError,
     UnsupportedModel: ModelError,

@@ -80,7 +80,7 @@ def test_overall_divergence_weighs_tokens_not_prompts() -> None:
     assert (divergence.mean, divergence.max, divergence.num_tokens) == (2.5, 3.0, 4)
 
 
-def test_ids_decide_where_both_sides_tell_them() -> None:
+def test_ids_decide_where_both_sides_report_them() -> None:
     a, b = answer("x", Token("x", id=7)), answer("x", Token("x", id=8))
     found = agreement(a, b)
     assert found is not None
@@ -101,7 +101,7 @@ def test_ids_decide_where_both_sides_tell_them() -> None:
         (" the", "bytes:\\xf0", False),
     ],
 )
-def test_part_of_a_character_is_compared_as_far_as_it_is_told(one: str, other: str, *, same: bool) -> None:
+def test_partial_character_is_compared_as_far_as_it_is_given(one: str, other: str, *, same: bool) -> None:
     found = agreement(answer("x", Token(one)), answer("x", Token(other)))
     assert found is not None
     assert found.prefix_tokens == int(same)

@@ -224,7 +224,7 @@ def test_wrong_options_are_status_2_before_anything_runs(
 @pytest.mark.parametrize(
     "line", ["{", "[]", '{"prompt": 1}', '{"messages": []}', '{"messages": ["x"]}', '{"prompt": "a", "messages": []}']
 )
-def test_a_line_that_is_no_prompt_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str], line: str) -> None:
+def test_a_line_that_is_not_a_prompt_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str], line: str) -> None:
     lines = tmp_path / "prompts.jsonl"
     lines.write_text('{"prompt": "fine"}\n' + line)
     assert compare("http://127.0.0.1:9", "http://127.0.0.1:9", lines) == (2, None)

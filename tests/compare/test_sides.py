@@ -201,7 +201,7 @@ def test_a_server_without_tls_behind_https_is_reported() -> None:
 WORDS = [(11, " the"), (12, " lazy"), (13, " dog")]
 
 
-def test_tgi_tells_text_tokens_and_logprobs() -> None:
+def test_tgi_returns_text_tokens_and_logprobs() -> None:
     with stub_server(tgi(WORDS)) as stub:
         side = side_of("tgi+" + stub.url, SideOptions())
         [found] = ask(side, ["Hello"])

@@ -43,7 +43,7 @@ def test_speed_counts_answers_only() -> None:
     assert found.token_seconds.p50 == 0.5
 
 
-def test_tokens_are_the_sides_own_count_else_those_told_else_the_parts() -> None:
+def test_tokens_are_the_sides_own_count_else_those_reported_else_the_parts() -> None:
     parts = (0.1, 0.2)
     assert Answer(text="ab", seconds=1, arrivals=parts, tokens=(Token("a"),) * 3, counted=5).num_tokens == 5
     assert Answer(text="ab", seconds=1, arrivals=parts, tokens=(Token("a"),) * 3).num_tokens == 3

@@ -150,7 +150,7 @@ def test_what_is_copied_exists_and_is_sent_to_the_builder() -> None:
     assert not any(fnmatch(".git", each) or fnmatch(".env", each) for each in sent)
 
 
-def test_labels_tell_the_version_that_is_built() -> None:
+def test_labels_name_the_built_version() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert [each.pairs["VERSION"] for each in DOCKERFILE.stages["runtime"].all("ARG")] == [project["version"]]
 

@@ -86,7 +86,7 @@ def request(text: str, *, stream: bool | None = None, leaves_after: int | None =
 
 
 def triton_module() -> ModuleType:
-    """What Triton's Python backend puts before a model."""
+    """The module that Triton's Python backend provides to a model."""
     module = ModuleType("triton_python_backend_utils")
 
     def get_input_tensor_by_name(asked: Request, name: str) -> Tensor | None:

@@ -347,7 +347,7 @@ def test_files_that_deployments_name_exist(command: Command) -> None:
 
 
 @pytest.mark.parametrize("command", [c for c in of_program("docker") if c.words[1] == "run"], ids=name)
-def test_what_a_container_is_told_is_a_command_of_ours(command: Command) -> None:
+def test_container_arguments_are_commands_of_ours(command: Command) -> None:
     image = next((place for place, word in enumerate(command.words) if re.fullmatch(r"ostro(:\w+)?", word)), None)
     if image is not None and (words := list(command.words[image + 1 :])):
         _parser(words).parse_args(words)

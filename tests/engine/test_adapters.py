@@ -1,4 +1,4 @@
-"""Adapters in the engine: a request is given what its own adapter gives, whoever runs beside it, however it is cut."""
+"""Adapters in the engine: a request is given what its own adapter gives, whatever runs beside it, however it is cut."""
 
 import asyncio
 from collections.abc import Iterable, Mapping

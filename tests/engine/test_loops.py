@@ -14,7 +14,7 @@ PROMPT = [7] * 200
 
 
 def noticed(output: Sequence[int]) -> int | None:
-    """After how many tokens. The prompt before them is a loop of its own, and none of theirs."""
+    """Number of tokens after which a loop is noticed. The prompt is a loop of its own, unrelated to theirs."""
     watch, token_ids = LoopWatch(), list(PROMPT)
     for count, token in enumerate(output, 1):
         token_ids.append(token)

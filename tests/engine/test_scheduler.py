@@ -242,8 +242,8 @@ def test_prompt_log_probabilities_are_delivered_once_whatever_becomes_of_the_cho
     assert delivered == [8, 0, 0, 0]
 
 
-def test_all_progress_of_all_choices_tells_the_same_cached_tokens() -> None:
-    """Forked choices told none from their second token on."""
+def test_all_progress_of_all_choices_reports_the_same_cached_tokens() -> None:
+    """Forked choices reported none from their second token on."""
     driver = Driver(page_size=4)
     driver.run(make_request(1, range(8)))
     driver.add(make_request(2, range(12), n=3, max_tokens=3))
@@ -444,7 +444,7 @@ def test_common_prefix_is_computed_once_when_the_first_request_is_done() -> None
 @pytest.mark.parametrize("max_batch_tokens", [7, 64, 512, 1000, 1001, 100_000])
 @pytest.mark.parametrize("max_batch_seqs", [3, 64])
 def test_common_prefix_is_computed_once_when_all_arrive_together(max_batch_tokens: int, max_batch_seqs: int) -> None:
-    """As many as fitted into the step's budget were let in, and each computed the prefix for itself."""
+    """As many as fitted into the step's budget were admitted, and each computed the prefix for itself."""
     driver = wide_driver(max_batch_tokens=max_batch_tokens, max_batch_seqs=max_batch_seqs)
     requests = alike()
     driver.run(*requests)
@@ -641,7 +641,7 @@ def test_sequence_whose_bans_depend_on_its_tokens_waits_until_they_are_known() -
 # ---- what it tells of a step
 
 
-def test_each_step_tells_which_requests_it_is_the_first_of_and_which_gave_way() -> None:
+def test_each_step_reports_the_requests_it_starts_and_preempts() -> None:
     engine = EngineCore(FakeRunner(page_size=4, num_pages=6, max_seq_len=100, vocab_size=1000, max_batch_tokens=64))
     begun, preempted = [], []
     for number in (1, 2, 3):
@@ -655,7 +655,7 @@ def test_each_step_tells_which_requests_it_is_the_first_of_and_which_gave_way() 
 
 
 def test_what_a_step_begins_is_reported_before_it_computes() -> None:
-    """Who died or left in its first step seemed to have waited in line until then."""
+    """A request that died or left in its first step seemed to have been queued until then."""
 
     class Dying(FakeRunner):
         def launch(self, batch: Batch) -> Step:

@@ -48,7 +48,7 @@ class Engine:
         self.sock.sendall(b"".join(map(frame, messages)))
 
     def receive(self) -> FromEngine | None:
-        """None once the engine is gone. How far it is with loading is left out."""
+        """The next message other than loading progress; None once the engine is gone."""
         while isinstance(message := self._next(), Loading):
             pass
         return message
@@ -72,7 +72,7 @@ class Engine:
 
 @contextmanager
 def engine(config: EngineConfig | None = None) -> Iterator[Engine]:
-    """Has been sent its Boot."""
+    """An engine that has been sent its Boot."""
     ours, theirs = socket.socketpair()
     with theirs:
         command = [sys.executable, "-m", "ostro.engine_process.process", str(theirs.fileno())]
@@ -155,7 +155,7 @@ def test_heartbeat_shows_the_work_and_that_aborted_requests_leave_nothing(monkey
         assert heartbeat.pages_free + heartbeat.pages_cached == heartbeat.pages_total
 
 
-def test_heartbeat_tells_that_a_profile_is_being_written(tmp_path: Path) -> None:
+def test_heartbeat_shows_that_a_profile_is_being_written(tmp_path: Path) -> None:
     part = tmp_path / ".trace"
     # Whoever writes into it waits for a reader.
     os.mkfifo(part)

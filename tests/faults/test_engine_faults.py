@@ -145,7 +145,7 @@ def test_long_prefill_is_not_called_stuck(monkeypatch: pytest.MonkeyPatch) -> No
     asyncio.run(scenario())
 
 
-def test_idle_engine_and_a_reader_who_takes_his_time_are_not_called_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_idle_engine_and_slow_reader_are_not_called_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
     set_faults(monkeypatch)
     time = ToldTime()
 

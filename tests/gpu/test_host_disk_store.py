@@ -101,7 +101,7 @@ def test_pages_come_back_from_host_and_disk_in_one_fetch(tmp_path: Path) -> None
         assert torch.equal(memory[:, :, 10:19], before[:, :, [4, 5, 6, 7, 0, 1, 2, 3, 8]])
 
 
-def test_an_arrival_tells_what_its_pages_from_disk_took(tmp_path: Path) -> None:
+def test_an_arrival_reports_the_time_its_disk_pages_took(tmp_path: Path) -> None:
     memory = torch.randn(2, 2, 21, 2, 4, 8, device=DEVICE)
     with store_of(memory, tmp_path, num_slots=2) as store:
         store.carry_out([Store(0, 0), Spill(digest(1), page=1)])

@@ -43,7 +43,7 @@ SIZES: Config = {
 
 
 def narrowed(config: Config) -> Config:
-    """With windows that are shorter than the sequences below."""
+    """The config with windows shorter than the sequences below."""
     return {**config, "sliding_window": 4} if config.get("sliding_window") else config
 
 

@@ -247,7 +247,7 @@ def test_model_is_compiled_ahead_on_one_gpu_alone(loads: list[tuple[bool, bool]]
 def test_no_process_is_started_for_weights_that_stay_quantised(
     loads: list[tuple[bool, bool]], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One was started and then told nothing, and the decision was made, and its reason logged, twice."""
+    """A process was started without work, and the decision was made, and its reason logged, twice."""
     tensors = dict(ModelCheckpoint(savable_model(QUANTIZED), QUANTIZED).tensors())
     write_quantized(tmp_path / "model", QUANTIZED, tensors, FORMATS["gptq"])
     checkpoint = open_checkpoint(tmp_path / "model")

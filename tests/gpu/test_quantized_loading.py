@@ -252,7 +252,7 @@ def test_plans_count_parts_of_different_types_as_they_are_joined(tmp_path: Path)
     check_plan(write_blocks(tmp_path / "model.gguf", {"": "Q4_K", "attn_v": "Q6_K", "ffn_down": "Q3_K"}))
 
 
-def test_blocks_that_are_no_matrix_are_planned_as_widened(tmp_path: Path) -> None:
+def test_blocks_that_are_not_a_matrix_are_planned_as_widened(tmp_path: Path) -> None:
     """Their number of dimensions was not looked at, and planning crashed."""
     kept, widened = (
         plan(write_blocks(tmp_path / f"{stacked}.gguf", {"": "Q4_0"}, stacked=stacked), ON_A_GPU, memory=1 << 30)

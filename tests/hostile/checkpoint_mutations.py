@@ -32,7 +32,7 @@ _SIZES: Mapping[str, object] = {
     "max_position_embeddings": 64,
     "rms_norm_eps": 1e-5,
 }
-# What most files tell.
+# Fields of most configs.
 _TOLD: Mapping[str, object] = {"rope_theta": 10000.0, "tie_word_embeddings": False}
 CONFIGS = {name: {**config, **_TOLD} for name, config in configs_of(tuple(CASES), _SIZES).items()}
 _GGUF_TYPES = {
@@ -45,7 +45,7 @@ _GGUF_TYPES = {
 # One of each layout of tensors.
 _QUANTIZED = ("fp8-block", "int-quantized-zeros", "pack-quantized-zeros", "gptq-order", "awq", "nf4-nested", "bnb-8")
 
-# What numbers, and what should be numbers, are replaced by.
+# Replacements for numbers, and for what should be numbers.
 NUMBERS: Sequence[object] = (
     *(0, 1, 2, 3, 5, 8, 15, 16, 17, 31, 32, 33, 48, 64, 65, 128, 255, 256, 1024, 4096, 65535, 10**6, 10**8),
     *(-1, -2, -(2**31), 2**31 - 1, 2**31, 2**32, 2**32 + 16, 2**53, 2**63 - 1, 2**63, 2**64 - 1, 10**30, 10**400),
@@ -77,7 +77,7 @@ ROPE_FIELDS = (
 
 @dataclass(frozen=True)
 class Subject:
-    """A whole checkpoint that runs. What is changed of it is one of its files."""
+    """A complete checkpoint that runs; a mutation changes one of its files."""
 
     name: str
     files: Files
@@ -351,7 +351,7 @@ def _places(data: bytes, what: bytes, end: int) -> list[int]:
 
 
 def _poison(data: bytes, begin: int, random: Random) -> bytes:
-    """Other numbers among the weights, some of them none."""
+    """Replaces some of the weights, also with NaN and infinities."""
     changed = bytearray(data)
     for _ in range(random.randrange(1, 4)):
         at = random.randrange(begin, max(begin + 1, len(data) - 4)) // 4 * 4

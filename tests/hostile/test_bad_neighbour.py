@@ -159,7 +159,7 @@ def test_regex_that_backtracks_fails_its_own_text(fake_server: LiveServer) -> No
     ("model", "reason"),
     [("nan", "finite"), ("rotating", "partial_rotary_factor"), ("headless", "num_attention_heads")],
 )
-def test_weights_and_configs_of_no_use_fail_their_own_model(server: LiveServer, model: str, reason: str) -> None:
+def test_unusable_weights_and_configs_fail_their_own_model(server: LiveServer, model: str, reason: str) -> None:
     with undisturbed(server) as client:
         assert reason in error_of(client.post(COMPLETIONS, json=asked(model, prompt="the quick")))
 

@@ -106,7 +106,7 @@ def test_a_model_without_finite_logits_is_refused_at_load(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("backend", DEVICE_KINDS)
 @pytest.mark.parametrize("value", [torch.nan, -torch.inf])
-def test_a_norm_that_is_no_number_is_refused_by_name(tmp_path: Path, backend: Backend, value: float) -> None:
+def test_a_norm_that_is_not_a_number_is_refused_by_name(tmp_path: Path, backend: Backend, value: float) -> None:
     model = poisoned(wide(write_model(tmp_path / "model")), "model.layers.0.input_layernorm.weight", None, value)
     with pytest.raises(BadCheckpoint, match=r"'model\.layers\.0\.input_layernorm\.weight' holds NaN or infinity"):
         load(model, backend)

@@ -28,7 +28,7 @@ ADAPTERS = ("a", "b")
 # Few pages, so that sequences are preempted.
 PAGES, BUDGET = 36, 64
 STEMS = [tuple(np.random.default_rng(seed).integers(0, VOCAB, 60).tolist()) for seed in range(3)]
-"""What prompts begin with: they share prefixes."""
+"""Beginnings of prompts, so that they share prefixes."""
 MASKED = scripted({0: dict.fromkeys(range(0, VOCAB, 7), 1), 1: dict.fromkeys(range(1, VOCAB, 5), 0)})
 
 

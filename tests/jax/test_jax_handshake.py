@@ -104,7 +104,7 @@ def test_a_follower_is_not_admitted_without_the_others() -> None:
             connecting.result(timeout=60)
 
 
-def test_a_leader_listens_where_it_is_told_and_is_found_under_its_other_address() -> None:
+def test_a_leader_listens_on_its_bind_address_and_is_found_under_another() -> None:
     """It tried to listen on an address that only others see."""
     listening, invitation = listen("203.0.113.7", "0.0.0.0")
     with listening:

@@ -117,7 +117,7 @@ def test_the_same_command_on_two_hosts_is_one_server_which_outlives_their_engine
 
 
 @pytest.mark.slow
-def test_servers_whose_settings_differ_end_and_say_in_what(tmp_path: Path) -> None:
+def test_servers_with_differing_settings_exit_and_report_the_difference(tmp_path: Path) -> None:
     model, port = write_model(tmp_path / "model"), free_port()
     args = (str(model), "--backend", "jax", "--tensor-parallel", "2", "--device", "cpu", "--kv-memory", "8M")
     with ExitStack() as running:
@@ -170,7 +170,7 @@ def test_hosts_with_the_same_settings_agree_and_run_one_model() -> None:
         assert "run one model together, and have loaded one" in heard[1]
 
 
-def test_hosts_that_differ_all_say_in_what() -> None:
+def test_differing_hosts_all_report_the_difference() -> None:
     """They would have waited for each other for ever, or computed nonsense."""
     facts = {"jax": "1.2.3", "max_batch_seqs": "8", "model": "x" * 100}
     for [heard] in agreement(facts, {**facts, "max_batch_seqs": "16", "model": "y" * 100, "new": "fact"}):

@@ -135,7 +135,7 @@ def test_unpreempted_equals_preempted(tp: int, params: SamplingParams) -> None:
 
 
 @BOTH
-def test_a_step_ahead_gives_the_tokens_of_none(tp: int) -> None:
+def test_running_a_step_ahead_gives_the_same_tokens(tp: int) -> None:
     prompts, runner = draw_prompts(5, 30, 2), shared_runner(tp)
     assert runner.spec.steps_ahead == 1
     for params in (GREEDY, SEEDED, replace(SEEDED, repetition_penalty=1.5, frequency_penalty=0.5)):

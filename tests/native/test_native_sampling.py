@@ -34,7 +34,7 @@ TOKENS = st.integers(0, VOCAB - 1)
 # Some ids lie beyond the vocabulary: they must be passed over.
 ANY_ID = st.integers(0, VOCAB + 3)
 
-# One value a field that changes which token is drawn, or what is told of it.
+# One value per field that changes which token is drawn, or what is reported about it.
 CHANGES: Mapping[str, Any] = {
     "temperature": 0.0,
     "top_p": 0.3,
@@ -90,7 +90,7 @@ def natively(runner: NativeRunner, seqs: list[Sequence]) -> list[SampledToken]:
 
 
 def logits_of(runner: NativeRunner, seqs: list[Sequence]) -> torch.Tensor:
-    """What the model itself gives for the sequences' next tokens."""
+    """The model's own logits for the sequences' next tokens."""
     plain = SamplingParams(temperature=0)
     natively(runner, [sequence(seq.id, plain, prompt=tuple(seq.token_ids)) for seq in seqs])
     number = runner.program.spec.logits

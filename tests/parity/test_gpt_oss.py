@@ -95,7 +95,7 @@ def write(directory: Path, model: transformers.PreTrainedModel, *, blocks: bool)
 
 
 def expected(model: transformers.PreTrainedModel) -> tuple[list[int], torch.Tensor]:
-    """What greedy decoding appends, and the log-probabilities of the prompt's tokens but the first."""
+    """The greedy continuation, and the log-probabilities of the prompt's tokens except the first."""
     ids = list(PROMPT)
     with torch.inference_mode():
         for _ in range(LENGTH):
@@ -132,7 +132,7 @@ def test_tokens_on_torch_are_those_of_transformers(blocks: bool, tmp_path: Path)
 @needs_library
 @pytest.mark.parametrize("blocks", [True, False], ids=["mxfp4", "bfloat16"])
 def test_native_scores_are_those_of_transformers(blocks: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is stored in blocks is multiplied by activations that are rounded to 8 bits."""
+    """Weights stored in blocks are multiplied by activations rounded to 8 bits."""
     monkeypatch.setenv("OSTRO_CACHE", str(tmp_path / "cache"))
     model = reference()
     write(tmp_path / "model", model, blocks=blocks)
@@ -163,7 +163,7 @@ def test_another_activation_is_refused_by_name(field: str, value: object) -> Non
 
 @pytest.mark.parametrize("backend", [pytest.param("native", marks=needs_library), "torch"])
 @pytest.mark.parametrize("part", ["gate_up_proj", "down_proj"])
-def test_a_bias_of_one_expert_that_is_no_number_is_refused_by_name(
+def test_an_experts_bias_that_is_not_a_number_is_refused_by_name(
     part: str, backend: BackendName, tmp_path: Path
 ) -> None:
     """The biases of all experts are one matrix, and those of a matrix were not looked at on torch."""

@@ -29,7 +29,7 @@ class FakeInfo(ModelInfo, frozen=True):
 
 @dataclass
 class Model:
-    """How a model behaves."""
+    """A simulated model's behaviour."""
 
     load: float = 2.0
     stop: float = 0.25
@@ -37,9 +37,9 @@ class Model:
     device_mib: int = 0
     error: OstroError | None = None
     expected: bool = True
-    """Whether what it takes can be told before it is loaded."""
+    """Whether its memory is known before it is loaded."""
     fetch: float = 0.0
-    """How long its files are on their way here, if nobody interrupts them."""
+    """Seconds that fetching its files takes, if nobody interrupts it."""
     fetch_error: OstroError | None = None
 
 
@@ -77,7 +77,7 @@ class FakeService:
 
     @contextmanager
     def used(self) -> Iterator[None]:
-        """What a request does with it."""
+        """Uses the model as a request does."""
         self.num_requests += 1
         try:
             yield
@@ -171,7 +171,7 @@ class World:
     """Whether all figures are known beforehand, so that the limits hold at every moment."""
     live: list[FakeService] = field(default_factory=list)
     history: list[str] = field(default_factory=list)
-    """What started and stopped: +a, -a."""
+    """Starts and stops of services: +a, -a."""
     ending: bool = False
     wrong: list[str] = field(default_factory=list)
 

@@ -406,7 +406,7 @@ async def test_unload_says_whether_there_was_anything_to_unload() -> None:
 
 
 @in_jumping_time
-async def test_unload_ends_a_load_and_tells_who_waits() -> None:
+async def test_unload_ends_a_load_and_notifies_waiters() -> None:
     pool = Pool({"a": Model(load=1000.0)})
     waiting = pool.request("a")
     await asyncio.sleep(1)

@@ -95,7 +95,7 @@ def test_only_what_the_application_admits_reaches_other_replicas() -> None:
     asyncio.run(scenario())
 
 
-def test_report_tells_prefixes_loads_and_whose_requests_have_ended() -> None:
+def test_report_includes_prefixes_loads_and_finished_requests() -> None:
     async def scenario() -> None:
         async with replica("one") as one, client(one) as http:
             assert one.report().held.since(0) == []

@@ -19,7 +19,7 @@ def test_arguments_are_settings_of_the_server_or_of_the_cluster(monkeypatch: pyt
     assert (merged.settings.engine().kv_memory, merged.settings.engine().max_seq_len) == (64 << 20, 128)
 
 
-def test_a_variable_of_the_cluster_that_is_no_setting_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cluster_variable_that_is_not_a_setting_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OSTRO_RAY_HEAD_SVC_SERVICE_HOST", "10.0.0.1")
     monkeypatch.setenv("OSTRO_RAY_HEAD_SVC_PORT", "tcp://10.0.0.1:8000")
     read_options({})

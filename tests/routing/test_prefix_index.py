@@ -15,7 +15,7 @@ def text(name: str, blocks: int) -> str:
     return (name * BLOCK)[:BLOCK] * blocks
 
 
-def test_texts_have_as_many_blocks_in_common_as_they_begin_alike() -> None:
+def test_texts_share_as_many_blocks_as_their_common_beginning_fills() -> None:
     first, second = blocks_of(text("a", 3) + "tail"), blocks_of(text("a", 2) + text("b", 3))
     assert (len(first), len(second)) == (3, 5)
     assert first[:2] == second[:2]
@@ -34,7 +34,7 @@ def test_levels_are_exact_for_short_prompts_and_few_for_long_ones() -> None:
     assert all(after - before <= max(1, before / 4) for before, after in pairwise(levels))
 
 
-def test_index_tells_how_much_each_replica_holds() -> None:
+def test_index_reports_how_much_each_replica_holds() -> None:
     index = PrefixIndex()
     index.add_prompt(blocks_of(text("a", 4)), "one")
     index.add_prompt(blocks_of(text("a", 2) + text("b", 2)), "two")

@@ -86,7 +86,7 @@ def until(server: LiveServer, *, running: int, queued: int) -> None:
 
 @contextmanager
 def load(server: LiveServer, num_requests: int) -> Iterator[None]:
-    """So many streams, which go on until it is left; the server is idle then."""
+    """Runs `num_requests` streams until the block is left; the server is idle then."""
 
     def stream() -> None:
         with server.client() as client, client.stream("POST", "/v1/completions", json=LONG) as response:

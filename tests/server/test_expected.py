@@ -1,4 +1,4 @@
-"""What the pool is told of a model before it is loaded."""
+"""Facts that the pool receives about a model before it is loaded."""
 
 import asyncio
 from pathlib import Path

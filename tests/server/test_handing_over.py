@@ -167,7 +167,7 @@ def test_a_client_that_leaves_while_its_prompt_is_computed_elsewhere_leaves_noth
             assert complete(live, "the cat sat")[0]
 
 
-def test_prefill_tells_what_others_find(model: Path, tmp_path: Path) -> None:
+def test_prefill_reports_the_pages_that_others_find(model: Path, tmp_path: Path) -> None:
     with prefill(tmp_path, model) as live, live.client() as client:
         response = client.post("/prefill", json={"prompts": [PROMPT, "the"]})
         assert response.status_code == 200, response.text

@@ -26,7 +26,7 @@ STEP_SECONDS = 0.01
 
 @dataclass(frozen=True)
 class Page:
-    """What the operator's page shows of the engine."""
+    """The engine's state as the operator's page shows it."""
 
     total: float
     idle: float
@@ -426,7 +426,7 @@ def test_too_costly_body_is_a_413(client: httpx.Client, body: bytes) -> None:
     assert error_of(response, {413})["code"] == "body_too_large"
 
 
-def test_text_full_of_what_looks_like_values_is_no_such_body(client: httpx.Client) -> None:
+def test_text_full_of_json_punctuation_is_not_too_costly(client: httpx.Client) -> None:
     for text in (",[{:" * MANY, '",' * MANY, '\\",[' * MANY, "\\" * 999_999 + '",' * 600_000):
         body = json.dumps({"prompt": text}).encode()
         assert error_of(client.post(DETOKENIZE, content=body, headers={"content-type": "application/json"}), {400})
@@ -476,7 +476,7 @@ HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r
     ],
     ids=lambda data: repr(data[-24:]),
 )
-def test_bytes_that_are_no_http_request_get_a_4xx_or_nothing(server: LiveServer, data: bytes) -> None:
+def test_bytes_that_are_not_an_http_request_get_a_4xx_or_nothing(server: LiveServer, data: bytes) -> None:
     answer = raw(server, data)
     assert answer == b"" or answer.startswith(b"HTTP/1.1 4"), answer[:200]
 

@@ -162,7 +162,7 @@ def test_offline_outputs_end_alike(model: Path) -> None:
     assert (named.choices[0].finish_reason, named.num_generated) == ("length", 120)
 
 
-def test_commands_end_alike(model: Path, tmp_path: Path) -> None:
+def test_commands_end_loops_alike(model: Path, tmp_path: Path) -> None:
     def ostro(*args: str) -> str:
         done = warm_run([*args, "--model", str(model), "--threads", "1"], cwd=tmp_path)
         assert done.returncode == 0, done.stderr

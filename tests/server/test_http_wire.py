@@ -260,7 +260,7 @@ def test_end_token_of_the_tokenizer_info_is_a_single_token(client: httpx.Client)
     assert tokens == [info["eos_token_id"]]
 
 
-def test_probes_tell_that_all_is_well(client: httpx.Client) -> None:
+def test_probes_report_that_all_is_well(client: httpx.Client) -> None:
     assert client.get("/healthz").json() == {"status": "ok"}
     assert client.get("/readyz").json() == {"status": "ready"}
     health = client.get("/health").json()

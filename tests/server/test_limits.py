@@ -85,7 +85,7 @@ async def test_no_more_than_the_limit_are_inside_and_the_next_follows_when_one_l
 
 
 @in_loop
-async def test_full_line_refuses_with_the_time_that_others_have_waited() -> None:
+async def test_full_queue_refuses_with_the_time_that_others_have_waited() -> None:
     now = 0.0
     gate = Gate(GateLimits(concurrent=1, waiting=1), clock=lambda: now)
     first, second = Visitor(gate), Visitor(gate)
@@ -115,7 +115,7 @@ async def test_waiting_tokens_are_bounded_but_one_long_prompt_may_always_wait() 
 
 
 @in_loop
-async def test_line_is_served_by_priority_then_by_turn() -> None:
+async def test_queue_is_served_by_priority_then_by_turn() -> None:
     gate = Gate(GateLimits(concurrent=1))
     holder = Visitor(gate)
     await settle()
@@ -268,7 +268,7 @@ async def test_negative_priority_is_for_keys_that_may() -> None:
 
 
 @pytest.mark.parametrize(("num_keys", "share", "salts"), [(1, False, {""}), (2, True, {""}), (2, False, {"a ", "b "})])
-def test_keys_share_cached_prefixes_only_if_they_are_told_to(num_keys: int, share: bool, salts: set[str]) -> None:
+def test_keys_share_cached_prefixes_only_if_configured(num_keys: int, share: bool, salts: set[str]) -> None:
     @in_loop
     async def run() -> None:
         gate = Gate(GateLimits(), num_keys=num_keys, share_prefixes=share)
@@ -307,7 +307,7 @@ def test_all_keys_are_equal_after_an_idle_period() -> None:
 
 
 @in_loop
-async def test_request_that_goes_away_in_line_leaves_no_trace() -> None:
+async def test_request_cancelled_in_the_queue_leaves_no_trace() -> None:
     gate = Gate(GateLimits(concurrent=1))
     holder, gone, patient = Visitor(gate), Visitor(gate), Visitor(gate)
     await settle()
@@ -342,7 +342,7 @@ async def test_slot_given_to_a_request_that_goes_in_the_same_moment_is_not_lost(
 
 
 @in_jumping_time
-async def test_request_over_its_time_ends_in_line_and_at_work() -> None:
+async def test_timed_out_request_ends_whether_queued_or_running() -> None:
     gate = Gate(GateLimits(concurrent=1, seconds=0.05))
     at_work, in_line = Visitor(gate), Visitor(gate)
     for visitor in (at_work, in_line):

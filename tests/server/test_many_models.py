@@ -235,7 +235,7 @@ def test_totals_survive_the_end_of_an_engine(models: Path, tmp_path: Path) -> No
             assert told() == {"requests_total": 2 * loads, "generated_tokens": 12 * loads, "restarts": 0}
 
 
-def test_requests_in_line_hold_no_model(models: Path, tmp_path: Path) -> None:
+def test_queued_requests_hold_no_model(models: Path, tmp_path: Path) -> None:
     """A queue for one model kept it loaded until the last of them was served, and those for another had a 503."""
     args = ("--models", str(models), "--max-models", "1", "--max-concurrent-requests", "1", "--threads", "1")
 
@@ -339,7 +339,7 @@ def test_a_model_whose_adapter_cannot_be_loaded_ends_the_server_as_any_that_is_a
         assert "which should hold an adapter" in live.log_text
 
 
-def test_a_log_line_tells_of_each_load(server: LiveServer) -> None:
+def test_each_load_is_logged_in_one_line(server: LiveServer) -> None:
     with server.client() as client:
         complete(client, "alpha")
     lines = [json.loads(line) for line in server.log_text.splitlines()]

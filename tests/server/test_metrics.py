@@ -19,7 +19,7 @@ from ostro.server.telemetry.record import RequestRecord
 
 @dataclass
 class Service:
-    """What metrics read of a service, as plain values."""
+    """The part of a service that metrics read, as plain values."""
 
     info: ModelInfo | None = None
     heartbeat: Heartbeat = field(default_factory=Heartbeat)
@@ -143,7 +143,7 @@ def test_engines_state_is_read_from_its_heartbeat() -> None:
     assert "ostro_load_seconds" not in samples
 
 
-def test_loaded_model_tells_its_times() -> None:
+def test_loaded_model_reports_its_times() -> None:
     info = ModelInfo(
         name="tiny",
         max_len=8,

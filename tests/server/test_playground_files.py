@@ -71,7 +71,7 @@ def test_file_that_the_browser_has_is_not_sent_again(client: httpx.Client) -> No
     assert client.get("/ui/style.css").headers["etag"] != etag
 
 
-def test_head_tells_what_get_would(client: httpx.Client) -> None:
+def test_head_answers_as_get_would(client: httpx.Client) -> None:
     head, get = client.head("/"), client.get("/")
     assert (head.status_code, head.content) == (200, b"")
     for name in ("etag", "content-type", "content-length"):

@@ -244,7 +244,7 @@ def test_log_probabilities_go_with_the_text_and_not_with_calls() -> None:
     assert part["logprobs"] == [entry] * 3
 
 
-def test_usage_tells_cached_and_reasoning_tokens() -> None:
+def test_usage_reports_cached_and_reasoning_tokens() -> None:
     usage = accumulated(stream(writer(), [Text("Hi")])).usage
     assert usage is not None
     assert (usage.input_tokens, usage.output_tokens, usage.total_tokens) == (11, 7, 18)

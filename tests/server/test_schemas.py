@@ -372,7 +372,7 @@ def test_missing_field_is_asked_for(schema: type[RequestModel], param: str) -> N
 
 
 @pytest.mark.parametrize("body", [None, [], "text", 5])
-def test_body_that_is_no_object_is_refused(body: object) -> None:
+def test_body_that_is_not_an_object_is_refused(body: object) -> None:
     with pytest.raises(BadRequest, match="The request must be a JSON object") as caught:
         parse(CompletionRequest, body)
     assert caught.value.param is None

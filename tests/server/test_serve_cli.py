@@ -267,7 +267,7 @@ def test_origins_alone_turn_cors_on(tmp_path: Path) -> None:
         assert (allowed.status_code, allowed.headers["access-control-allow-origin"]) == (200, "https://page.example")
 
 
-def test_healthz_waits_for_the_model_where_it_is_told_to(tmp_path: Path) -> None:
+def test_healthz_waits_for_the_model_if_configured(tmp_path: Path) -> None:
     args, faults = ("--healthz-waits-for-model",), "fake,load_seconds=2"
     with live_server(tmp_path, *args, faults=faults, ready=False) as server, server.client() as client:
         waiting = client.get("/healthz")
@@ -304,7 +304,7 @@ def test_limits_of_other_servers_bound_what_they_name(tmp_path: Path) -> None:
     assert report["longest sequence"] == "48 tokens"
 
 
-def test_a_server_of_one_model_answers_to_any_name_where_it_is_told_to(tmp_path: Path) -> None:
+def test_a_single_model_server_answers_to_any_name_if_configured(tmp_path: Path) -> None:
     model = str(write_model(tmp_path / "tiny"))
     body = {"prompt": "a", "max_tokens": 1, "model": "gpt-3.5-turbo"}
     with live_server(tmp_path, model) as server, server.client() as client:
@@ -335,7 +335,7 @@ def test_full_server_answers_429_with_retry_after(tmp_path: Path) -> None:
         assert stream.ended()[-1] == "data: [DONE]"
 
 
-def test_request_over_its_time_gets_504(tmp_path: Path) -> None:
+def test_timed_out_request_gets_504(tmp_path: Path) -> None:
     with live_server(tmp_path, env={"REQUEST_TIMEOUT": "0.3"}, faults=SLOW) as server, server.client() as client:
         late = client.post("/v1/completions", json={"prompt": "a", "max_tokens": 500, "ignore_eos": True})
         assert (late.status_code, late.json()["error"]["code"]) == (504, "timeout")

@@ -99,7 +99,7 @@ def test_stop_string_ends_its_choice_in_the_engine_too(monkeypatch: pytest.Monke
     asyncio.run(scenario())
 
 
-def test_stop_string_that_is_no_unicode_harms_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stop_string_that_is_not_unicode_harms_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     set_faults(monkeypatch)
 
     async def scenario() -> None:

@@ -186,7 +186,7 @@ def test_unknown_key_is_an_error_with_a_suggestion(tmp_path: Path) -> None:
         ("OSTRO_WHATEVER", "Unset it; docs/configuration.md lists them all."),
     ],
 )
-def test_a_variable_of_ours_that_is_no_setting_is_refused(
+def test_a_variable_of_ours_that_is_not_a_setting_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, cure: str
 ) -> None:
     """Those unlike any setting were ignored, and so were all in a .env file."""

@@ -6,7 +6,7 @@ from ostro.server.admission.shares import Shares
 
 
 def filled(shares: Shares, key: str) -> int:
-    """How much a key gets that takes all it can."""
+    """The share of a key that takes all it can."""
     count = 0
     while shares.has_room(key) and count < 10_000:
         shares.take(key)
@@ -30,7 +30,7 @@ def test_greedy_keys_leave_every_other_key_its_part(total: int, num_keys: int) -
 
 @pytest.mark.parametrize("num_keys", [2, 10, 64, 100, 128, 1000])
 def test_key_that_is_alone_in_using_the_server_gets_at_least_half_however_many_there_are(num_keys: int) -> None:
-    """Of 128 slots it got 29 with 100 keys, and one with 128."""
+    """It got 29 of 128 slots with 100 keys, and one with 128 keys."""
     assert filled(Shares(128, num_keys=num_keys), "alone") >= 64
 
 

@@ -30,7 +30,7 @@ def statuses(keys: list[str | None], *, address: Callable[[int], str] = lambda _
     return asyncio.run(ask())
 
 
-def test_address_that_guesses_keys_is_told_to_wait() -> None:
+def test_address_that_guesses_keys_must_wait() -> None:
     """Every 401 was free."""
     found = statuses([f"guess-{number}" for number in range(25)])
     assert found == [401] * 20 + [429] * 5

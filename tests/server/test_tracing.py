@@ -131,7 +131,7 @@ def test_request_is_a_tree_of_spans_with_its_tokens(client: httpx.Client, traces
     assert abs(root.end / 1e9 - time.time()) < 600
 
 
-def test_stream_tells_its_first_token_and_a_prefix_hit_shows_on_prefill(
+def test_stream_span_records_its_first_token_and_a_prefix_hit_shows_on_prefill(
     client: httpx.Client, traces: Collector
 ) -> None:
     body = {"prompt": [5] * 100, "max_tokens": 4, "ignore_eos": True, "stream": True}
@@ -514,7 +514,7 @@ def test_only_what_the_server_owes_is_a_failure(status: int | None, error: str |
     assert is_failure(RequestRecord(id="r", method="POST", path=CHAT, status=status, error=error)) is fails
 
 
-def test_made_up_methods_and_paths_are_no_names() -> None:
+def test_made_up_methods_and_paths_are_not_used_as_names() -> None:
     assert name_of(RequestRecord(id="r", method="BREW", path="/pot", status=404)) == "HTTP"
     assert name_of(RequestRecord(id="r", method="GET", path="/v1/made/up", status=404)) == "GET"
 

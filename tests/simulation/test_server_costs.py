@@ -16,7 +16,7 @@ from ostro.simulation.server_costs import Probe, Probes, probe_server, with_serv
 
 
 def _probes(table: CostTable) -> Probes:
-    """As a server would answer that is just as the table says."""
+    """Answers of a server that behaves exactly as the table says."""
     many = by_clients(8, 8, warmup=1)
     one = by_clients(1, 16, warmup=1)
     inputs = Span(20, 120)

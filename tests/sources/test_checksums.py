@@ -85,7 +85,7 @@ def test_a_flipped_byte_of_an_object_in_parts_is_noticed(
     ],
     ids=["crc32c", "crc32", "sha256", "crc64nvme", "of-parts"],
 )
-def test_what_the_store_tells_of_the_whole_or_of_parts_is_taken(
+def test_stored_checksums_of_the_whole_or_of_parts_are_used(
     store: ObjectStore, proxy: FaultProxy, prefix: str, header: str, value: str, expected: Checksum
 ) -> None:
     store.put_parts(f"{prefix}/{FILE}", [PART, b"the end"])

@@ -127,7 +127,7 @@ def test_one_gguf_file_of_several_is_fetched_alone(store: ObjectStore, proxy: Fa
 
 
 @ONE_STORE
-def test_the_log_tells_how_far_it_is(
+def test_the_log_reports_progress(
     store: ObjectStore,
     proxy: FaultProxy,
     prefix: str,
@@ -541,7 +541,7 @@ def test_two_processes_fetch_a_model_once(store: ObjectStore, proxy: FaultProxy,
 
 
 @ONE_STORE
-def test_the_log_tells_that_another_process_is_waited_for(
+def test_the_log_says_that_it_waits_for_another_process(
     store: ObjectStore,
     proxy: FaultProxy,
     prefix: str,

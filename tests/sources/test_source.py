@@ -1,4 +1,4 @@
-"""What both stores do alike, below everything else."""
+"""Behaviour that both stores share, at the lowest level."""
 
 import pytest
 from fault_proxy import FaultProxy

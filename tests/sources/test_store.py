@@ -321,7 +321,7 @@ def test_a_wheels_model_is_listed_held_and_removed_too(store: ModelStore) -> Non
 # --- damage ---------------------------------------------------------------------------------------------------------
 
 
-def test_verify_tells_what_is_wrong_with_which_file(store: ModelStore) -> None:
+def test_verify_reports_what_is_wrong_with_which_file(store: ModelStore) -> None:
     path = put(store, "a")
     [entry] = store.entries()
     assert store.verify(entry) == []

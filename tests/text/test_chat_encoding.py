@@ -145,7 +145,7 @@ def test_empty_conversation_is_refused() -> None:
         byte_level().encode_chat([])
 
 
-def test_value_that_is_no_json_is_refused() -> None:
+def test_value_that_is_not_json_is_refused() -> None:
     with pytest.raises(BadRequest, match="JSON"):
         byte_level().encode_chat(user(b"bytes"))
 

@@ -71,7 +71,7 @@ def test_text_parts_are_one_text_to_the_template() -> None:
     assert rendered("{{ messages[0].content }}", [{"role": "user", "content": parts}]) == "one\ntwo"
 
 
-def test_part_that_is_no_text_is_refused_by_its_type() -> None:
+def test_part_that_is_not_text_is_refused_by_its_type() -> None:
     with pytest.raises(Unsupported, match="image_url"):
         rendered("", [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}])
 

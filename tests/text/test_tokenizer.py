@@ -221,7 +221,7 @@ def test_a_separator_ends_a_text_of_word_pieces(older: bool) -> None:
     assert Tokenizer.load(model_directory()).num_closing == 0
 
 
-def test_a_vocabulary_that_is_no_berts_is_refused_with_the_way_to_convert_it(tmp_path: Path) -> None:
+def test_a_vocabulary_that_is_not_berts_is_refused_with_the_way_to_convert_it(tmp_path: Path) -> None:
     (tmp_path / "vocab.txt").write_text("a\nb\n")
     with pytest.raises(UnsupportedModel, match=r"vocab\.txt has no \[UNK\], .*AutoTokenizer"):
         Tokenizer.load(tmp_path)

@@ -414,7 +414,7 @@ def test_a_mixture_of_experts_in_a_family_without_them_is_refused(tmp_path: Path
 
 
 @pytest.mark.parametrize("shape", [(4, 64), (4, 96, 64, 2), (5000, 1, 32)])
-def test_experts_that_are_no_stack_of_matrices_are_refused(tmp_path: Path, shape: tuple[int, ...]) -> None:
+def test_experts_that_are_not_a_stack_of_matrices_are_refused(tmp_path: Path, shape: tuple[int, ...]) -> None:
     changes: dict[str, object] = {"llama.expert_count": 4, "llama.expert_used_count": 2}
     path = small(tmp_path / "m.gguf", changes=changes, extra="blk.0.ffn_up_exps.weight", shape=shape)
     with pytest.raises(BadCheckpoint, match=r"'blk\.0\.ffn_up_exps\.weight' has shape"):
@@ -429,7 +429,7 @@ def test_head_counts_that_differ_between_layers_are_refused(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(("key", "value"), [("block_count", None), ("block_count", "three"), ("context_length", 1.5)])
-def test_missing_or_senseless_metadata_are_named(tmp_path: Path, key: str, value: object) -> None:
+def test_missing_or_senseless_metadata_is_named(tmp_path: Path, key: str, value: object) -> None:
     with pytest.raises(BadCheckpoint, match=rf"m\.gguf should give .* as {key}"):
         open_checkpoint(small(tmp_path / "m.gguf", changes={f"llama.{key}": value}))
 
@@ -441,7 +441,7 @@ def test_a_file_without_an_architecture_is_refused(tmp_path: Path) -> None:
         open_checkpoint(path)
 
 
-def test_decimal_metadata_read_as_their_authors_wrote_them(tmp_path: Path) -> None:
+def test_decimal_metadata_reads_as_its_authors_wrote_it(tmp_path: Path) -> None:
     assert open_one(small(tmp_path / "m.gguf")).config["rms_norm_eps"] == 1e-5
 
 

@@ -43,7 +43,7 @@ def handmade(*, version: int = 3, tensors: int = 0, entries: int = 0, rest: byte
     return b"GGUF" + struct.pack("<IQQ", version, tensors, entries) + rest
 
 
-def test_metadata_of_every_kind_come_back_as_they_were_written(small_file: Path) -> None:
+def test_metadata_of_every_kind_comes_back_as_written(small_file: Path) -> None:
     metadata = read_gguf_header(small_file).metadata
     assert {key: metadata[key] for key in METADATA} == METADATA
     assert metadata["general.architecture"] == "llama"

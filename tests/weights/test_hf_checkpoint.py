@@ -152,7 +152,7 @@ def test_a_malformed_config_is_named(tmp_path: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["[]", "3", '"text"', "null"])
-def test_a_config_that_is_no_object_is_named(tmp_path: Path, text: str) -> None:
+def test_a_config_that_is_not_an_object_is_named(tmp_path: Path, text: str) -> None:
     directory = make_model(tmp_path / "tiny")
     (directory / "config.json").write_text(text)
     with pytest.raises(BadCheckpoint, match=r"config\.json should hold a JSON object"):

@@ -270,11 +270,11 @@ def test_upstreams_settings_beside_a_step_win_over_a_brain_above(tmp_path: Path)
     assert open_hrm(write_brain(tmp_path / "run", dialect="upstream")).config["dialect"] == "upstream"
 
 
-def test_a_dialect_that_is_told_wins(tmp_path: Path) -> None:
+def test_an_explicit_dialect_wins(tmp_path: Path) -> None:
     assert open_hrm(make_brain(tmp_path, {**ARCH, "arch": {"dialect": "upstream"}})).config["dialect"] == "upstream"
 
 
-def test_metadata_alone_tell_no_dialect(tmp_path: Path) -> None:
+def test_metadata_alone_does_not_identify_a_dialect(tmp_path: Path) -> None:
     path = make_brain(tmp_path, None)
     write_json(tmp_path / "checkpoint_metadata.json", {"arch": ARCH})
     config = open_hrm(path).config
@@ -285,10 +285,10 @@ def test_metadata_alone_tell_no_dialect(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("told", "words"), [(290, "the rest is cut off"), (310, "untrained rows are added")])
-def test_tables_are_cut_or_lengthened_to_the_vocabulary_that_a_brain_tells(
+def test_tables_are_resized_to_the_vocabulary_of_the_brain(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, told: int, words: str
 ) -> None:
-    """As AI-OS does: brain.json counts, not the rows that were saved."""
+    """As in AI-OS, brain.json decides, not the rows that were saved."""
     checkpoint = open_hrm(make_brain(tmp_path, {**ARCH, "vocab_size": told}))
     found, again = dict(checkpoint.tensors()), dict(checkpoint.tensors())
     for name in ("inner.embed_tokens.embedding_weight", "inner.lm_head.weight"):
@@ -342,7 +342,7 @@ FLAGS: Mapping[str, int] = {"num_heads": 4, "H_cycles": 2, "L_cycles": 3}
 
 
 @pytest.mark.parametrize("file", ["weights.pt", "weights.safetensors"])
-def test_weights_without_any_file_run_by_what_the_operator_tells(tmp_path: Path, file: str) -> None:
+def test_weights_without_any_file_run_with_the_operators_settings(tmp_path: Path, file: str) -> None:
     path = tmp_path / file
     save_file(WEIGHTS, path) if path.suffix == ".safetensors" else torch.save(WEIGHTS, path)
     assert is_hrm(path)
@@ -385,7 +385,7 @@ def test_a_file_that_is_named_tells_the_architecture_and_by_its_name_the_dialect
     assert (config["num_heads"], config["L_cycles"], config.get("dialect")) == (4, 3, dialect)
 
 
-def test_layers_that_contradict_the_weights_are_refused_whoever_tells_them(tmp_path: Path) -> None:
+def test_layers_that_contradict_the_weights_are_refused_from_any_source(tmp_path: Path) -> None:
     with pytest.raises(BadCheckpoint, match=r"The settings: 'H_layers' is 5, but the tensors' shapes say 2"):
         open_hrm(make_brain(tmp_path)).with_settings(HrmSettings(None, {"H_layers": 5}))
 
@@ -440,7 +440,7 @@ def test_experts_that_contradict_the_shapes_are_named(tmp_path: Path) -> None:
         open_hrm(make_brain(tmp_path, {**ARCH, "use_moe": False}, weights))
 
 
-def test_a_table_of_positions_tells_the_context(tmp_path: Path) -> None:
+def test_a_table_of_positions_determines_the_context(tmp_path: Path) -> None:
     weights = random_weights(position_rows=40)
     assert open_hrm(make_brain(tmp_path, without("seq_len"), weights)).config["seq_len"] == 40
     with pytest.raises(BadCheckpoint, match=r"'seq_len' is 64, .* say 40"):
@@ -459,7 +459,9 @@ def test_a_table_of_positions_tells_the_context(tmp_path: Path) -> None:
         ("model.inner.H_init", torch.ones(32), "the same tensors twice"),
     ],
 )
-def test_weights_that_are_no_hrm_are_refused(tmp_path: Path, name: str, tensor: Tensor | None, message: str) -> None:
+def test_weights_that_are_not_an_hrm_are_refused(
+    tmp_path: Path, name: str, tensor: Tensor | None, message: str
+) -> None:
     weights = {key: value for key, value in WEIGHTS.items() if key != name}
     if tensor is not None:
         weights[name] = tensor
@@ -659,7 +661,7 @@ def test_a_base_that_is_itself_a_starter_is_refused(tmp_path: Path, base: str) -
 
 @pytest.mark.parametrize("base", ["w.bin", "w.pt", "w.pth", "step_7"])
 def test_a_base_that_is_a_pickle_is_refused(tmp_path: Path, base: str) -> None:
-    """Whoever names a brain has not named the pickle that the brain names."""
+    """A user who names a brain has not approved the pickle that the brain names."""
     write_json(tmp_path / "starter_brain.json", {"base_model": base})
     torch.save({"a": torch.ones(1)}, tmp_path / base)
     with pytest.raises(BadCheckpoint, match=r"a pickle, .*Convert it to safetensors"):

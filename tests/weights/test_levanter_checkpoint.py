@@ -228,7 +228,7 @@ def test_a_run_gives_its_newest_complete_checkpoint(
     assert "step-2000 is incomplete" in caplog.text
 
 
-def test_what_a_checkpoint_tells_of_itself(tmp_path: Path, settings: Path) -> None:
+def test_checkpoint_describes_itself(tmp_path: Path, settings: Path) -> None:
     written = write_llama(tmp_path / "runs" / "llama" / "step-1000")
     checkpoint: Checkpoint = open_levanter(written, settings)
     assert (checkpoint.name, checkpoint.path) == ("llama-step-1000", written)

@@ -137,7 +137,7 @@ def test_groups_of_other_sizes_are_repacked(
     assert off == 0 if exactly else off < 0.56 / 127 * twin.abs().max().item()
 
 
-def test_rows_that_are_no_whole_blocks_are_widened(tmp_path: Path) -> None:
+def test_rows_that_are_not_whole_blocks_are_widened(tmp_path: Path) -> None:
     format = Format(FORMATS["gptq"].config, lambda weight: gptq(weight, group=24), "F32")
     checkpoint, twin = written(tmp_path, format, matrix(96, 48))
     weight = found(checkpoint)
