@@ -208,7 +208,7 @@ def test_requests_that_were_sent_again_are_noted() -> None:
     assert found.levels[0].figures.succeeded == 3
     resent = sum(each.resent for each in found.levels[0].outcomes)
     assert found.levels[0].figures.resent == resent
-    assert any(f"{resent} requests were sent again" in note for note in found.notes) == bool(resent)
+    assert any(f"{resent} requests were resent" in note for note in found.notes) == bool(resent)
 
 
 def test_server_that_is_gone_is_not_asked_as_fast_as_can_be() -> None:
@@ -310,9 +310,9 @@ def test_load_process_ends_with_the_command_that_started_it() -> None:
 @pytest.mark.parametrize(
     ("refused", "note"),
     [
-        ({"ignore_eos"}, "refuses ignore_eos"),
-        ({"stream_options"}, "refuses stream_options"),
-        ({"ignore_eos", "stream_options"}, "refuses ignore_eos"),
+        ({"ignore_eos"}, "rejects ignore_eos"),
+        ({"stream_options"}, "rejects stream_options"),
+        ({"ignore_eos", "stream_options"}, "rejects ignore_eos"),
     ],
 )
 def test_fields_that_a_server_refuses_are_left_out(refused: set[str], note: str) -> None:
@@ -332,7 +332,7 @@ def test_answers_that_end_early_are_noted() -> None:
     workload = Workload(items=PROMPT, output_len=Span(9, 9), ignore_eos=True)
     with chat_server(lambda body: answer(["a"] * 3)) as server:
         found = run(server.url, closed(1, requests=2), workload=workload)
-    assert any("2 of 2 answers ended before their length" in note for note in found.notes)
+    assert any("2 of 2 answers were shorter than requested" in note for note in found.notes)
 
 
 def test_random_prompts_have_the_tokens_that_the_server_counts() -> None:
@@ -356,7 +356,7 @@ def test_server_that_counts_nothing_is_noted() -> None:
         found = run(server.url, closed(1, requests=2), workload=Workload(input_len=Span(9, 9), output_len=Span(4, 4)))
     assert found.levels[0].figures.output_tokens == 8
     assert found.levels[0].figures.total_tokens_per_second is None
-    assert any("counted by events" in note for note in found.notes)
+    assert any("events are counted as tokens" in note for note in found.notes)
 
 
 def test_server_that_is_not_there_is_an_error() -> None:

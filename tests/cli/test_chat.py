@@ -64,7 +64,7 @@ def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Li
 def test_a_conversation(server: LiveServer, tmp_path: Path) -> None:
     saved = tmp_path / "said.json"
     with chat("--url", server.url, "--max-tokens", "4", "--system", "yes", *ENDLESS) as screen:
-        screen.until("/help tells what you can do")
+        screen.until("/help lists the commands")
         for prompt, typed in [
             (PROMPT, "the fox\n"),
             (PROMPT, "the quick \\\n"),
@@ -83,7 +83,7 @@ def test_a_conversation(server: LiveServer, tmp_path: Path) -> None:
         # Tokens that come all at once have no rate.
         assert len(re.findall(r"\n4 tokens · ([\d.]+ tokens/s · )?first after [\d.]+ s\r", screen.shown)) == 3
         assert screen.shown.count("Written to ") == 2
-        assert "Nothing was said yet." in screen.shown
+        assert "The conversation is empty." in screen.shown
     said = json.loads(saved.read_text())
     assert said["model"] == "tiny"
     assert [message["role"] for message in said["messages"]] == ["system", *["user", "assistant"] * 3]
@@ -177,8 +177,8 @@ def test_commands_and_mistakes(server: LiveServer) -> None:
     with chat("--url", server.url, "--max-tokens", "2", *ENDLESS) as screen:
         for typed, answer in [
             ("/help", "/save FILE"),
-            ("/system", "The model is told nothing."),
-            ("/system Be brief.", "The model is told: Be brief."),
+            ("/system", "There is no system message."),
+            ("/system Be brief.", "System message: Be brief."),
             ("/model", "* tiny  (ready)"),
             ("/model tiny", "tiny answers from now on."),
             ("/model nobody", "There is no model 'nobody'"),
@@ -245,7 +245,7 @@ def test_output_is_constrained_to_the_structure(server: LiveServer) -> None:
         ("x", ["--url", "nonsense"], "is not a server address"),
         ("x", ["/nowhere/model"], "/nowhere/model"),
         ("x", ["model", "--url", "http://127.0.0.1:9"], "leave one of them out"),
-        ("x", ["--n", "2"], "leave --n out"),
+        ("x", ["--n", "2"], "leave out --n"),
         ("x", ["--model", "tiny"], "leave --url and --model out"),
         ("x", ["--url", "SERVER", "--temperature", "9"], "temperature must be"),
         ("\n", ["--url", "SERVER"], "nothing to answer"),

@@ -59,8 +59,8 @@ def test_words_that_are_not_settings_are_unchanged(words: str) -> None:
         ("--service.max_pages 64", "write --max-running-tokens, which is max_pages times page_size"),
         ("--trainer.mesh.axes x", "trainer.mesh.axes.model is used: the number of devices, --tensor-parallel"),
         ("--wandb.project x", "there is no section wandb here"),
-        ("prot=9000", "neither a setting and its value nor a model's name and the model. Did you mean port"),
-        ("foo.bar=1", "foo.bar=1 is neither a setting and its value"),
+        ("prot=9000", "neither SETTING=VALUE nor NAME=MODEL. Did you mean port"),
+        ("foo.bar=1", "foo.bar=1 is neither SETTING=VALUE"),
         ("--ui=perhaps", "--ui is a switch: its value is true or false, got 'perhaps'"),
     ],
 )

@@ -234,7 +234,7 @@ _ENDPOINTS: dict[str, Callable[[LLM, object], _Work]] = {
 def _prepared(llm: LLM, request: GenerationRequest, prompts: Sequence[Prompt], params: SamplingParams) -> list[Request]:
     _check_model(llm, request.model)
     if request.stream:
-        raise BadRequest("stream has no place in a batch file: leave it out.", param="stream")
+        raise BadRequest("stream is not supported in a batch file: leave it out.", param="stream")
     return [
         replace(llm.prepare(prompt, params), cache_salt=request.cache_salt, priority=request.priority)
         for prompt in prompts

@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if args.n not in (None, 1):
-        raise BadRequest("A conversation continues with a single answer: leave --n out.", param="n")
+        raise BadRequest("A conversation continues with a single answer: leave out --n.", param="n")
     terminal = Terminal()
     with _server(args, terminal) as client:
         conversation = Conversation(client, _options(args), system=args.system)

@@ -20,8 +20,8 @@ HELP = f"""\
 /exit           leave (Ctrl-D does, too)
 
 Ctrl-C          stop an answer
-Up, Down        earlier messages, those of other days too
-\\ at the end    the message goes on in the next line
+Up, Down        earlier messages, also from earlier sessions
+\\ at the end    continue the message on the next line
 {BLOCK}             before and after a message of several lines
 A message that begins with a slash needs a space before it."""
 
@@ -59,7 +59,7 @@ class Conversation:
     def talk(self, terminal: Terminal) -> None:
         """Runs until the end of input."""
         history = History(history_path())
-        terminal.remark(f"{self._model_name()} at {self._client.url}. /help tells what you can do, Ctrl-D ends.")
+        terminal.remark(f"{self._model_name()} at {self._client.url}. /help lists the commands, Ctrl-D ends.")
         while True:
             try:
                 text = terminal.read()
@@ -108,7 +108,7 @@ class Conversation:
             pass
         except ContextLengthExceeded as error:
             del self._said[-1]
-            raise BadRequest(f"{error} Or forget what was said: /clear.") from error
+            raise BadRequest(f"{error} Or start over with /clear.") from error
         except OstroError:
             del self._said[-1]
             if pieces:
@@ -125,12 +125,12 @@ class Conversation:
 
     def _clear(self, terminal: Terminal, rest: str) -> None:
         self._said.clear()
-        terminal.remark("Nothing was said yet.")
+        terminal.remark("The conversation is empty.")
 
     def _set_system(self, terminal: Terminal, rest: str) -> None:
         if rest:
             self._system = rest
-        terminal.remark(f"The model is told: {self._system}" if self._system else "The model is told nothing.")
+        terminal.remark(f"System message: {self._system}" if self._system else "There is no system message.")
 
     def _set_model(self, terminal: Terminal, rest: str) -> None:
         if rest:
@@ -170,7 +170,7 @@ class _Timing:
         self._first = self._first or self._last
 
     def summary(self, num_tokens: int | None, num_pieces: int) -> str:
-        """Without the server's token count, which comes last, counts pieces: most are one token."""
+        """Counts pieces, most of which are one token, if the server's token count, which comes last, is missing."""
         stopped = num_tokens is None
         count = num_pieces if num_tokens is None else num_tokens
         parts = [f"{'stopped after about ' if stopped else ''}{count} token{'' if count == 1 else 's'}"]

@@ -98,9 +98,7 @@ def _check_name(key: str, value: str, flags: Flags) -> None:
         known = [flag[2:].replace("-", "_") for flag in (*flags.valued, *flags.switches)]
         close = difflib.get_close_matches(key.replace("-", "_"), known, 1)
         guess = f" Did you mean {close[0]}?" if close else ""
-        raise BadRequest(
-            f"{key}={value} is neither a setting and its value nor a model's name and the model.{guess}"
-        ) from error
+        raise BadRequest(f"{key}={value} is neither SETTING=VALUE nor NAME=MODEL.{guess}") from error
 
 
 def _switch(flag: str, value: str, flags: Flags) -> list[str]:

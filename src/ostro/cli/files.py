@@ -1,4 +1,4 @@
-"""Reads and writes files given on the command line, such that a failure leaves nothing half-written."""
+"""Reads and writes files given on the command line, so that a failure leaves nothing half-written."""
 
 import errno
 import os
@@ -47,7 +47,7 @@ def written_whole(path: Path) -> Iterator[TextIO]:
             partial.replace(path)
     except OSError as error:
         if error.errno in _NO_ROOM:
-            raise DiskFull(f"No room left to write {path}. Free some space or choose another place.") from error
+            raise DiskFull(f"No space left to write {path}. Free some, or choose another location.") from error
         raise BadRequest(f"Cannot write {path}: {error.strerror}. Check the path.") from error
     finally:
         if not special:

@@ -1,4 +1,4 @@
-"""Options of commands that load a server or a simulation of one: how many requests, when, and what is in them."""
+"""Options of commands that put load on a server or on a simulation: how many requests, when, with what contents."""
 
 import argparse
 import math
@@ -19,7 +19,7 @@ _INPUT, _OUTPUT, _REQUESTS = 128, 128, 100
 
 
 def add_load_options(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
-    """Returns the group of the requests' contents, for more of them."""
+    """Returns the option group for request contents, so that a command can add to it."""
     group = parser.add_argument_group("load (choose one; one run per value)")
     kind = group.add_mutually_exclusive_group()
     kind.add_argument(
@@ -80,7 +80,7 @@ def add_load_options(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup
 
 
 def add_report_options(group: argparse._ArgumentGroup, cost_of: str) -> None:
-    """`cost_of` says whose price is asked for."""
+    """`cost_of` names what the hourly cost covers, for the help text."""
     group.add_argument(
         "--slo", metavar="LIMITS", help="also report goodput under these limits: ttft=500ms,itl=50ms,tpot=50ms,e2e=5s"
     )

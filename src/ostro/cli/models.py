@@ -101,8 +101,8 @@ def _fetch(reference: str) -> Path:
     model = parse_model(reference)
     if isinstance(model, LocalModel):
         if model.exists:
-            raise BadRequest(f"{reference} is on this machine already. Pull takes models from elsewhere.")
-        raise ModelNotFound(f"{model.path} is a path, and there is nothing. Pull takes models from elsewhere.")
+            raise BadRequest(f"{reference} is on this machine already. Pull downloads models from elsewhere.")
+        raise ModelNotFound(f"{model.path} is a path, and nothing exists there. Pull downloads models from elsewhere.")
     return model.fetch(progress=True, newest=True)
 
 

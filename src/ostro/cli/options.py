@@ -12,7 +12,7 @@ from ostro.config import KINDS, SETTINGS, EngineConfig, Size, TensorParallel, re
 from ostro.errors import BadRequest
 from ostro.sampling_params import PARAMETERS, SamplingParams
 
-# A list of choices beyond this is part of the sentence, which is wrapped.
+# Longer lists of choices go into the help text, which is wrapped.
 _LONGEST_METAVAR = 50
 
 
@@ -65,7 +65,7 @@ def _add_engine_options(group: argparse._ArgumentGroup, names: Iterable[str]) ->
 
 
 def engine_config(args: argparse.Namespace) -> EngineConfig:
-    """From the options that the command has, and that were given."""
+    """Built from those options of the command that were given."""
     return EngineConfig(**{name: value for name, value in vars(args).items() if name in SETTINGS and value is not None})
 
 
@@ -74,7 +74,7 @@ def flag_of(name: str) -> str:
 
 
 def metavar_and_help(hint: object, metavar: str | None, meaning: str, default: object) -> tuple[str, str]:
-    """For an option of this type. The default is part of the help, unless the meaning tells it."""
+    """Metavar and help of an option of this type. The help includes the default, unless `meaning` states it."""
     text = meaning if "(default: " in meaning else meaning + _default(default, is_size=_metavar(hint) == "SIZE")
     # argparse interprets per cent signs.
     text = text.replace("%", "%%")

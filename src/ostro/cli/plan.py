@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _table(plan: Plan) -> str:
     kind = DEVICE_KINDS[plan.device]
-    second = f", of it {_size(plan.second_layout_bytes)} a second layout for speed" if plan.second_layout_bytes else ""
+    second = f", including {_size(plan.second_layout_bytes)} for a faster layout" if plan.second_layout_bytes else ""
     active = plan.active_parameters < plan.parameters
     fewer = f", {plan.active_parameters / 1e6:,.0f} million of them active" if active else ""
     read = f", {_size(plan.active_bytes)} of it active for a token" if active else ""
@@ -106,7 +106,7 @@ def _shortage(plan: Plan) -> str:
     if kind.smaller and not on_jax:
         cures.append(f"try {kind.smaller}")
     if kind.has_own_memory:
-        # Those of a CPU would share its memory.
+        # Ranks on a CPU would share its memory.
         cures.append("raise --tensor-parallel")
     return f"It does not fit. {', '.join(cures)}, or take a smaller model."
 

@@ -1,4 +1,4 @@
-"""ostro simulate: predicts how servers take a load, by the real engine on a virtual clock; measures what that needs."""
+"""ostro simulate: predicts how servers handle a load, with the real engine on a virtual clock; measures its costs."""
 
 import argparse
 import json
@@ -147,7 +147,7 @@ def _options(args: argparse.Namespace) -> SimulationOptions:
 
 
 def _refuse_others(args: argparse.Namespace) -> None:
-    """Measuring puts a load of its own on the model."""
+    """Refuses load options with --measure, which puts a load of its own on the model."""
     given: Sequence[str] = [
         name
         for name, default in args.defaults.items()
@@ -190,12 +190,12 @@ def _measure(args: argparse.Namespace) -> int:
             with_server(engine, probes, chat_prefix=_chat_prefix(llm) if "chat" in probes.alone else None)
         )
         file.write(json.dumps(found, indent=1) + "\n")
-    print(f"{args.measure}: {llm.name} on {runner.spec.backend}. Simulate it by --costs {args.measure}.")
+    print(f"{args.measure}: {llm.name} on {runner.spec.backend}. Simulate it with --costs {args.measure}.")
     return 0
 
 
 def _chat_prefix(llm: "LLM") -> int:
-    """How many tokens two conversations have in common before their first words."""
+    """Number of tokens that all conversations share before their first words."""
     one, other = (llm.chat_prompt([{"role": "user", "content": word}]) for word in WORDS[:2])
     return next((at for at, (mine, yours) in enumerate(zip(one, other, strict=False)) if mine != yours), 0)
 

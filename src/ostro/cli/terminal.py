@@ -159,7 +159,7 @@ _MOST_LINES = 1000
 
 
 def history_path() -> Path:
-    """In the user's state directory (XDG)."""
+    """The history file, in the user's state directory (XDG)."""
     return Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser() / "ostro" / "chat_history"
 
 

@@ -98,7 +98,7 @@ class AsyncStream(Generic[Chunk, Whole]):
     async def _read_on(self, tries: Tries) -> None:
         if self._response is None:
             self._timeout = tries.remaining
-        with self._client._target.meaning(self._timeout):
+        with self._client._target.translated_errors(self._timeout):
             if self._response is None:
                 self._response = await self._client._open(self._question, self._timeout)
                 if self._closed:
@@ -239,7 +239,7 @@ class AsyncClient:
 
         `on_send` is called once the connection is established, just before the request is sent.
         """
-        with self._target.meaning(timeout):
+        with self._target.translated_errors(timeout):
             response = await self._open(question, timeout, on_send)
             try:
                 yield response

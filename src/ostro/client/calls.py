@@ -229,12 +229,12 @@ def stats() -> Call[Stats]:
 
 
 def alive() -> Call[Alive]:
-    """Succeeds also if /healthz waits for the model: the server is up."""
+    """Also succeeds while /healthz waits for the model: the server is up."""
     return Call(Question("GET", "/healthz", also=frozenset({503})), partial(read, Alive))
 
 
 def readiness() -> Call[Readiness]:
-    """Succeeds also if the server is not ready: the answer says why."""
+    """Also succeeds while the server is not ready: the answer says why."""
     return Call(Question("GET", "/readyz", also=frozenset({503})), partial(read, Readiness))
 
 

@@ -58,27 +58,27 @@ def words(body: bytes) -> str:
 
 
 def shortened(payload: bytes) -> str:
-    """On one line, and truncated to the length of a message."""
+    """The payload on one line, truncated to the length of a message."""
     text = " ".join(payload.decode(errors="replace").split())
     return text if len(text) <= _LONGEST_MESSAGE else text[:_LONGEST_MESSAGE] + "…"
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
+class _Details:
     message: str
     type: str | None = None
     param: str | None = None
     code: str | None = None
 
 
-def _read(body: bytes) -> _Told:
+def _read(body: bytes) -> _Details:
     match _json(body):
         case {"error": {"message": str(message)} as detail}:
             given = {name: value for name in ("type", "param", "code") if isinstance(value := detail.get(name), str)}
             # JSON can express lone surrogates, which cannot be printed.
-            return _Told(" ".join(message.encode(errors="replace").decode().split()), **given)
+            return _Details(" ".join(message.encode(errors="replace").decode().split()), **given)
         case _:
-            return _Told(words(body))
+            return _Details(words(body))
 
 
 def _json(payload: bytes) -> object:
@@ -88,8 +88,10 @@ def _json(payload: bytes) -> object:
         return None
 
 
-def _made(kind: type[OstroError], told: _Told, status: int | None = None, retry_after: str | None = None) -> OstroError:
-    message = told.message or f"The server answered HTTP {status}, and nothing else."
+def _made(
+    kind: type[OstroError], told: _Details, status: int | None = None, retry_after: str | None = None
+) -> OstroError:
+    message = told.message or f"The server answered HTTP {status} without a message."
     if issubclass(kind, ContextLengthExceeded):
         return _context_length_exceeded(message, told.param)
     if issubclass(kind, TryLater):

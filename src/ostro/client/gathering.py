@@ -65,7 +65,7 @@ class StreamReader(Generic[Chunk]):
     """Turns the bytes of one stream into chunks."""
 
     def __init__(self, take: Callable[[bytes], Chunk | None]) -> None:
-        """`take` is that of a Gathering."""
+        """`take` is a Gathering's method."""
         self._take = take
         self._decoder = EventDecoder()
         self._ended = False

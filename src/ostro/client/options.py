@@ -18,7 +18,7 @@ Schema = Mapping[str, object] | str
 
 
 class StructuredOptions(TypedDict, total=False):
-    """What the output must look like; at most one of them, and jump_forward."""
+    """The format of the output: at most one field besides jump_forward."""
 
     response_format: Mapping[str, object]
     structured_outputs: Mapping[str, object]

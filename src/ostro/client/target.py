@@ -1,4 +1,4 @@
-"""The server that a client talks to: address, keys, timeouts, and when to try again. Holds a client's parts that do no
+"""The server that a client talks to: address, keys, timeouts, and when to try again. The parts of a client that do no
 I/O.
 """
 
@@ -34,7 +34,7 @@ from ostro.schemas.models import Readiness
 def check_key(key: str) -> str | None:
     """None for an empty key; raises BadRequest for one that cannot be sent in a header."""
     if not (key.isascii() and key.isprintable()):
-        raise BadRequest("A key is printable ASCII on one line. Check the one that is given.", param="api_key")
+        raise BadRequest("A key must be printable ASCII on one line. Check the given key.", param="api_key")
     return key or None
 
 
@@ -66,7 +66,7 @@ class Tries:
     def wait_after(self, error: OstroError) -> float:
         """Seconds to wait before the next attempt; raises the error if there should be none."""
         seconds = self._seconds(error)
-        if self._left <= 0 or not _passes(error) or seconds > min(self.remaining, _MOST_PATIENCE_SECONDS):
+        if self._left <= 0 or not _is_transient(error) or seconds > min(self.remaining, _MOST_PATIENCE_SECONDS):
             raise error
         self._left -= 1
         self._num_failed += 1
@@ -79,10 +79,10 @@ class Tries:
         return max(float(backoff), asked)
 
 
-def _passes(error: OstroError) -> bool:
+def _is_transient(error: OstroError) -> bool:
     """Whether a retry may succeed.
 
-    What failed in the server (500) or took too long there (504) would do so again.
+    A request that failed in the server (500) or took too long there (504) would do so again.
     """
     if isinstance(error, ServerError) and error.status == _BAD_GATEWAY:
         return True
@@ -96,7 +96,7 @@ _MOST_IDLE = 64
 @dataclass(frozen=True)
 class Target:
     url: str
-    """Without /v1 and without a trailing slash."""
+    """The server's URL, without /v1 and without a trailing slash."""
     key: str | None = field(default=None, repr=False)
     admin_key: str | None = field(default=None, repr=False)
     timeout: float = 600.0
@@ -130,13 +130,13 @@ class Target:
     def options(self) -> dict[str, Any]:
         """The options of httpx's client. No proxies for local servers; no TLS setup, which is slow, unless needed."""
         return {
-            "trust_env": not self._is_here,
+            "trust_env": not self._is_local,
             "verify": ssl.create_default_context() if self.url.lower().startswith("https:") else False,
             "limits": httpx.Limits(max_connections=None, max_keepalive_connections=_MOST_IDLE),
         }
 
     @contextmanager
-    def meaning(self, timeout: float) -> Iterator[None]:
+    def translated_errors(self, timeout: float) -> Iterator[None]:
         """Translates connection errors into ours."""
         try:
             yield
@@ -152,7 +152,7 @@ class Target:
             ) from error
 
     @cached_property
-    def _is_here(self) -> bool:
+    def _is_local(self) -> bool:
         host = urlsplit(self.url).hostname or ""
         try:
             return ip_address(host).is_loopback
@@ -192,13 +192,13 @@ def check_address(url: str) -> str:
     try:
         parts = urlsplit(url)
     except ValueError as error:
-        raise BadRequest(f"The address is none: {error}. Write it as http://HOST:PORT.", param="base_url") from error
+        raise BadRequest(f"The address is invalid: {error}. Write it as http://HOST:PORT.", param="base_url") from error
     try:
         known = parts.hostname is not None and parts.port != 0
     except ValueError:
         known = False
     if parts.username is not None or parts.password is not None:
-        raise BadRequest("An address is shown in messages: give a key by itself, not in the URL.", param="base_url")
+        raise BadRequest("Addresses appear in messages: pass the key separately, not in the URL.", param="base_url")
     if not known or parts.scheme.lower() not in ("http", "https") or parts.query or parts.fragment:
         raise BadRequest(f"{url!r} is not a server address. Write it as http://HOST:PORT.", param="base_url")
     return url.rstrip("/")

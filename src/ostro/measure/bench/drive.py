@@ -115,7 +115,7 @@ class Drive:
                     return
                 recording = await self._ask(index)
                 if recording.failure == CONNECTION and level.requests is None:
-                    # Nothing else would limit the rate of requests to a server that is gone.
+                    # A server that is gone refuses at once: without a pause, the loop would spin.
                     await asyncio.sleep(_PAUSE)
 
         async with asyncio.TaskGroup() as clients:

@@ -59,7 +59,7 @@ class Slo(msgspec.Struct, frozen=True):
         return cls(limits)
 
     def kept_by(self, outcome: Outcome) -> bool:
-        """A failed request keeps none. A latency that does not exist, as for a single-event answer, counts as kept."""
+        """Whether the request met all limits. A missing latency, as in a single-event answer, meets its own."""
         if outcome.error is not None:
             return False
         values = ((getattr(outcome, name), limit) for name, limit in self.limits.items())
@@ -69,19 +69,19 @@ class Slo(msgspec.Struct, frozen=True):
 class Goodput(msgspec.Struct, frozen=True, kw_only=True):
     good: int
     share: float
-    """Of all requests, including failed ones."""
+    """Share of good requests among all, including failed ones."""
     requests_per_second: float
 
 
 class Cost(msgspec.Struct, frozen=True, kw_only=True):
-    """In the currency of the price; None if there were no such tokens."""
+    """Costs in the currency of the price; None if there were no such tokens."""
 
     per_hour: float
     """The price of everything that served the load."""
     per_million_output_tokens: float | None
-    """As if output tokens were all that is paid for."""
+    """Cost per million output tokens, as if only they were paid for."""
     per_million_tokens: float | None
-    """Input and output tokens alike; also None if the server does not report input tokens."""
+    """Cost per million input and output tokens; also None if the server does not report input tokens."""
 
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,7 +91,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     unfinished: int
     """Aborted because the run was stopped; not counted in any other figure."""
     errors: dict[str, int]
-    """By kind, most frequent first."""
+    """Failures by kind, most frequent first."""
     seconds: float
     """From the first request sent to the end of the last answer."""
     requests_per_second: float

@@ -115,7 +115,7 @@ class LoadWorkers:
         """A process's number and its message; None means an interrupt."""
         number, message = self._messages.get()
         if isinstance(message, Broken):
-            raise LoadFailed(f"Load process {number} broke down: {message.words}")
+            raise LoadFailed(f"Load process {number} crashed: {message.words}")
         return number, message
 
 

@@ -1,4 +1,4 @@
-"""Interprets a recorded response: when its tokens arrived, how many there were, or what went wrong.
+"""Interprets a recorded response: when its tokens arrived, how many there were, or how it failed.
 
 Lenient, because servers differ in what they leave out. Knows OpenAI's response formats; knows no sockets.
 """
@@ -23,11 +23,11 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     index: int
     start: float
     e2e: float
-    """Until the last byte of the answer."""
+    """Time until the last byte of the answer."""
     late: float | None = None
-    """In an open loop, how late the request was sent: the load generator's fault."""
+    """Delay of sending in an open loop: the load generator's fault."""
     connect: float = 0.0
-    """The part spent on connecting; zero on a kept-alive connection."""
+    """Time spent on connecting; zero on a kept-alive connection."""
     resent: bool = False
     """Whether it was resent because its kept-alive connection was closed without an answer."""
     arrivals: list[float] = []

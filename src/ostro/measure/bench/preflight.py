@@ -41,11 +41,11 @@ async def _look(workload: Workload, target: Target, pool: Pool, url: str) -> Pre
         workload = msgspec.structs.replace(workload, model=await _model(target, pool, url))
     workload, answer, notes = await _accepted(workload, target, pool, url)
     if answer.input_tokens is None and answer.counted_by == "events":
-        notes.append("The server counts no tokens: output tokens are counted by events, input tokens not at all.")
+        notes.append("The server reports no token counts: events count as output tokens, input tokens are not counted.")
     if workload.has_random_prompts and workload.vocab_size is None:
         counted = await _word_tokens(workload, target, pool)
         if counted is None:
-            notes.append("How many tokens a word is could not be learnt: random prompts have as many words instead.")
+            notes.append("The number of tokens per word is unknown: lengths of random prompts are in words.")
         else:
             workload = msgspec.structs.replace(workload, words=counted)
     return Preflight(workload, notes)
@@ -61,7 +61,7 @@ async def _model(target: Target, pool: Pool, url: str) -> str:
     match listed:
         case {"data": [{"id": str(model)}, *_]}:
             return model
-    raise ModelNotFound(f"{url} names no model at {target.base}/models. Name one by --model.")
+    raise ModelNotFound(f"{url} lists no model at {target.base}/models. Name one with --model.")
 
 
 async def _accepted(workload: Workload, target: Target, pool: Pool, url: str) -> tuple[Workload, Outcome, list[str]]:
@@ -79,9 +79,9 @@ async def _accepted(workload: Workload, target: Target, pool: Pool, url: str) ->
             continue
         _check(recording, url, path)
         if "ignore_eos" in leave_out:
-            notes.append("The server refuses ignore_eos: answers end where the model ends them.")
+            notes.append("The server rejects ignore_eos: answers end where the model ends them.")
         if "include_usage" in leave_out:
-            notes.append("The server refuses stream_options.")
+            notes.append("The server rejects stream_options.")
         return tried, read(recording, index=0, began=recording.sent, max_tokens=1), notes
     assert first is not None
     _check(first, url, path)
@@ -89,7 +89,7 @@ async def _accepted(workload: Workload, target: Target, pool: Pool, url: str) ->
 
 
 async def _word_tokens(workload: Workload, target: Target, pool: Pool) -> WordTokens | None:
-    """Derived from the server's token counts for a short and a long prompt of our words."""
+    """Tokens per word, from the server's token counts for a short and a long prompt of our words."""
     longest = max([workload.input_len.high, *(item.input_len or 0 for item in workload.items)])
     long = max(min(longest, _MOST_WORDS), 2)
     counted = []
@@ -110,7 +110,7 @@ async def _word_tokens(workload: Workload, target: Target, pool: Pool) -> WordTo
 
 
 def probing(workload: Workload) -> Workload:
-    """One-token requests like the workload's, of which a benchmark sends one first."""
+    """The workload with one-token answers, for the requests that a benchmark sends first."""
     items = [msgspec.structs.replace(item, output_len=1) for item in workload.items[:1]]
     return msgspec.structs.replace(workload, output_len=Span(1, 1), items=items)
 

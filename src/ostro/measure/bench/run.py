@@ -147,42 +147,42 @@ def _notes(options: BenchOptions, levels: Sequence[LevelRun], tested: SelfTest |
     for run in levels:
         name, found = run.level.name, run.figures
         if found.unfinished:
-            notes.append(f"{name}: stopped early; {found.unfinished} requests under way were given up.")
+            notes.append(f"{name}: stopped early; {found.unfinished} requests in flight were aborted.")
         if found.resent:
             notes.append(
-                f"{name}: {found.resent} requests were sent again on a new connection, as the server had closed the "
-                "one kept for them without an answer. The time that took counts."
+                f"{name}: {found.resent} requests were resent on a new connection, because the server had closed the "
+                "kept-alive one without an answer. The time lost is included."
             )
         if 0 < found.counted_by_events < found.succeeded:
-            notes.append(f"{name}: tokens of {found.counted_by_events} answers are counted by events.")
+            notes.append(f"{name}: for {found.counted_by_events} answers, events are counted as tokens.")
         if options.workload.ignore_eos and found.ended_early:
             notes.append(
-                f"{name}: {found.ended_early} of {found.succeeded} answers ended before their length: "
-                "the server does not heed ignore_eos."
+                f"{name}: {found.ended_early} of {found.succeeded} answers were shorter than requested: "
+                "the server does not honour ignore_eos."
             )
         if found.tokens_per_event is not None and not _FEW < found.tokens_per_event < 1 / _FEW:
             notes.append(
-                f"{name}: an event carried {found.tokens_per_event:.2f} tokens on average. ITL is from event to event, "
-                "TPOT is by tokens."
+                f"{name}: an event carried {found.tokens_per_event:.2f} tokens on average. ITL is the time "
+                "between events, TPOT the time per token."
             )
         busiest = max(burden.cpu_share for burden in run.burdens)
         if busiest > _BUSY:
             notes.append(
                 f"{name}: the load generator itself used {percent(busiest)} of a core, so it may have been the "
-                "bottleneck. Spread it by --processes."
+                "bottleneck. Spread it with --processes."
             )
         lag = max(burden.lag_p99 for burden in run.burdens)
         if lag > _LATE:
             notes.append(
-                f"{name}: the load generator was held up by {duration(lag)} (p99): the machine was too busy for exact "
-                "times. Run it elsewhere, or with more --processes."
+                f"{name}: the load generator was held up by {duration(lag)} (p99): the machine was too busy for "
+                "accurate timing. Run it elsewhere, or with more --processes."
             )
         if found.late is not None and found.late.p99 > _LATE:
             notes.append(
                 f"{name}: requests went out up to {duration(found.late.max)} late ({duration(found.late.p99)} p99)."
             )
     if tested is not None and tested.cpu_share > _BUSY:
-        notes.append(f"The self-test's {rate(tested.events_per_second)} events/s were all that the load generator can.")
+        notes.append(f"The self-test's {rate(tested.events_per_second)} events/s are the load generator's limit.")
     return notes
 
 

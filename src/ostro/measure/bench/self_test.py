@@ -35,7 +35,7 @@ class SelfTest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def self_test(workers: LoadWorkers, outcomes: Sequence[Outcome]) -> SelfTest | None:
-    """Repeats the outcomes' concurrency and pace against a null server. None if there is nothing to go by.
+    """Repeats the outcomes' concurrency and pace against a null server. None if no outcome can be repeated.
 
     An interrupt propagates as KeyboardInterrupt: half a test says nothing.
     """

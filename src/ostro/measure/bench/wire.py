@@ -26,7 +26,7 @@ class Recording:
     """A raw response. Times are time.perf_counter() values."""
 
     sent: float = 0.0
-    """When the request was to be sent: before connecting, if there was no connection."""
+    """Time at which the request was to be sent: before connecting, if there was no connection."""
     connect_seconds: float = 0.0
     resent: bool = False
     """Whether a kept-alive connection turned out closed, and the request was resent on a new one."""
@@ -35,7 +35,7 @@ class Recording:
     headers: dict[bytes, bytes] = field(default_factory=dict)
     pieces: list[tuple[float, bytes]] = field(default_factory=list)
     failure: str | None = None
-    """The kind of a failure below the level of HTTP statuses; `detail` says more."""
+    """Kind of failure below the level of HTTP statuses; `detail` says more."""
     detail: str = ""
 
     @property
@@ -61,9 +61,9 @@ class Target:
         try:
             parts = urlsplit(url if "://" in url else f"http://{url}")
         except ValueError as error:
-            raise BadRequest(f"The address is none: {error}. {example}", param="url") from error
+            raise BadRequest(f"The address is invalid: {error}. {example}", param="url") from error
         if "@" in parts.netloc:
-            raise BadRequest("An address is shown in reports: give a key by --api-key, not in the URL.", param="url")
+            raise BadRequest("Addresses appear in reports: give the key with --api-key, not in the URL.", param="url")
         try:
             host, port = parts.hostname, parts.port
         except ValueError:
@@ -216,7 +216,7 @@ class _Connection(asyncio.Protocol):
             # The body ends with the connection.
             self._end(reusable=False)
         elif recording.status:
-            self._fail(CUT_OFF, str(exc or "the connection ended within the answer"))
+            self._fail(CUT_OFF, str(exc or "the connection was closed during the answer"))
         else:
             self._fail(CONNECTION, str(exc or "the server closed the connection without an answer"))
 
@@ -235,7 +235,7 @@ class _Connection(asyncio.Protocol):
             self._recording.pieces.append((self._now, body))
             self._bytes += len(body)
             if self._bytes > _LONGEST_BODY:
-                self._fail(NOT_HTTP, f"the answer has more than {_LONGEST_BODY >> 20} MiB")
+                self._fail(NOT_HTTP, f"the answer is longer than {_LONGEST_BODY >> 20} MiB")
 
     def on_message_complete(self) -> None:
         if self._recording is not None and self._recording.status >= 200:

@@ -26,7 +26,7 @@ _WORDS = (
     "green small large next early young old high long little own other good new first last great big"
 )
 WORDS = _WORDS.split()
-# By byte: drawing bytes is many times as quick as choosing words, and long conversations are drawn again for each turn.
+# Indexed by byte: drawing bytes is many times faster than choosing words, and each turn redraws its conversation.
 _WORD_BY_BYTE = [WORDS[byte % len(WORDS)] for byte in range(256)]
 
 
@@ -50,9 +50,9 @@ class Item(msgspec.Struct, frozen=True, kw_only=True):
     input_len: int | None = None
     output_len: int | None = None
     at: float = 0.0
-    """When it is due, in a trace."""
+    """Time at which it is due, in a trace."""
     earlier: list[int] | None = None
-    """The items of the conversation's earlier turns; None if it is no turn of one. Its length is then what it adds."""
+    """Items of the conversation's earlier turns; None outside a conversation. A turn's length is its own."""
 
 
 class WordTokens(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,7 +71,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     model: str = ""
     output_len: Span
     items: list[Item] = []
-    """Used in turn; if empty, prompts are random."""
+    """Requests from a file, used in turn; if empty, prompts are random."""
     input_len: Span = Span(1, 1)
     shared_prefix: int = 0
     vocab_size: int | None = None
@@ -99,14 +99,14 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
         return self._random(input_len, dice) if item.prompt is None else item.prompt, output_len
 
     def answer(self, index: int, level: int = 0) -> str | None:
-        """What later turns of a conversation have as the answer to request `index`; None if it is no turn of one."""
+        """The answer to request `index` that later turns of its conversation contain; None outside a conversation."""
         item = self.items[index % len(self.items)] if self.items else Item()
         if item.earlier is None:
             return None
         return self._said(f"{self.seed}/{level}/{index}/answer", self._lengths(index, item)[1])
 
     def _lengths(self, index: int, item: Item) -> tuple[int, int]:
-        # The same at each level. Words are not: no prompt is in the server's cache from the level before.
+        # Lengths are the same at each level, but words differ: the last level's prompts may be in the server's cache.
         lengths = random.Random(f"{self.seed}/lengths/{index}")
         input_len = self.input_len.draw(lengths) if item.input_len is None else item.input_len
         output_len = self.output_len.draw(lengths) if item.output_len is None else item.output_len

@@ -22,7 +22,7 @@ class Agreement:
 
     exact: bool
     prefix_chars: int
-    """Length of the common prefix."""
+    """Length of the common prefix in characters."""
     prefix_tokens: int | None
     """The same in tokens; None if a side reports none."""
     divergence: Divergence | None
@@ -49,20 +49,20 @@ def common_prefix(a: Sequence[object], b: Sequence[object]) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """Over all prompts. A prompt that failed on either side counts as a difference."""
+    """Agreement over all prompts. A prompt that failed on either side counts as a difference."""
 
     prompts: int
     compared: int
-    """Answered by both sides."""
+    """Prompts that both sides answered."""
     exact: int
     prefix_chars: float | None
-    """Mean, over the compared prompts."""
+    """Mean length of the common prefix, over the compared prompts."""
     prefix_share: float | None
     """Mean length of the common prefix, as a share of the longer text."""
     prefix_tokens: float | None
-    """Mean, over the prompts for which both sides report tokens."""
+    """Mean common prefix in tokens, over the prompts for which both sides report tokens."""
     divergence: Divergence | None
-    """Over the tokens of all common prefixes."""
+    """Divergence over the tokens of all common prefixes."""
 
     @property
     def exact_share(self) -> float:

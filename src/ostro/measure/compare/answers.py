@@ -12,9 +12,9 @@ Prompt = str | tuple[Message, ...]
 @dataclass(frozen=True, slots=True)
 class Token:
     text: str
-    """In OpenAI's notation: `bytes:\\xf0\\x9f` if it is not whole characters and its bytes are known."""
+    """Text in OpenAI's notation: `bytes:\\xf0\\x9f` if it is not whole characters and its bytes are known."""
     id: int | None = None
-    """None if a side reports no ids; tokens are then compared by text."""
+    """The token's id; None if the side reports none, and tokens are compared by text."""
     logprob: float | None = None
 
 
@@ -30,9 +30,9 @@ class Answer:
     text: str
     seconds: float
     arrivals: tuple[float, ...] = ()
-    """When each part of the text arrived, in seconds after the request was sent."""
+    """Arrival time of each part of the text, in seconds after the request was sent."""
     tokens: tuple[Token, ...] = ()
-    """Empty if the side reports none."""
+    """The answer's tokens; empty if the side reports none."""
     counted: int | None = None
     """The side's own token count."""
     finish_reason: str | None = None

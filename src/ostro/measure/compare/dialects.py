@@ -56,12 +56,12 @@ class OpenAI:
         except ServerError as error:
             if error.status in (404, 405):
                 raise ModelNotFound(
-                    f"{self.server.url} lists no models: name one by --model-a or --model-b."
+                    f"{self.server.url} lists no models: name one with --model-a or --model-b."
                 ) from error
             raise
         self.model = _first_model(listed)
         if not self.model:
-            raise ModelNotFound(f"{self.server.url} names no model. Name one by --model-a or -b.")
+            raise ModelNotFound(f"{self.server.url} lists no model. Name one with --model-a or --model-b.")
 
     def request(self, prompt: Prompt, params: SamplingParams) -> tuple[str, Mapping[str, object]]:
         body = _sampling(params) | {"model": self.model, "stream": True, "stream_options": {"include_usage": True}}
@@ -114,14 +114,14 @@ class TGI:
 
     def __init__(self, server: Server, model: str | None) -> None:
         if model is not None:
-            raise BadRequest("TGI serves one model and takes no name: leave --model-a or --model-b out.", param="model")
+            raise BadRequest("TGI serves one model and takes no name: leave out --model-a or --model-b.", param="model")
         self.server = server
         self.model = ""
 
     def check(self, prompts: Sequence[Prompt], params: SamplingParams) -> None:
         _refuse_chats(prompts, "TGI's /generate", "TGI speaks OpenAI's dialect too, so give the side as http://….")
         if params.seed is not None and params.seed < 1:
-            raise BadRequest(f"TGI takes seeds from 1 on, got {params.seed}.", param="seed")
+            raise BadRequest(f"TGI's seeds start at 1, got {params.seed}.", param="seed")
         if params.max_tokens == 0:
             raise BadRequest("TGI generates at least one token: raise --max-tokens.", param="max_tokens")
 
@@ -177,10 +177,10 @@ class Native:
         self.model = model or ""
 
     def check(self, prompts: Sequence[Prompt], params: SamplingParams) -> None:
-        cure = "give the side as http://…, for the same server speaks OpenAI's dialect too."
+        cure = "give the side as http://…: the same server speaks OpenAI's dialect too."
         _refuse_chats(prompts, "/generate", cure)
         if params.logprobs is not None:
-            raise BadRequest(f"/generate gives no log-probabilities (--logprobs): {cure}", param="logprobs")
+            raise BadRequest(f"/generate returns no log-probabilities (--logprobs): {cure}", param="logprobs")
 
     def find_model(self) -> None:
         if self.model:
@@ -205,7 +205,7 @@ class Native:
 
 
 def _refuse_chats(prompts: Sequence[Prompt], dialect: str, cure: str) -> None:
-    """For dialects without conversations."""
+    """Raises BadRequest for conversations, which the dialect does not have."""
     if any(not isinstance(prompt, str) for prompt in prompts):
         raise BadRequest(f"{dialect} takes no messages (--chat): {cure}", param="messages")
 

@@ -67,7 +67,7 @@ def _json(payload: bytes) -> object:
 
 
 def _refusal(status: int, headers: Mapping[str, str], body: bytes) -> OstroError:
-    return ServerError(f"HTTP {status}: {words(body) or 'no words with it'}", status=status)
+    return ServerError(f"HTTP {status}: {words(body) or 'no message'}", status=status)
 
 
 class Dialect(Protocol):

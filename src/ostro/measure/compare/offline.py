@@ -71,7 +71,7 @@ class Offline:
         for name, value in parse_qsl(query, keep_blank_values=True):
             if name not in _KNOWN:
                 known = ", ".join(sorted(_KNOWN))
-                raise BadRequest(f"{reference}: {name} is not a setting here. There are {known}.", param=name)
+                raise BadRequest(f"{reference}: {name} is not a setting here. The settings are {known}.", param=name)
             settings[name] = _value(reference, name, value)
         model = None if ref in ("", "default") else ref
         return cls(reference, EngineConfig(model=model, **settings))  # type: ignore[arg-type]

@@ -132,7 +132,7 @@ def _plots(comparison: Comparison) -> list[tuple[str, str, Markup]]:
         ("Time to first token", _SPREAD, histogram(*firsts, label="first token")),
         (
             "Latency, prompt by prompt",
-            "One dot a prompt; on the line A and B are equal.",
+            "One dot per prompt; on the line, A and B are equal.",
             scatter(both, label="latency"),
         ),
     ]

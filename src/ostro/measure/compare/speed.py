@@ -20,7 +20,7 @@ class Speed:
     failed: int
     num_tokens: int
     seconds: float
-    """From the first request to the last answer, without warm-up."""
+    """Time from the first request to the last answer, without warm-up."""
     latency: Percentiles | None
     ttft: Percentiles | None
     """Time to the first token."""

@@ -49,14 +49,14 @@ def caveats(comparison: Comparison) -> list[str]:
     notes = []
     if not comparison.params.greedy:
         notes.append(
-            "The outputs are sampled: servers draw random numbers in their own ways, so the same seed need not give "
+            "The outputs are sampled: servers draw random numbers in their own ways, so the same seed may not give "
             "the same text. Compare exactly at temperature 0."
         )
     if failed := comparison.summary.prompts - comparison.summary.compared:
         notes.append(f"{failed} of {comparison.summary.prompts} prompts failed on a side; they count as different.")
     if (counts := _token_counts(comparison)) and max(counts) > 1.1 * min(counts):
         notes.append(
-            "A and B generated different numbers of tokens, so their latencies are not of the same work; compare the "
+            "A and B generated different numbers of tokens, so their latencies are not comparable; compare the "
             "time per token."
         )
     return notes

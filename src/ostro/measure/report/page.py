@@ -17,7 +17,7 @@ class Tile:
     meaning: str
     detail: str
     mood: str = ""
-    """good, bad or neither."""
+    """Verdict for the tile's colour: good, bad or empty."""
 
 
 def render(package: str, *, title: str, **values: object) -> str:

@@ -24,7 +24,7 @@ def percent(share: float) -> str:
 
 
 def visible(text: str) -> str:
-    """Replaces characters that would hide, reorder or break the surrounding text by their code points."""
+    """Replaces characters that would hide, reorder or break the surrounding text with their code points."""
     return _UNSAFE.sub(lambda match: f"‹U+{ord(match[0]):04X}›", text)
 
 
