@@ -243,10 +243,10 @@ def test_key_is_asked_for_in_a_sentence_and_kept_out_of_everything(
     complaints.expected.append("401")
     page = visit(slow_playground)
     alert = page.locator("#chat [role=alert]")
-    alert.get_by_text("You gave no API key.").wait_for()
+    alert.get_by_text("The request has no API key.").wait_for()
     page.get_by_text("These numbers need a key.").wait_for()
     give_key(page, "wrong")
-    alert.get_by_text("This API key is not known here. Check the key.").wait_for()
+    alert.get_by_text("This API key is unknown here. Check the key.").wait_for()
     assert "under “Key”" in alert.inner_text()
     give_key(page, "ключ")
     assert page.get_by_role("dialog").is_visible(), "no header could carry it"
@@ -265,7 +265,7 @@ def test_key_is_asked_for_in_a_sentence_and_kept_out_of_everything(
     page.wait_for_selector("#model-dot[data-state=ready]")
     page.get_by_role("button", name="Key set").click()
     page.get_by_role("button", name="Forget").click()
-    alert.get_by_text("You gave no API key.").wait_for()
+    alert.get_by_text("The request has no API key.").wait_for()
 
 
 def test_full_queue_is_a_sentence_with_a_time_and_the_message_is_not_lost(

@@ -62,7 +62,7 @@ def test_every_path_that_is_not_listed_needs_a_key(path: str) -> None:
     assert answer.status_code == 401
     assert answer.headers["www-authenticate"] == "Bearer"
     assert answer.json()["error"] == {
-        "message": "You gave no API key. Send it in a header: Authorization: Bearer YOUR_KEY.",
+        "message": "The request has no API key. Send it in a header: Authorization: Bearer YOUR_KEY.",
         "type": "invalid_request_error",
         "param": None,
         "code": "invalid_api_key",
@@ -84,7 +84,7 @@ def test_admin_paths_need_the_admin_key_however_they_are_spelt(path: str) -> Non
     refused = ask(KEYS, path, "Bearer first")
     assert (refused.status_code, refused.json()["error"]["message"]) == (
         401,
-        "This needs the admin key, and you gave another one.",
+        "This needs the admin key, and you sent another key.",
     )
     assert ask(KEYS, path, "Bearer boss").status_code == 200
 

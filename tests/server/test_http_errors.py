@@ -68,7 +68,7 @@ def test_a_path_that_is_nearly_right_is_put_right(client: httpx.Client, method: 
 
 @pytest.mark.parametrize("path", ["/nowhere", "/v1", "/v2/models/x"])
 def test_another_path_names_the_right_one(client: httpx.Client, path: str) -> None:
-    assert error_of(client.get(path), 404)["message"] == f"There is no {path} here. GET /docs lists what there is."
+    assert error_of(client.get(path), 404)["message"] == f"There is no {path} here. GET /docs lists the endpoints."
 
 
 @pytest.mark.parametrize(

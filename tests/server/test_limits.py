@@ -174,7 +174,7 @@ async def test_key_that_floods_leaves_others_their_places() -> None:
     await settle()
     refused = [each for each in flood if each.task.done()]
     assert len(refused) == 14
-    with pytest.raises(QueueFull, match="6 requests of this key are under way or waiting already"):
+    with pytest.raises(QueueFull, match="6 requests of this key are already running or waiting"):
         await refused[0].task
     polite = [Visitor(gate, "polite") for _ in range(2)]
     await settle()
@@ -471,10 +471,10 @@ async def test_slot_of_a_request_waiting_for_its_model_is_lent_to_the_next() -> 
         await settle()
         await holder.leave()
         await turn
-        with ticket.step_back_unless_at_once():
+        with ticket.lend_slot_unless_immediate():
             await _awaited(_nothing())
         assert ticket.holds_slot, "what takes no time costs no slot"
-        with ticket.step_back_unless_at_once():
+        with ticket.lend_slot_unless_immediate():
             loading = asyncio.create_task(_awaited(loaded.wait()))
             await settle()
             assert (ticket.holds_slot, ticket.record.admitted_at, inside([behind, last])) == (False, None, [0])

@@ -131,7 +131,7 @@ def test_ctrl_c_drains_and_a_second_one_ends_at_once(model: Path, tmp_path: Path
             lines = answer.iter_lines()
             next(lines)
             screen.type(CTRL_C)
-            screen.until("draining; Ctrl-C again ends at once (1 request under way, 60 s at most)")
+            screen.until("draining; Ctrl-C again ends at once (1 request running, 60 s at most)")
             screen.type(CTRL_C)
             assert screen.end() == 130
         assert "Traceback" not in screen.shown

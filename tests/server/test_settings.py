@@ -418,9 +418,9 @@ def test_a_server_of_one_model_keeps_it_and_one_of_roots_has_no_model_of_its_own
         ("model: [a=./x, default=./y]", "'default' means the first model"),
         ("models: ./m\nserved_model_name: b", "served_model_name is for the first model that was named, and none was"),
         ("model: a=./x\nlora: gpt=./y\nserved_model_name: [one, gpt]", "'gpt' means the first model"),
-        ("model: [a=./x, tiny=./y]\npin: tinny", "pin names 'tinny', .* There is: a, tiny"),
-        ("model: a=./x\nmodel_settings: {b: {threads: 1}}", "model_settings names 'b', .* There is: a"),
-        ("model: a=./x\nlora: b=./y\nmodel_settings: {b: {threads: 1}}", "names 'b', .* There is: a"),
+        ("model: [a=./x, tiny=./y]\npin: tinny", "pin names 'tinny', .* Known models: a, tiny"),
+        ("model: a=./x\nmodel_settings: {b: {threads: 1}}", "model_settings names 'b', .* Known models: a"),
+        ("model: a=./x\nlora: b=./y\nmodel_settings: {b: {threads: 1}}", "names 'b', .* Known models: a"),
     ],
 )
 def test_models_that_make_no_sense_are_refused(tmp_path: Path, text: str, words: str) -> None:

@@ -1,4 +1,4 @@
-"""What every endpoint has access to: models, admission gate, limits, and helpers for responses."""
+"""Shared by all endpoints: models, admission gate, limits, and helpers for responses."""
 
 import asyncio
 import time
@@ -34,7 +34,7 @@ class SamplingRequest(Protocol):
 class HttpOptions:
     body: BodyLimits = field(default_factory=BodyLimits)
     ping_seconds: float = 15.0
-    """A stream sends a ping after this much silence: proxies close connections that are silent for a minute."""
+    """Silence after which a stream sends a ping: proxies close connections that are silent for a minute."""
     defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
     """The operator's sampling defaults, which take precedence over the model's own."""
     seed: int | None = None
@@ -45,9 +45,9 @@ class HttpOptions:
     """Whether /healthz means ready, as /readyz does, rather than alive."""
 
     profile_directory: Path | None = None
-    """Where /admin/profile writes; None refuses it."""
+    """Directory that /admin/profile writes to; None refuses profiles."""
     prefills: bool = False
-    """Whether it computes prompts for other servers: /prefill."""
+    """Whether the server computes prompts for other servers: /prefill."""
     response_store_bytes: int = 64 << 20
     """Memory for stored responses; 0 stores none."""
     response_store_seconds: float = 3600.0

@@ -35,7 +35,7 @@ def error_response(
     if retry_after is not None:
         headers["retry-after"] = str(retry_after)
     if error.http_status == HTTPStatus.INTERNAL_SERVER_ERROR:
-        # It would fail again, and clients retry errors of this status twice.
+        # A retry would fail again, and clients retry errors of this status twice.
         headers["x-should-retry"] = "false"
     if error.http_status == HTTPStatus.UNAUTHORIZED:
         headers["www-authenticate"] = "Bearer"
@@ -106,7 +106,7 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
     match error.status_code:
         case HTTPStatus.NOT_FOUND:
             meant = _similar_path(request)
-            cure = "GET /docs lists what there is." if meant is None else f"Did you mean {meant}?"
+            cure = "GET /docs lists the endpoints." if meant is None else f"Did you mean {meant}?"
             message, code = f"There is no {path} here. {cure}", "not_found"
         case HTTPStatus.METHOD_NOT_ALLOWED:
             allowed = (error.headers or {}).get("Allow", "another method")
@@ -146,7 +146,7 @@ def _is_served(request: Request, path: str) -> bool:
 
 
 async def _on_memory_error(request: Request, error: Exception) -> Response:
-    """The memory of this request has been freed again; others continue."""
+    """Answers 503: this request's memory has been freed again, and others continue."""
     told = TryLater("The server has too little memory for this request. Try again later, or ask for less.")
     note_error(request.scope, told)
     return error_response(told, request.scope)

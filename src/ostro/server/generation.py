@@ -1,7 +1,7 @@
 """Takes an HTTP request through admission to the engine, and back as one body or as a stream of events.
 
 read, parse ──> model ──> prepare ──┬─────────────────────────────┬──> engine ──┬──> one JSON body
-   4xx         404, 503     4xx     └──> wait in line ──> model ──┘             └──> first event in hand: 200, events,
+   4xx         404, 503     4xx     └──> wait, queued ──> model ──┘             └──> first event in hand: 200, events,
                                            429, 503    404, 503                      [DONE]
 
 If the client disconnects, everything after parsing is cancelled. Knows jobs; knows no endpoint.
@@ -52,7 +52,7 @@ class Job:
     writer: Callable[[Model, list[Completion]], StreamWriter] | None = None
     """For a stream: creates the writer of its events, given the completions that are being generated."""
     finish: Callable[[Sequence[Generation]], Awaitable[None]] | None = None
-    """What is left to do once all completions have ended, before `respond`."""
+    """Work that remains once all completions have ended, before `respond`."""
 
     @classmethod
     def written(
@@ -72,7 +72,7 @@ class Job:
 
 
 class Answer(Response):
-    """A job's response. The job runs while it is sent, so that one block spans all from the gate to the last byte."""
+    """A job's response. The job runs while it is sent, so that one block spans it from the gate to the last byte."""
 
     def __init__(self, api: Api, http: Request, job: Job) -> None:
         super().__init__()
@@ -100,7 +100,7 @@ class Answer(Response):
                         await ticket.within(job.finish(generations))
                     response = await self._respond(model, completions)
                 finally:
-                    _note_course(self._record, generations)
+                    _record_engine_times(self._record, generations)
             await response(scope, receive, send)
         except ClientGone:
             self._record.error = "client_gone"
@@ -119,7 +119,7 @@ class Answer(Response):
         while not ticket.enter():
             await ticket.let_go()
             await ticket.turn()
-            with nullcontext() if keeps_turn else ticket.step_back_unless_at_once():
+            with nullcontext() if keeps_turn else ticket.lend_slot_unless_immediate():
                 again = await self._take(ticket)
             keeps_turn = True
             if again.service is not model.service:
@@ -252,8 +252,8 @@ def _num_entries(completion: Completion) -> int:
     return of_choices + len(completion.prompt_logprobs or ()) + len(completion.embedding or ())
 
 
-def _note_course(record: RequestRecord, generations: Sequence[Generation]) -> None:
-    """Records timings and counts that the engine reported. Of several prompts' times, the earliest counts."""
+def _record_engine_times(record: RequestRecord, generations: Sequence[Generation]) -> None:
+    """Records timings and counts that the engine reported. With several prompts, the earliest times count."""
     record.began = min((each.began for each in generations if each.began is not None), default=None)
     if record.began is None:
         return

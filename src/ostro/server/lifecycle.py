@@ -50,7 +50,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _BACKLOG = 2048
 # Far longer than a request takes from its arrival to the gate.
 _ADMITTING_SECONDS = 0.25
-# A head that takes longer comes from a client that stalls, for which a server that ends does not wait.
+# A head that takes longer comes from a stalled client, and shutdown does not wait for it.
 _HEAD_SECONDS = 5.0
 # Longer than common clients keep idle connections, so that they are the ones to close them.
 _KEEP_ALIVE_SECONDS = 75
@@ -242,7 +242,7 @@ class HttpServer(uvicorn.Server):
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        assert sockets is not None, "the server is given sockets that listen"
+        assert sockets is not None, "the caller passes listening sockets"
         await self.lifespan.startup()
         self.servers = [Acceptor(sock, self._protocol, self._connections) for sock in sockets]  # type: ignore[misc]
         self.started = True
@@ -364,7 +364,7 @@ class Server:
         self._log.info("draining", requests=gate.num_inside, seconds=self._settings.drain_timeout)
         try:
             async with asyncio.timeout(self._settings.drain_timeout):
-                # Those who take over find the prefixes while requests here still run.
+                # Servers that take over find the prefixes while requests here still run.
                 sharing = asyncio.create_task(models.offer_all(), name="sharing prefixes")
                 await gate.emptied()
                 await sharing
@@ -445,7 +445,7 @@ async def rehearse(settings: ServeSettings) -> str:
 
     specs = fixed_specs(settings)
     if not specs:
-        raise BadRequest("--dry-run loads a model, and none was named. Give one with --model.", param="model")
+        raise BadRequest("--dry-run loads a model, and none was given. Name one with --model.", param="model")
     config = specs[0].config
     await asyncio.to_thread(check_without_torch, config.model, config)
     service = ModelService(config)
@@ -470,6 +470,6 @@ def _report(name: str, info: ModelInfo, limits: GateLimits) -> str:
         "warm-up": f"{info.warm_up_seconds:.2f} s",
         "at a time": f"{limits.concurrent} requests",
         "waiting": f"{limits.waiting} requests, {limits.waiting_tokens} tokens",
-        "a request's time": f"{limits.seconds:g} s",
+        "request timeout": f"{limits.seconds:g} s",
     }
     return "".join(f"{label + ':':<22}{value}\n" for label, value in lines.items())

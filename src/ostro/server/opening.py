@@ -64,7 +64,7 @@ class Opening:
         self._log = structlog.stdlib.get_logger("ostro.server")
         self._began = self._reminded = time.monotonic()
         self.is_listening = False
-        """Whether `listening` was logged, for programs that wait for it. Requests were accepted even before."""
+        """Whether `listening` was logged, for programs that wait for it. Requests are accepted even before."""
         self._is_over = False
 
     def tell(self) -> None:

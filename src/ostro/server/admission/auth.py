@@ -35,7 +35,7 @@ ANONYMOUS = "anonymous"
 OPEN_PATHS = frozenset({"/healthz", "/readyz", "/health", "/"})
 # For operators only.
 ADMIN_PREFIX = "/admin"
-# Accepts any key, because scrapers are no administrators; but requires one as soon as any key is set.
+# Accepts any key, because scrapers are not administrators; but requires one as soon as any key is set.
 METRICS_PATH = "/metrics"
 
 _LONGEST_KEY = 4096
@@ -44,7 +44,7 @@ _LONGEST_KEY = 4096
 @dataclass(frozen=True, slots=True)
 class Key:
     label: str
-    """Its name in logs and for fair queueing: the start of its digest, which does not reveal the key."""
+    """Label in logs and for fair queueing: the start of its digest, which does not reveal the key."""
     digest: bytes
     may_raise_priority: bool = False
     """Whether its requests may have a negative priority."""
@@ -78,9 +78,7 @@ class Keyring:
         return max(1, len(self.keys))
 
     def identify(self, paths: Sequence[str], key: str | None) -> Key | None:
-        """The caller of the path, given in all its spellings; None is anonymous. Raises NotAuthorized if the key does
-        not fit.
-        """
+        """The caller, or None. `paths` are all spellings of the path. Raises NotAuthorized if the key is wrong."""
         known = None if key is None else _find(self.keys + self.admin, key)
         for path in paths:
             needed = self._needed(path)
@@ -106,10 +104,10 @@ def _is_admins(path: str) -> bool:
 
 def _refusal(given: str | None, known: Key | None) -> NotAuthorized:
     if given is None:
-        return NotAuthorized("You gave no API key. Send it in a header: Authorization: Bearer YOUR_KEY.")
+        return NotAuthorized("The request has no API key. Send it in a header: Authorization: Bearer YOUR_KEY.")
     if known is None:
-        return NotAuthorized("This API key is not known here. Check the key.")
-    return NotAuthorized("This needs the admin key, and you gave another one.")
+        return NotAuthorized("This API key is unknown here. Check the key.")
+    return NotAuthorized("This needs the admin key, and you sent another key.")
 
 
 def _find(keys: Sequence[Key], given: str) -> Key | None:
@@ -189,7 +187,7 @@ class Authentication:
         # Without the scheme: a proxy in front may terminate TLS.
         if origin.partition("://")[2].lower() != headers.get("host", "").lower():
             raise NotAuthorized(
-                "A page of another server may not call /admin without a key. Start the server with --admin-key, and "
+                "A page from another server may not call /admin without a key. Start the server with --admin-key, and "
                 "send the key in a header: Authorization: Bearer YOUR_KEY."
             )
 

@@ -2,10 +2,10 @@
 
 A route goes through the gate like this:
 
-    async with gate.admit(record) as ticket:                  # 429 when the line is full, 503 while draining
+    async with gate.admit(record) as ticket:                  # 429 when the queue is full, 503 while draining
         model = await ticket.take(models.use(name), name)     # 429 when too many wait for this one to be loaded
         requests = ticket.enlist(await ticket.prepare(...))                     # each request gets its `turn`
-        await ticket.turn()                                   # waits in line
+        await ticket.turn()                                   # waits in the queue
         async for deltas in ticket.watch(model.stream(requests[0])): ...        # or
         completion = await ticket.complete(model.complete(requests[0]))
 
@@ -14,7 +14,7 @@ began in, as streamed responses do. `record` is the request's `logging.RequestRe
 ticket writes queue time, first token, tokens and finish reasons into it.
 
 A slot is a request's right to be in an engine. A request that waits for a slot should not hold a model, whose memory
-others may need; one that waits for a model should not hold a slot, which others may use: `step_back_unless_at_once`
+others may need; one that waits for a model should not hold a slot, which others may use: `lend_slot_unless_immediate`
 lends it to them.
 
 The queue is ordered by priority, then by turn. Turns are fair between keys (start-time fair queueing): every key has a
@@ -62,7 +62,7 @@ class GateLimits:
     seconds: float = 300.0
     """Maximum duration of a request, including its wait."""
     new_tokens: int | None = None
-    """The most tokens that a request may ask for."""
+    """Maximum number of tokens that a request may ask for."""
     retry_after_drain: int = 5
     """Retry-After while the server shuts down: another one should have taken over by then."""
 
@@ -86,7 +86,7 @@ class Usage:
 
 
 class Deltas(Protocol):
-    """A stream of the model service."""
+    """A stream of deltas from the model service."""
 
     def __aiter__(self) -> AsyncIterator[list[Delta]]: ...
 
@@ -137,7 +137,7 @@ class Ticket:
         self.record = record
         self.holds_slot = False
         self.num_slots = 1
-        """Slots that it takes, all at once."""
+        """Number of slots that it takes, all at once."""
 
     async def take(self, model: AbstractAsyncContextManager[_T], name: str) -> _T:
         """Waits for a model, and holds it until `let_go` or until the request leaves. Raises QueueFull if too many
@@ -170,8 +170,8 @@ class Ticket:
     def _check_priority(self) -> None:
         if self._priority < 0 and not self.record.may_raise_priority:
             raise NotAllowed(
-                "A negative priority goes ahead of everybody's requests, and this key may not ask for one. Leave "
-                "priority out, or have the key listed in --priority-key.",
+                "A negative priority goes ahead of all other requests, and this key may not ask for one. Leave "
+                "out priority, or list the key in --priority-key.",
                 param="priority",
             )
 
@@ -180,7 +180,7 @@ class Ticket:
         is_new = self.record.queued_at is None
         self.record.queued_at = self.record.queued_at or time.monotonic()
         rank = self._priority, self._turns[0]
-        await self.within(self._gate.line_up(self, rank, self.record.prompt_tokens or 0, is_new=is_new))
+        await self.within(self._gate.wait_for_slot(self, rank, self.record.prompt_tokens or 0, is_new=is_new))
         self.record.admitted_at = time.monotonic()
 
     def enter(self) -> bool:
@@ -191,15 +191,15 @@ class Ticket:
         return self.holds_slot
 
     @contextmanager
-    def step_back_unless_at_once(self) -> Iterator[None]:
-        """Gives the slot to the next in line, unless the block finishes before anything else can run."""
-        stepping_back = asyncio.get_running_loop().call_soon(self._step_back)
+    def lend_slot_unless_immediate(self) -> Iterator[None]:
+        """Gives the slot to the next in the queue, unless the block finishes before anything else can run."""
+        stepping_back = asyncio.get_running_loop().call_soon(self._lend_slot)
         try:
             yield
         finally:
             stepping_back.cancel()
 
-    def _step_back(self) -> None:
+    def _lend_slot(self) -> None:
         self.record.admitted_at = None
         self._gate.give_back_slot(self)
 
@@ -225,7 +225,7 @@ class Ticket:
             self._at_work.discard(task)
 
     async def prepare(self, work: Callable[[], Awaitable[_T]]) -> _T:
-        """Slow text processing, within the request's time. If there are several keys, each has only one request in
+        """Runs slow text processing, within the request's time. If there are several keys, each has only one request in
         preparation at a time, so that a key with very slow texts does not block the others.
         """
         return await self.within(self._gate.in_turn(self.record.key, work))
@@ -241,7 +241,7 @@ class Ticket:
 
     def _timeout(self) -> RequestTimeout:
         seconds = self._gate.limits.seconds
-        return RequestTimeout(f"The request took longer than the {seconds:g} seconds it may. Ask for less.")
+        return RequestTimeout(f"The request took longer than the allowed {seconds:g} seconds. Ask for less.")
 
     async def watch(self, stream: Deltas) -> AsyncGenerator[list[Delta], None]:
         """The stream, limited to the request's time. Closing it closes the stream."""
@@ -299,7 +299,7 @@ class Gate:
         self.draining = False
         self.num_inside = 0
         self.used: defaultdict[str, Usage] = defaultdict(Usage)
-        """By the model's name in responses."""
+        """Usage by the model's name in responses."""
         self.num_waiting = 0
         self._time = clock
         self._num_places = limits.concurrent + limits.waiting
@@ -407,7 +407,7 @@ class Gate:
         waiting = self._loading[model]
         if is_new and self._many_models and waiting >= max(1, self._num_places - self.num_inside):
             raise QueueFull(
-                f"{waiting} requests wait for this model to be loaded already. Try again later.",
+                f"{waiting} requests are already waiting for this model to be loaded. Try again later.",
                 retry_after=self.retry_after(),
             )
         self._loading[model] += 1
@@ -428,7 +428,7 @@ class Gate:
         self._waits.append(0.0)
         return True
 
-    async def line_up(self, ticket: Ticket, rank: tuple[int, int], tokens: int, *, is_new: bool) -> None:
+    async def wait_for_slot(self, ticket: Ticket, rank: tuple[int, int], tokens: int, *, is_new: bool) -> None:
         """Waits for a slot."""
         if self.take_slot(ticket):
             return
@@ -445,7 +445,7 @@ class Gate:
             await place
         except asyncio.CancelledError:
             if place.cancelled():
-                self._leave_line(entry)
+                self._leave_queue(entry)
             else:
                 # The slot was granted at the very moment of cancellation.
                 self.give_back_slot(ticket)
@@ -458,18 +458,18 @@ class Gate:
     def give_back_slot(self, ticket: Ticket) -> None:
         ticket.holds_slot = False
         self._slots.give_back(ticket.record.key, ticket.num_slots)
-        self._serve_line()
+        self._serve_queues()
 
     def _check(self, key: str) -> None:
         if self.draining:
             raise Unavailable("The server is shutting down.", retry_after=self.limits.retry_after_drain)
         if not self._places.has_room(key):
-            raise self._full(self._places, key, "requests", "under way or waiting")
+            raise self._full(self._places, key, "requests", "running or waiting")
 
     def _full(self, shares: Shares, key: str, what: str, how: str) -> QueueFull:
         """With several keys, mentions only the key's own requests."""
         amount = f"{shares.used_by(key)} {what} of this key" if self._many_keys else f"{shares.used} {what}"
-        return QueueFull(f"{amount} are {how} already. Try again later.", retry_after=self.retry_after())
+        return QueueFull(f"{amount} are already {how}. Try again later.", retry_after=self.retry_after())
 
     def _leave(self, ticket: Ticket) -> None:
         self.num_inside -= 1
@@ -483,19 +483,19 @@ class Gate:
             self.clock.rest()
             self._empty.set()
 
-    def _serve_line(self) -> None:
+    def _serve_queues(self) -> None:
         """Gives free slots to the next requests, key by key, while any fits."""
         while lines := [line for key, line in self._lines.items() if self._slots.has_room(key)]:
             entry = min(line[0] for line in lines)
             *_, place, ticket = entry
-            self._leave_line(entry)
+            self._leave_queue(entry)
             # A request that is being cancelled has already cancelled its place.
             if not place.done():
                 self._slots.take(ticket.record.key, ticket.num_slots)
                 ticket.holds_slot = True
                 place.set_result(None)
 
-    def _leave_line(self, entry: "_Waiting") -> None:
+    def _leave_queue(self, entry: "_Waiting") -> None:
         key = entry[-1].record.key
         line = self._lines.get(key, [])
         if line and line[0] is entry:

@@ -35,7 +35,7 @@ class Shares:
         return not from_common or self._common_used + from_common <= self._common
 
     def take(self, key: str, amount: int = 1) -> None:
-        """Takes it, whether or not there is room."""
+        """Takes the amount, whether or not there is room."""
         before = self._used[key]
         after = before + amount
         self._common_used += self._beyond_own(after) - self._beyond_own(before)

@@ -24,7 +24,7 @@ _SHARED_ERRORS = {
     503: "The model is loading, the server is draining or the engine is down; see Retry-After.",
 }
 _BODY_ERRORS = {
-    400: "The request cannot be served as it is; the message says why.",
+    400: "The request is invalid; the message says why.",
     404: "There is no such model.",
     408: "The body arrived too slowly.",
     413: "The body is too large.",

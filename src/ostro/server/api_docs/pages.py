@@ -29,7 +29,7 @@ def router() -> APIRouter:
 
     @routes.api_route("/redoc", methods=["GET", "HEAD"])
     async def redoc() -> Response:
-        # Where FastAPI's servers have their second page.
+        # The path of the second page in FastAPI's own servers.
         return RedirectResponse("docs", 308)
 
     @routes.api_route("/docs/{file:path}", methods=["GET", "HEAD"])

@@ -18,10 +18,10 @@ class ChatRequest:
     """A dialect that does not have a field leaves it at its default."""
 
     messages: Sequence[Message]
-    """In the form of chat completions: role, content (a text, or text parts), `tool_calls` whose arguments are
+    """Messages in the form of chat completions: role, content (a text, or text parts), `tool_calls` whose arguments are
     strings, `tool_call_id`, `reasoning_content`. A developer's message has the role system here."""
     params: SamplingParams
-    """`params.structured` is the format that the answer's text must have."""
+    """Sampling parameters; `params.structured` is the format that the answer's text must have."""
     tools: tuple[Tool, ...] = ()
     tool_choice: ToolChoice = field(default_factory=ToolChoice)
     parallel_tool_calls: bool = True
@@ -40,7 +40,7 @@ class ChatRequest:
     fits_output: bool = False
     """Whether a `max_tokens` that does not fit into the context is lowered rather than refused."""
     prediction: str = ""
-    """What the answer is expected to say, for most of its length."""
+    """Expected text of most of the answer, to verify instead of decoding it token by token."""
     cache_salt: str = ""
     priority: int = 0
 

@@ -1,4 +1,4 @@
-"""What a dialect says about itself: where it is spoken, and how its errors and the ends of its streams look.
+"""What a dialect says about itself: its paths, its errors, and how its streams end.
 
 The base class has OpenAI's conventions. Knows errors and wire objects; knows no routes and no engine.
 """
@@ -14,7 +14,7 @@ from ostro.schemas.wire import ErrorBody, WireModel
 from ostro.server.http.sse import PING, event
 
 MODELS_PATH = "/v1/models"
-"""Where every dialect lists models."""
+"""Path at which every dialect lists models."""
 
 
 class Dialect:

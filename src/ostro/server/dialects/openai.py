@@ -64,9 +64,9 @@ class Envelope:
 
 
 def check_streamable(request: GenerationRequest) -> None:
-    """Raises BadRequest for a field that a stream has no place for."""
+    """Raises BadRequest for a field that streams do not support."""
     if request.stream and request.prompt_logprobs is not None:
-        raise BadRequest("prompt_logprobs has no place in a stream: leave one of them out.", param="prompt_logprobs")
+        raise BadRequest("prompt_logprobs cannot be streamed: leave out one of them.", param="prompt_logprobs")
 
 
 def usage(completions: Sequence[Completion], *, num_reasoning: int | None = None) -> Usage:

@@ -46,7 +46,7 @@ class Counts:
     """Prompt tokens found in the prefix cache."""
     generated: int = 0
     reasoning: int = 0
-    """Part of the generated tokens."""
+    """Reasoning tokens, which are among the generated ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +55,7 @@ class Outcome:
 
     counts: Counts
     reason: Literal["stop", "length"] = "stop"
-    """`length`: cut off, by a limit, because it ran in a loop, or by a stop string within a call."""
+    """Finish reason; `length` if it was cut off by a limit, as a loop, or by a stop string within a call."""
     stopped_by: str | None = None
     """The stop string that ended it, if one did."""
     context_full: bool = False

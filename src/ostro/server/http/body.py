@@ -101,7 +101,7 @@ class BodyLease:
         self._size = total
 
     def release(self) -> None:
-        """Returns all of it. Idempotent."""
+        """Returns the whole lease. Idempotent."""
         self._count.used -= self._size
         self._size = 0
 
@@ -144,7 +144,7 @@ Schema = TypeVar("Schema", bound=RequestModel)
 
 
 async def read_request(schema: type[Schema], http: Request, limits: BodyLimits) -> Schema:
-    """Parses the body; raises what is wrong with it. Reads no more than allowed."""
+    """Parses the body; raises an OstroError if it is invalid. Reads no more than allowed."""
     _check_type(http)
     _check_length(http, limits)
     try:
@@ -162,8 +162,8 @@ async def read_request(schema: type[Schema], http: Request, limits: BodyLimits) 
 def _decode_long(schema: type[Schema], data: bytes) -> Schema:
     if costs_too_much(data):
         raise BodyTooLarge(
-            f"The body holds too many values: {MAX_TOKENS} token ids, some 9000 messages or parts of messages, 30000 "
-            "fields, or four million escapes such as \\u00e9 are the most. Send prompts as text, in UTF-8, with few "
+            f"The body holds too many values: at most {MAX_TOKENS} token ids, some 9000 messages or parts of messages, "
+            "30000 fields, or four million escapes such as \\u00e9. Send prompts as text, in UTF-8, with few "
             "parts, or split the request."
         )
     return _decode(schema, data)

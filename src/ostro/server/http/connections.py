@@ -57,7 +57,7 @@ def most_connections(asked: int | None, files: int) -> int:
     if asked is not None and asked > most:
         raise BadRequest(
             f"max_connections is {asked}, but this process may open {files} files, of which {reserve} are for engines "
-            f"and models. Allow it more (ulimit -n), or ask for {most} at most.",
+            f"and models. Raise the limit (ulimit -n), or set at most {most}.",
             param="max_connections",
         )
     return asked or most
@@ -87,7 +87,7 @@ class Connections:
         self._idle[connection] = None
 
     def begin_request(self, connection: Peer) -> None:
-        """Its head has arrived, its body is still to come."""
+        """The request's head has arrived, its body is still to come."""
         self._forget(connection)
         self._receiving[connection] = None
 
@@ -203,7 +203,7 @@ def _refuse(client: socket.socket) -> None:
 
 
 def _busy() -> bytes:
-    error = Unavailable("All connections that this server may have are busy. Try again in a moment.")
+    error = Unavailable("All of this server's connections are busy. Try again in a moment.")
     body = ErrorBody.of(error).model_dump_json().encode()
     head = (
         "HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\n"

@@ -98,7 +98,7 @@ class BoundedHttp(HttpToolsProtocol):
         if self._head_late.is_set and self._head_bytes > _LONGEST_HEAD and not self.transport.is_closing():
             self._refuse(
                 HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
-                f"The request's head is longer than {_LONGEST_HEAD} bytes. Send less in its headers.",
+                f"The request's head is longer than {_LONGEST_HEAD} bytes. Send shorter headers.",
             )
 
     def on_message_begin(self) -> None:
@@ -249,5 +249,5 @@ class BoundedHttp(HttpToolsProtocol):
 
 
 def bound_uvicorn() -> None:
-    """Has every uvicorn server that this process starts from now on speak `BoundedHttp`, whoever starts it."""
+    """Makes every uvicorn server that this process starts from now on use `BoundedHttp`, whoever starts it."""
     HTTP_PROTOCOLS["auto"] = f"{BoundedHttp.__module__}:{BoundedHttp.__name__}"

@@ -1,1 +1,1 @@
-"""The server's log: its set-up, its wording, and what libraries write to standard error."""
+"""The server's log: its set-up, its wording, and the capture of standard error."""

@@ -32,7 +32,7 @@ LogFormat = Literal["json", "text"]
 
 # A client's own id is only a label, but it ends up in logs and headers.
 _SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}", re.ASCII)
-# Not our fault, but worth a look.
+# Client errors that are worth a warning.
 _LEVELS = {503: logging.WARNING, 504: logging.WARNING}
 # Queued lines, and how long shutdown waits for them.
 _MOST_LINES = 10_000
@@ -228,7 +228,7 @@ class PatientHandler(logging.Handler):
         if not dropped:
             return ""
         told = {"name": __name__, "levelno": logging.WARNING, "levelname": "WARNING"}
-        message = f"{dropped} log lines were dropped: they were not read as fast as they came"
+        message = f"{dropped} log lines were dropped: they were not read fast enough"
         return self.format(logging.makeLogRecord({**told, "msg": message})) + "\n"
 
 

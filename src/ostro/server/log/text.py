@@ -120,7 +120,7 @@ def _draining(event: Fields) -> str:
     requests, text = event["requests"], "draining; Ctrl-C again ends at once"
     if not requests:
         return text
-    return f"{text} ({requests} request{'' if requests == 1 else 's'} under way, {event['seconds']:g} s at most)"
+    return f"{text} ({requests} request{'' if requests == 1 else 's'} running, {event['seconds']:g} s at most)"
 
 
 _SENTENCES: Mapping[str, Callable[[Fields], str]] = {

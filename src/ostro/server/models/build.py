@@ -115,7 +115,7 @@ def fixed_specs(settings: ServeSettings) -> list[ModelSpec]:
     # The only model of a server stays loaded, and pinning an adapter pins its base.
     alone = len(named) == 1 and not roots(settings)
     by_other_names = {*_names_of_first(settings), *names[len(named) :]}
-    stays = alone or any(_said_of(name, settings.pin, names) is not None for name in by_other_names)
+    stays = alone or any(_name_in_settings(name, settings.pin, names) is not None for name in by_other_names)
     return [replace(specs[0], pinned=specs[0].pinned or stays), *specs[1:]]
 
 
@@ -161,12 +161,12 @@ def _found_spec(settings: ServeSettings, fixed: Collection[str], found: "FoundMo
         raise BadRequest(f"{name!r} means the first model here, or none in particular. Give this one another name.")
     if found.adapter is None:
         return _spec(settings, name, found.reference, fixed)
-    if _said_of(name, settings.model_settings, fixed) is not None:
+    if _name_in_settings(name, settings.model_settings, fixed) is not None:
         raise BadRequest("it is an adapter, and has the settings of its base. Leave it out of model_settings.")
     return ModelSpec(
         name=name,
         config=EngineConfig(model=found.reference),
-        pinned=_said_of(name, settings.pin, fixed) is not None,
+        pinned=_name_in_settings(name, settings.pin, fixed) is not None,
         adapter=name,
         base=_base(found.adapter),
     )
@@ -186,14 +186,14 @@ def _base(adapter: "AdapterFiles") -> str:
 
 
 def _spec(settings: ServeSettings, name: str, reference: str | None, names: Collection[str]) -> ModelSpec:
-    key = _said_of(name, settings.model_settings, names)
+    key = _name_in_settings(name, settings.model_settings, names)
     own = settings if key is None else settings.of_model(key)
-    pinned = _said_of(name, settings.pin, names) is not None or (key is not None and settings.is_pinned(key))
+    pinned = _name_in_settings(name, settings.pin, names) is not None or (key is not None and settings.is_pinned(key))
     return ModelSpec(name=name, config=replace(own.engine(), model=reference), pinned=pinned)
 
 
-def _said_of(name: str, said: Collection[str], names: Collection[str]) -> str | None:
-    """The model's name in settings, if it is there: maybe in another spelling, unless that is another model's name."""
+def _name_in_settings(name: str, said: Collection[str], names: Collection[str]) -> str | None:
+    """The model's name in settings, if it occurs there, perhaps in a spelling that no other model uses."""
     found = resolve(name, said)
     return None if found != name and found in names else found
 
@@ -208,7 +208,7 @@ def _names_elsewhere(settings: ServeSettings, specs: Sequence[ModelSpec]) -> lis
     for where, name in missing:
         if not roots(settings):
             raise BadRequest(
-                f"{where} names {name!r}, but there is no such model. There is: {', '.join(known[where])}.",
+                f"{where} names {name!r}, but there is no such model. Known models: {', '.join(known[where])}.",
                 param=where,
             )
     return list(dict.fromkeys(name for _, name in missing))
@@ -237,7 +237,7 @@ def _names_of_first(settings: ServeSettings) -> tuple[str, ...]:
 
 
 def _tell_limits(settings: ServeSettings) -> None:
-    """Logs limits that may be defaults, which users do not know of."""
+    """Logs limits that may be defaults unknown to the user."""
     if settings.memory_budget is not None:
         _log.info("All models together may use %.1f GiB of memory (memory_budget).", settings.memory_budget / (1 << 30))
     if settings.fills_gpu:
@@ -281,7 +281,7 @@ def _service(settings: ServeSettings, spec: ModelSpec, files: Files | None) -> M
 def _prefill(settings: ServeSettings, spec: ModelSpec) -> "RemotePrefill | None":
     if settings.prefill_url is None or spec.config.kv_shared is None:
         return None
-    # Imports an HTTP client, which no other server needs.
+    # Imported late: it needs an HTTP client, which other roles do not.
     from ostro.server.models.remote_prefill import RemotePrefill
 
     keys = settings.prefill_key

@@ -118,7 +118,7 @@ def _spawn(config: EngineConfig) -> tuple[subprocess.Popen[bytes], socket.socket
     try:
         return spawn("ostro.sources.download_worker", order, environment=download_environment())
     except OSError as error:
-        raise DownloadFailed(f"The process that fetches models could not be started ({error}).") from error
+        raise DownloadFailed(f"The download process could not be started ({error}).") from error
 
 
 async def _outcome(reader: asyncio.StreamReader, name: str) -> Fetched:

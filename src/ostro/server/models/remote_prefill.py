@@ -1,4 +1,4 @@
-"""Has another server compute long prompts, and share their keys and values with this server's engine.
+"""Has another server prefill long prompts, and share their KV cache with this server's engine.
 
     engine: how much is cached? ──> POST /prefill ──> engine: look ──> the request is submitted, and finds its prompt
 
@@ -17,10 +17,10 @@ from ostro.engine_process.handle import EngineHandle
 from ostro.errors import Unavailable
 
 _CONNECT_SECONDS = 2.0
-# After a failure prompts are computed here for so long, so that not each of them waits for the next one.
+# After a failure, prompts are computed here for a while, so that they do not all wait for the next failure.
 _PAUSE_SECONDS = 5.0
-# Statuses that are about one request, not about the server.
-_OF_THE_REQUEST = (400, 404, 413, 422)
+# Statuses that concern one request, not the server.
+_REQUEST_ERRORS = (400, 404, 413, 422)
 
 _log = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ class RemotePrefill:
 
     def __init__(self, url: str, *, model: str, key: str | None, min_tokens: int, seconds: float) -> None:
         """`model` is the model's name there. Prompts of which fewer than `min_tokens` would be computed stay here; so
-        do those that take more than so many seconds.
+        do those that take longer than `seconds`.
         """
         self._url = url.rstrip("/")
         self._model, self._min_tokens = model, min_tokens
@@ -43,7 +43,7 @@ class RemotePrefill:
         self._is_failing = False
 
     async def ask(self, handle: EngineHandle, request: Request) -> None:
-        """Returns once the engine can find as much of the prompt as it ever will, or it is to be computed here."""
+        """Returns once the engine can find the prompt's prefix, or once the prompt is to be computed here."""
         if not self._is_suitable(request) or time.monotonic() < self._not_before:
             return
         try:
@@ -53,9 +53,9 @@ class RemotePrefill:
                 handle.counters.remote_prefills += 1
                 await self._post(request)
                 if len(request.prompt_ids) - await _found(handle, request, look=True) >= self._min_tokens:
-                    raise _Failed("what it has computed is not found: compare kv_shared and all other settings")
+                    raise _Failed("its pages are not found here: compare kv_shared and all other settings")
         except Unavailable:
-            # Of this server's engine: submitting the request tells.
+            # This server's engine is down: submitting the request will report it.
             return
         except Exception as error:  # noqa: BLE001  whatever it is, the prompt can be computed here
             handle.counters.failed_prefills += 1
@@ -70,7 +70,7 @@ class RemotePrefill:
             await self._client.aclose()
 
     def _is_suitable(self, request: Request) -> bool:
-        """Those with a salt are nobody else's, and those whose log-probabilities are wanted are computed anyway."""
+        """Salted prompts are not shared, and prompts whose log-probabilities are wanted are computed anyway."""
         return (
             request.task is Task.GENERATE
             and not request.cache_salt
@@ -84,17 +84,17 @@ class RemotePrefill:
             timeout = httpx.Timeout(self._seconds, connect=min(self._seconds, _CONNECT_SECONDS))
             self._client = httpx.AsyncClient(timeout=timeout, trust_env=False)
         body = msgspec.json.encode({"model": request.adapter or self._model, "prompts": [request.prompt_ids]})
-        # The answer's body is not read: what counts is what is found.
+        # The response body is not needed: only what the engine finds counts.
         async with self._client.stream("POST", f"{self._url}/prefill", content=body, headers=self._headers) as response:
             if response.status_code != httpx.codes.OK:
-                raise _Failed(f"status {response.status_code}", pauses=response.status_code not in _OF_THE_REQUEST)
+                raise _Failed(f"status {response.status_code}", pauses=response.status_code not in _REQUEST_ERRORS)
 
     def _note(self, error: Exception) -> None:
         if not isinstance(error, _Failed) or error.pauses:
             self._not_before = time.monotonic() + _PAUSE_SECONDS
         if not self._is_failing:
             reason = str(error) or type(error).__name__
-            _log.warning("%s computes no prompts for this server (%s): they are computed here", self._url, reason)
+            _log.warning("%s does not compute prompts for this server (%s): they are computed here", self._url, reason)
         self._is_failing = True
 
 

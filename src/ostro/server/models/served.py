@@ -16,7 +16,7 @@ from ostro.pool.pool import ModelPool, ModelView, PoolState
 from ostro.server.models.service import ModelService
 
 ANY = "default"
-"""The model name of requests that name none."""
+"""Model name of requests that name none."""
 
 _COMING = (PoolState.FETCHING, PoolState.LOADING)
 _AGAIN_SECONDS = 0.1
@@ -60,7 +60,7 @@ class Models:
     async def start(self) -> None:
         """Starts loading the first models; does not wait for them."""
         await self.pool.start()
-        self._beginning = asyncio.create_task(self._begin(), name="first models have come")
+        self._beginning = asyncio.create_task(self._begin(), name="load the first models")
 
     async def stop(self) -> None:
         if self._beginning is not None:
@@ -170,7 +170,7 @@ class Models:
         return PoolState.READY if self._begun else PoolState.LOADING
 
     async def _begin(self) -> None:
-        await asyncio.gather(*map(self._come, self._first))
+        await asyncio.gather(*map(self._settle, self._first))
         self._begun = True
         for name in self._mentioned:
             try:
@@ -178,16 +178,16 @@ class Models:
             except UnknownModel as error:
                 _log.warning("The settings name a model that does not exist. %s", error)
             except OstroError:
-                # The root where it may be cannot be listed, which has been logged.
+                # Its root cannot be listed, which has been logged.
                 pass
 
-    async def _come(self, name: str) -> None:
+    async def _settle(self, name: str) -> None:
         """Waits until a model has loaded or failed."""
         with suppress(OstroError):
-            while not await self._has_come(name):
+            while not await self._has_settled(name):
                 await asyncio.sleep(_AGAIN_SECONDS)
 
-    async def _has_come(self, name: str) -> bool:
+    async def _has_settled(self, name: str) -> bool:
         try:
             await self.pool.load(name)
         except Unavailable:

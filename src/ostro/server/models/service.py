@@ -71,7 +71,7 @@ class Generation:
         self._collector = frontend.collector(request)
         self.completion: Completion = self._collector.completion
         self.first_token: float | None = None
-        """When the first token arrived, by `time.monotonic`."""
+        """Arrival time of the first token, by `time.monotonic`."""
         self._stream: Stream | None = None
         self._deltas = self._run(handle)
 
@@ -81,7 +81,7 @@ class Generation:
         return None if self._stream is None else self._stream.began
 
     async def offered(self) -> int:
-        """How many tokens of the prompt of a request that `shares_prompt`, and has ended, other engines find."""
+        """Number of prompt tokens that other engines can find, for an ended request with `shares_prompt`."""
         assert self._stream is not None
         assert self._stream.offered is not None
         return await self._stream.offered
@@ -176,7 +176,7 @@ class ModelService:
 
     @property
     def refusal(self) -> OstroError | None:
-        """Why it takes no requests, however long they would wait: another host does."""
+        """Why this host never takes requests: another host does."""
         return self._handle.refusal
 
     @property
@@ -214,7 +214,7 @@ class ModelService:
 
     @property
     def ranks(self) -> bool:
-        """Whether the model is a classifier, which embeds nothing and writes nothing."""
+        """Whether the model is a classifier, which neither embeds nor generates."""
         return self._frontend is not None and self._frontend.ranking is not None
 
     @property
@@ -224,7 +224,7 @@ class ModelService:
 
     @property
     def sampling_defaults(self) -> SamplingDefaults | None:
-        """The model's own; None before its files are read."""
+        """The model's own sampling defaults; None before its files are read."""
         return None if self._frontend is None else self._frontend.defaults
 
     @property
@@ -257,7 +257,7 @@ class ModelService:
             self._frontend.close()
 
     async def offer_all(self) -> None:
-        """Shares all cached prefixes with other engines, if the settings say so, beside what there is to do."""
+        """Shares all cached prefixes with other engines in the background, if the settings say so."""
         await self._handle.offer_all()
 
     async def profile(self, path: Path, *, seconds: float, max_steps: int) -> Profiled:
@@ -541,7 +541,7 @@ class ModelService:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
-            # Nobody cancelled the caller: `stop` has cancelled the work.
+            # `stop` has cancelled the work; the caller itself was not cancelled.
             raise self._handle.unavailable() from None
 
     async def _sampling(self, frontend: Frontend, params: SamplingParams, constraint: Constraint | None) -> Sampling:

@@ -25,14 +25,14 @@ def router(api: Api) -> APIRouter:
         """Loads a model and waits for it. Other models may be unloaded to make room."""
         spec = (await api.models.view(model)).spec
         await api.models.pool.load(spec.name)
-        return _told(api, spec)
+        return _stats_response(api, spec)
 
     @routes.post("/unload/{model:path}", **described(ModelStats, not_found=True))
     async def unload(model: str) -> Response:
         """Unloads a model once its requests have ended. The next request for it loads it again."""
         spec = (await api.models.view(model)).spec
         await api.models.pool.unload(spec.name)
-        return _told(api, spec)
+        return _stats_response(api, spec)
 
     @routes.post("/pin/{model:path}", **described(ModelStats, not_found=True))
     async def pin(model: str) -> Response:
@@ -40,14 +40,14 @@ def router(api: Api) -> APIRouter:
         spec = (await api.models.view(model)).spec
         await api.models.pool.pin(spec.name, True)
         await api.models.pool.load(spec.name)
-        return _told(api, spec)
+        return _stats_response(api, spec)
 
     @routes.post("/unpin/{model:path}", **described(ModelStats, not_found=True))
     async def unpin(model: str) -> Response:
         """Allows a model to be unloaded when others need its memory."""
         spec = (await api.models.view(model)).spec
         await api.models.pool.pin(spec.name, False)
-        return _told(api, spec)
+        return _stats_response(api, spec)
 
     @routes.post("/profile", **described(ProfileResponse, request=ProfileRequest))
     async def profile(http: Request) -> Response:
@@ -85,7 +85,7 @@ def router(api: Api) -> APIRouter:
     return routes
 
 
-def _told(api: Api, spec: ModelSpec) -> Response:
+def _stats_response(api: Api, spec: ModelSpec) -> Response:
     """The model's stats, even if its files are gone and it has just been removed."""
     return json_response(_stats(api, api.models.pool.view_of(spec)))
 

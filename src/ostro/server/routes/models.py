@@ -12,7 +12,7 @@ from ostro.server.dialects.dialect import MODELS_PATH
 from ostro.server.dialects.registry import dialect_of
 from ostro.server.models.service import ModelService
 
-# If listing a root takes longer, its last known models are shown. The first listing gets more time: none are known yet.
+# A root that takes longer to list is shown as last known. The first listing gets more time: nothing is known yet.
 _LOOK_SECONDS, _FIRST_LOOK_SECONDS = 1.0, 5.0
 
 

@@ -39,7 +39,7 @@ from ostro.server.http.sse import event
 from ostro.server.models.served import Model
 from ostro.server.models.service import Generation
 
-# No request can do without a token.
+# The engine needs at least one token per request.
 _PREFILL_PARAMS = SamplingParams(max_tokens=1, temperature=0)
 
 
@@ -76,7 +76,7 @@ def router(api: Api) -> APIRouter:
 
     @routes.post("/prefill", **described(PrefillResponse, request=PrefillRequest))
     async def prefill(http: Request) -> Response:
-        """Computes prompts and shares their keys and values with other servers. Needs `--role prefill`."""
+        """Computes prompts and shares their KV cache with other servers. Needs `--role prefill`."""
         request = await api.read(PrefillRequest, http)
         return Answer(api, http, _prefilling(api, request))
 
@@ -196,7 +196,7 @@ def _prefilling(api: Api, request: PrefillRequest) -> Job:
     async def prepare(model: Model) -> list[EngineRequest]:
         prepared = await model.service.prepare_all(request.prompts, _PREFILL_PARAMS, adapter=model.adapter)
         if not api.options.prefills:
-            raise NotAllowed("This server computes no prompts for others. Start it with --role prefill.")
+            raise NotAllowed("This server does not compute prompts for others. Start it with --role prefill.")
         return [replace(each, shares_prompt=True) for each in prepared]
 
     async def offered(generations: Sequence[Generation]) -> None:

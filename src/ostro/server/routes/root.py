@@ -1,4 +1,4 @@
-"""GET / without --ui: says that the server runs, where its API is, and how to get the playground."""
+"""GET / without --ui: says that the server is running, where its API is, and how to get the playground."""
 
 from fastapi import APIRouter
 from starlette.requests import Request

@@ -58,7 +58,7 @@ def _env_names(field: str) -> AliasChoices:
 
 
 def _only(values: set[object], reason: str) -> AfterValidator:
-    """For a setting of which this build supports only some values."""
+    """Refuses the values of a setting that this build does not support."""
 
     def check(given: object) -> object:
         if given not in values:
@@ -476,20 +476,20 @@ class ServeSettings(_EngineSettings):
         for key in own.keys() - OWN:
             close = difflib.get_close_matches(str(key), OWN, 1)
             cure = f"Did you mean {close[0]}?" if close else f"The per-model settings are {', '.join(sorted(OWN))}."
-            raise wrong_own(name, f"{key} is not a per-model setting. {cure}")
+            raise bad_model_settings(name, f"{key} is not a per-model setting. {cure}")
         try:
             given = ServeSettings(**own)  # type: ignore[arg-type]
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             key = str(first["loc"][0])
-            raise wrong_own(name, f"{key} = {short(own[key])}: {complaint(first)}.") from None
+            raise bad_model_settings(name, f"{key} = {short(own[key])}: {complaint(first)}.") from None
         return self.model_copy(update={key: getattr(given, key) for key in own})
 
     def is_pinned(self, name: str) -> bool:
         """Whether the model's own settings pin it."""
         pinned = self.model_settings.get(name, {}).get("pinned", False)
         if not isinstance(pinned, bool):
-            raise wrong_own(name, f"pinned = {short(pinned)}: it must be true or false.")
+            raise bad_model_settings(name, f"pinned = {short(pinned)}: it must be true or false.")
         return pinned
 
     def engine(self) -> EngineConfig:
@@ -558,5 +558,5 @@ OWN = frozenset((*ENGINE_SETTINGS, "disable_cuda_graph", "levanter_config"))
 """Settings that can be set per model: the others belong to the machine, or identify the model."""
 
 
-def wrong_own(name: str, words: str) -> BadRequest:
+def bad_model_settings(name: str, words: str) -> BadRequest:
     return BadRequest(f"model_settings of {name!r}: {words}", param="model_settings")

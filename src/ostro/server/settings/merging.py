@@ -14,7 +14,7 @@ from pydantic_settings import DotEnvSettingsSource, EnvSettingsSource
 
 from ostro.devices import can_divide, device_kind_here
 from ostro.errors import BadRequest
-from ostro.server.settings.fields import ServeSettings, wrong_own
+from ostro.server.settings.fields import ServeSettings, bad_model_settings
 from ostro.server.settings.names import SECRETS
 from ostro.server.settings.sources import (
     IN_DOTENV,
@@ -117,7 +117,7 @@ def read_settings(
     if "checkpoint_path" in merged and "model" in merged:
         raise BadRequest(
             f"checkpoint_path ({merged['checkpoint_path'].origin}) and model ({merged['model'].origin}) exclude each "
-            "other. Keep one of the two.",
+            "other. Keep one of them.",
             param="checkpoint_path",
         )
     try:
@@ -197,12 +197,12 @@ def _fit_training(file: File, merged: dict[str, Given]) -> tuple[str, ...]:
         )
     if devices is not None and not _has_devices(device, backend, devices.value):
         del merged["tensor_parallel"]
-        notes.append(f"{devices.origin} asks for {devices.value} devices, which are not here: one is used.")
+        notes.append(f"{devices.origin} asks for {devices.value} devices, which are not available: one is used.")
     return tuple(notes)
 
 
 def _has_devices(device: str, backend: str, asked: object) -> bool:
-    """As far as can be seen from here: those of JAX may belong to other hosts."""
+    """Whether enough devices exist, as far as this host can see: JAX's may belong to other hosts."""
     kind = device_kind_here(device, backend)
     if asked in (1, "auto"):
         return True
@@ -211,7 +211,7 @@ def _has_devices(device: str, backend: str, asked: object) -> bool:
 
 
 def _is_from(file: File, merged: Mapping[str, Given], name: str) -> bool:
-    """Whether the file has the last word on a setting."""
+    """Whether the setting's value comes from this file."""
     return name in merged and merged[name] is file.settings.get(name)
 
 
@@ -222,12 +222,12 @@ def _check_together(settings: ServeSettings) -> None:
         try:
             own.engine()
         except BadRequest as error:
-            raise wrong_own(name, str(error)) from None
+            raise bad_model_settings(name, str(error)) from None
     _check_role(settings)
     if settings.max_bodies_size is not None and settings.max_bodies_size < settings.max_body_size:
         raise BadRequest(
             f"max_bodies_size ({settings.max_bodies_size}) is less than max_body_size ({settings.max_body_size}): the "
-            "longest bodies would never find room. Raise the one or lower the other.",
+            "longest bodies would never fit. Raise the first or lower the second.",
             param="max_bodies_size",
         )
     if settings.enable_cors and settings.cors_credentials and "*" in settings.cors_origins:
@@ -236,7 +236,7 @@ def _check_together(settings: ServeSettings) -> None:
         )
     if settings.any_model_name and settings.has_several:
         raise BadRequest(
-            "any_model_name is for a server of one model: which of several is meant must be said. Leave it out, or "
+            "any_model_name is for single-model servers: with several models, requests must name one. Leave it out, or "
             "give the first model more names with served_model_name.",
             param="any_model_name",
         )

@@ -32,7 +32,7 @@ def variables_of(name: str) -> tuple[str, ...]:
 
 
 CONFIG_VARIABLE = PREFIX + "CONFIG"
-# Variables that begin like settings and are none, grouped by what reads them.
+# Variables that begin like settings but are not, grouped by their reader.
 NOT_SETTINGS = frozenset(
     {
         *(CONFIG_VARIABLE, *CACHE_VARIABLES),

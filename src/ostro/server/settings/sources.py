@@ -65,7 +65,7 @@ def check_variables(names: Iterable[str], prefix: str, known: Collection[str], p
     of_services = tuple(service + part for service in services for part in ("SERVICE_", "PORT"))
     unknown = [name for name in names if name.startswith(prefix) and name not in known]
     for name in sorted(each for each in unknown if not each.startswith(of_services)):
-        # The prefix would make any two of them alike.
+        # With the prefix, any two names would look similar.
         close = difflib.get_close_matches(name.removeprefix(prefix), [each.removeprefix(prefix) for each in known], 1)
         cure = f"Did you mean {prefix}{close[0]}?" if close else "Unset it; docs/configuration.md lists them all."
         raise BadRequest(f"{name}{place} is not a setting. {cure}")
@@ -187,7 +187,7 @@ def _known_keys() -> dict[str, str]:
 
 
 def _can_be_off(name: str) -> bool:
-    """Whether `off` is a value of the setting, which is no switch."""
+    """Whether `off` is a value of the setting, rather than the false of a switch."""
     kind = ServeSettings.model_fields[name].annotation
     return any("off" in get_args(each) for each in (kind, *get_args(kind)))
 

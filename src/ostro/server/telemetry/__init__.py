@@ -1,1 +1,1 @@
-"""What is recorded of each request, as metrics and as traces."""
+"""Records of requests, and their export as metrics and traces."""

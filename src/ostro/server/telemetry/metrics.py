@@ -80,7 +80,7 @@ class ServedModels(Protocol):
         """Engine counters, including those of stopped engines, by the same names."""
 
 
-class Line(Protocol):
+class GateView(Protocol):
     """The metrics' view of the gate."""
 
     num_waiting: int
@@ -88,7 +88,7 @@ class Line(Protocol):
 
 
 class Metrics:
-    def __init__(self, models: ServedModels, line: Line) -> None:
+    def __init__(self, models: ServedModels, line: GateView) -> None:
         self.registry = CollectorRegistry()
         self.registry.register(_Live(models, line))
         self._models = models
@@ -161,13 +161,13 @@ _COUNTERS: Sequence[tuple[str, str, Callable[[Counters], float]]] = (
     ("ostro_pages_fetched_disk", "Pages fetched from disk.", lambda totals: totals.fetched_disk_pages),
     ("ostro_pages_lost", "Pages on disk that were found damaged.", lambda totals: totals.lost_pages),
     ("ostro_pages_offered", "Pages shared with other engines.", lambda totals: totals.offered_pages),
-    ("ostro_remote_prefills", "Prompts that another server was to compute.", lambda totals: totals.remote_prefills),
+    ("ostro_remote_prefills", "Prompts sent to another server to compute.", lambda totals: totals.remote_prefills),
     ("ostro_remote_prefills_failed", "Those that it did not compute.", lambda totals: totals.failed_prefills),
     ("ostro_page_fetch_seconds", "Time that fetching pages took.", lambda totals: totals.fetch_seconds),
     ("ostro_engine_steps", "Steps of the engine.", lambda totals: totals.steps),
     ("ostro_computed_tokens", "Tokens computed, prompts and outputs.", lambda totals: totals.computed_tokens),
     ("ostro_sampled_tokens", "Tokens sampled, aborted requests included.", lambda totals: totals.sampled_tokens),
-    ("ostro_forced_tokens", "Tokens that a grammar left no choice about.", lambda totals: totals.forced_tokens),
+    ("ostro_forced_tokens", "Tokens that the grammar determined.", lambda totals: totals.forced_tokens),
     (
         "ostro_drafted_tokens",
         "Tokens that were guessed and then verified.",
@@ -196,7 +196,7 @@ def _used(beat: Heartbeat) -> float:
 class _Live(Collector):
     """Reads the models on each scrape."""
 
-    def __init__(self, models: ServedModels, line: Line) -> None:
+    def __init__(self, models: ServedModels, line: GateView) -> None:
         self._models = models
         self._line = line
 

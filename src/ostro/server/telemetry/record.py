@@ -24,7 +24,7 @@ class RequestRecord:
     model: str | None = None
     stream: bool | None = None
     params: SamplingParams | None = None
-    """Numbers in it may be logged; texts are the client's own."""
+    """Sampling parameters. Their numbers may be logged; texts are the client's own."""
     num_prompts: int = 0
     status: int | None = None
     prompt_tokens: int | None = None
@@ -43,10 +43,10 @@ class RequestRecord:
     span_id: str | None = None
     started: float = field(default_factory=time.monotonic)
     queued_at: float | None = None
-    """When it joined the admission queue."""
+    """Time at which it joined the admission queue."""
     admitted_at: float | None = None
     began: float | None = None
-    """When the engine's first step with it began."""
+    """Time at which the engine's first step with it began."""
     preemptions: int = 0
     first_token: float | None = None
     last_token: float | None = None

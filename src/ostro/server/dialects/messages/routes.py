@@ -22,7 +22,7 @@ from ostro.server.dialects.messages.writer import MessageAnswerWriter
 from ostro.server.generation import Answer, Job, num_prompt_tokens
 from ostro.server.models.served import Model
 
-_EVENTS = "`event:` and `data:` lines, each data a {name}; the last is message_stop, or error."
+_EVENTS = "`event:` and `data:` lines, with a {name} as data; the last is message_stop or error."
 
 
 def router(api: Api) -> APIRouter:

@@ -152,7 +152,7 @@ class MessageAnswerWriter:
 
 
 def _input(arguments: str) -> Json:
-    """A call's arguments; of a call that was cut off, those that are complete."""
+    """A call's arguments; if the call was cut off, only the complete ones."""
     try:
         value = from_json(arguments or "{}", allow_partial="trailing-strings")
     except ValueError:

@@ -97,7 +97,7 @@ class Replay(Response):
                     async for data in events:
                         await out.write(data)
                 if self._log.is_lost:
-                    raise TryLater("There is no room to keep this response's events. Get the response when it is done.")
+                    raise TryLater("The store has no room for the response's events. Get the response when it is done.")
         except ClientGone:
             pass
         except OstroError as error:

@@ -25,7 +25,7 @@ class EventLog:
         """Whether it was dropped because the store is full."""
 
     def add(self, data: bytes) -> None:
-        """One event or several."""
+        """Adds one or several events."""
         self._events += [event + b"\n\n" for event in data.split(b"\n\n") if event]
         self._tell()
 
@@ -89,7 +89,7 @@ class BackgroundRun:
         self._left.set()
 
     async def ended(self, seconds: float) -> None:
-        """Waits until it is over. Raises RequestTimeout after so long."""
+        """Waits until it is over; raises RequestTimeout after `seconds`."""
         try:
             await asyncio.wait_for(self._ended.wait(), seconds)
         except TimeoutError:

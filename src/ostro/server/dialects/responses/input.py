@@ -97,7 +97,7 @@ class ResponseTurn(ChatTurn):
         try:
             return await self._fitting(model) if self._truncates else await super().prepare(model)
         except BadRequest as error:
-            # Its name in this dialect.
+            # The field's name in this dialect.
             error.param = "input" if error.param == "messages" else self._tools.named(error.param)
             raise
 

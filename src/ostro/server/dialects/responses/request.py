@@ -41,7 +41,7 @@ class OfferedTools:
 
     tools: tuple[Tool, ...] = ()
     namespaces: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    """Namespace and name by the name that the model sees, `namespace.name`."""
+    """Namespace and name of each tool, by the name that the model sees, `namespace.name`."""
     places: tuple[str, ...] = ()
     """Each tool's path in the request, such as `tools[2].tools[0]`."""
     left_out: tuple[str, ...] = ()

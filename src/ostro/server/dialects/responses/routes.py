@@ -33,7 +33,7 @@ from ostro.server.dialects.responses.writer import ResponseAnswerWriter, Respons
 from ostro.server.generation import Answer, Job, num_prompt_tokens
 from ostro.server.models.served import Model
 
-_EVENTS = "`event:` and `data:` lines, each data a {name}; the last is response.completed, .incomplete or .failed."
+_EVENTS = "`event:` and `data:` lines, with a {name} as data; the last is response.completed, .incomplete or .failed."
 _CANCEL_SECONDS = 30.0
 _MAX_TOLD = 64
 _LISTED, _MOST_LISTED = 20, 100
@@ -59,7 +59,7 @@ def router(api: Api) -> APIRouter:
             if getattr(request, field):
                 store.check_is_on(field)
         asked = await translated(request, api.options.params(request), store, record_of(http).key)
-        _tell_left_out(asked, told)
+        _log_dropped_tools(asked, told)
         return _answer(api, http, request, asked)
 
     @routes.post("/input_tokens", **described(InputTokens, request=CountResponseTokens))
@@ -137,7 +137,7 @@ def _job(
     return Job.written(request.model, turn.prepare, writer_of, streams=streams)
 
 
-def _tell_left_out(asked: Translated, told: set[str]) -> None:
+def _log_dropped_tools(asked: Translated, told: set[str]) -> None:
     """Clients send hosted tools by default, so they are dropped rather than refused, and each kind is logged once. The
     number of kinds is limited, because clients may make them up.
     """
@@ -156,7 +156,7 @@ def _replay(api: Api, http: Request, stored: StoredResponse) -> Response:
     log = None if stored.run is None else stored.run.log
     if log is None or log.is_lost:
         raise Unsupported(
-            "Events are kept of responses that were created with background and stream. Get this one without stream.",
+            "Events are kept only for responses created with background and stream. Get this one without stream.",
             param="stream",
         )
     record_of(http).stream = True

@@ -59,7 +59,7 @@ class Exchange:
 
     @property
     def chain_bytes(self) -> int:
-        """Total of this exchange and all earlier ones."""
+        """Total size of this exchange and all earlier ones."""
         total, each = 0, self
         while True:
             total += each.num_bytes
@@ -113,7 +113,7 @@ class ResponseStore:
         self._stored: OrderedDict[str, StoredResponse] = OrderedDict()
         self._owners: dict[str, _Owner] = {}
         self._items: dict[tuple[str, str], Exchange] = {}
-        """By owner and item id: the newest exchange that contains the item."""
+        """The newest exchange that contains an item, by owner and item id."""
 
     @property
     def is_on(self) -> bool:
@@ -178,14 +178,14 @@ class ResponseStore:
             busy = sum(each.num_bytes + each.exchange.num_bytes for each in running)
             if busy + _OVERHEAD + stored.exchange.num_bytes > self.max_bytes:
                 raise TryLater(
-                    "Responses in the background fill the store already. Try again later, or without background.",
+                    "Background responses already fill the store. Try again later, or without background.",
                     retry_after=_RETRY_SECONDS,
                 )
             self._add(stored)
         return stored
 
     def update(self, stored: StoredResponse, response: Json) -> None:
-        """Replaces a running response by its outcome."""
+        """Replaces a running response with its outcome."""
         with self._lock:
             if self._stored.get(stored.id) is not stored:
                 return

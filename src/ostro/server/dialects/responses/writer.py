@@ -94,7 +94,7 @@ class ResponseWriter:
     def cancel(self) -> bytes:
         data = self._close("incomplete")
         self.response["status"] = "cancelled"
-        # The API has no event for this; the status of the response in it tells.
+        # The API has no event for this; the status of the response shows it.
         return data + self._whole("response.failed")
 
     def _of(self, event: Event, logprobs: Sequence[Json]) -> bytes:
@@ -204,9 +204,9 @@ class ResponseAnswerWriter:
     def _logprobs(self, delta: Delta, events: Sequence[Event]) -> list[list[Json]]:
         if delta.logprobs is None:
             return []
-        return [self._told(entries) for entries in self._text_logprobs.of(delta, events)]
+        return [self._encoded(entries) for entries in self._text_logprobs.of(delta, events)]
 
-    def _told(self, entries: Sequence[TokenLogprob]) -> list[Json]:
+    def _encoded(self, entries: Sequence[TokenLogprob]) -> list[Json]:
         logprobs = chat_logprobs(entries, self._tokenizer)
         return [] if logprobs is None else [entry.model_dump() for entry in logprobs.content]
 

@@ -80,7 +80,7 @@ def attributes_of(record: RequestRecord) -> Attributes:
     }
     operation = _operation(record)
     if operation is not None:
-        given |= _asked(record, operation) | _brought(record)
+        given |= _request_attributes(record, operation) | _response_attributes(record)
     return _known(given)
 
 
@@ -101,7 +101,7 @@ def _operation(record: RequestRecord) -> str | None:
     return next((name for ending, name in _OPERATIONS.items() if route.endswith(ending)), None)
 
 
-def _asked(record: RequestRecord, operation: str) -> _Maybe:
+def _request_attributes(record: RequestRecord, operation: str) -> _Maybe:
     asked: _Maybe = {
         "gen_ai.operation.name": operation,
         "gen_ai.provider.name": "ostro",
@@ -124,7 +124,7 @@ def _asked(record: RequestRecord, operation: str) -> _Maybe:
     }
 
 
-def _brought(record: RequestRecord) -> _Maybe:
+def _response_attributes(record: RequestRecord) -> _Maybe:
     return {
         "gen_ai.response.model": record.model,
         "gen_ai.response.id": record.response_id,

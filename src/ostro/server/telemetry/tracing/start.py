@@ -70,8 +70,8 @@ def _tracer(url: str, environ: Mapping[str, str]) -> Tracer:
     name = next((name for name in _PROTOCOL_NAMES if environ.get(name)), None)
     if name is not None and environ[name] != _PROTOCOL:
         raise BadRequest(
-            f"{name} is {environ[name]}, but spans go over {_PROTOCOL} alone. Unset it, and name the collector's port "
-            "for HTTP, 4318 as a rule.",
+            f"{name} is {environ[name]}, but spans are sent over {_PROTOCOL} only. Unset it, and give the collector's "
+            "HTTP port, usually 4318.",
             param="otlp_endpoint",
         )
     try:

@@ -30,7 +30,7 @@ class OtlpTracer:
 
     def __init__(self, url: str) -> None:
         """Spans are posted to `url`."""
-        self._exporter = _SeldomHeard(OTLPSpanExporter(url))
+        self._exporter = _QuietExporter(OTLPSpanExporter(url))
         # No shutdown at exit: the library's own would wait too long for a dead collector.
         self._provider = TracerProvider(resource=_resource(), shutdown_on_exit=False)
         self._provider.add_span_processor(BatchSpanProcessor(self._exporter))
@@ -87,13 +87,13 @@ def _resource() -> Resource:
     return Resource.create({name: value for name, value in ours.items() if name not in given})
 
 
-class _SeldomHeard(SpanExporter):
+class _QuietExporter(SpanExporter):
     """Logs at most once a minute that spans are lost, and why; the library would log several lines per batch."""
 
     def __init__(self, inner: SpanExporter) -> None:
         self._inner = inner
         self._log = structlog.stdlib.get_logger("ostro.tracing")
-        self._complaint = _LastComplaint()
+        self._complaint = _LastError()
         self._told_at = float("-inf")
         self._num_lost = 0
         self._is_over = False
@@ -113,7 +113,7 @@ class _SeldomHeard(SpanExporter):
             self._inner.shutdown()
 
 
-class _LastComplaint(logging.Handler):
+class _LastError(logging.Handler):
     """Replaces the library's own log lines about exporting."""
 
     def __init__(self) -> None:
