@@ -356,7 +356,7 @@ def test_server_that_counts_nothing_is_noted() -> None:
         found = run(server.url, closed(1, requests=2), workload=Workload(input_len=Span(9, 9), output_len=Span(4, 4)))
     assert found.levels[0].figures.output_tokens == 8
     assert found.levels[0].figures.total_tokens_per_second is None
-    assert any("events are counted as tokens" in note for note in found.notes)
+    assert any("events count as output tokens" in note for note in found.notes)
 
 
 def test_server_that_is_not_there_is_an_error() -> None:

@@ -205,7 +205,7 @@ def test_agreement_may_be_demanded(prompts: Path, share: str, expected: int) -> 
         (["--timeout", "0"], "--timeout"),
         (["--fail-under", "90"], "--fail-under"),
         (["--chat"], "B: TGI's /generate takes no messages"),
-        (["--seed", "-1"], "B: TGI takes seeds"),
+        (["--seed", "-1"], "B: TGI's seeds start at 1"),
         (["--model-b", "x"], "takes no name"),
         (["--prompts", "missing.txt"], "Cannot read missing.txt"),
     ],

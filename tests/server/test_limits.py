@@ -108,7 +108,7 @@ async def test_waiting_tokens_are_bounded_but_one_long_prompt_may_always_wait() 
     assert gate.waiting_tokens == 500
     third = Visitor(gate, request=a_request(1))
     await settle()
-    with pytest.raises(QueueFull, match="500 prompt tokens are waiting"):
+    with pytest.raises(QueueFull, match="500 prompt tokens are already waiting"):
         await third.task
     for visitor in visitors:
         await visitor.leave()
@@ -222,7 +222,7 @@ async def test_key_that_queues_long_prompts_leaves_others_room_to_queue() -> Non
     await settle()
     hostile = [Visitor(gate, "hostile", request=a_request(70)) for _ in range(2)]
     await settle()
-    with pytest.raises(QueueFull, match="70 prompt tokens of this key are waiting"):
+    with pytest.raises(QueueFull, match="70 prompt tokens of this key are already waiting"):
         await hostile[1].task
     polite = Visitor(gate, "polite", request=a_request(25))
     await settle()
@@ -346,7 +346,7 @@ async def test_timed_out_request_ends_whether_queued_or_running() -> None:
     gate = Gate(GateLimits(concurrent=1, seconds=0.05))
     at_work, in_line = Visitor(gate), Visitor(gate)
     for visitor in (at_work, in_line):
-        with pytest.raises(RequestTimeout, match=r"longer than the 0\.05 seconds"):
+        with pytest.raises(RequestTimeout, match=r"longer than the allowed 0\.05 seconds"):
             await visitor.task
     assert (gate.num_inside, gate.num_waiting) == (0, 0)
 

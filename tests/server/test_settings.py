@@ -237,7 +237,7 @@ def test_variables_that_are_read_elsewhere_are_no_mistakes() -> None:
         ("- 1", "must hold settings"),
         ("a: [", "not valid YAML"),
         ("enable_cors: true\ncors_credentials: true", "needs origins by name"),
-        ("models: ./m\nany_model_name: true", "any_model_name is for a server of one model"),
+        ("models: ./m\nany_model_name: true", "any_model_name is for single-model servers"),
         ("api_key: sch\u00f6n", "plain ASCII"),
     ],
 )

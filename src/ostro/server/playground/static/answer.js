@@ -1,4 +1,4 @@
-// A model's answer: what it thought is folded away, what it says is Markdown or JSON, and calls of tools come last.
+// A model's answer: reasoning is collapsed, the text is Markdown or JSON, and tool calls come last.
 
 import { CallView } from "./calls.js";
 import { CodeBlock } from "./code-block.js";
@@ -9,21 +9,21 @@ import { Markdown } from "./markdown.js";
 const BEGIN = "<think>";
 const END = "</think>";
 
-/** {thought, said, thinking} of a text; `thought` is null where there is none, `thinking` whether it still goes on. */
+/** Splits a text into {thought, said, thinking}: `thought` may be null, `thinking` says whether it continues. */
 export function partsOf(text) {
   const start = text.trimStart();
-  // Some templates open the thought themselves, so that only its end is in the answer, on a line of its own.
+  // Some templates open the reasoning themselves, so that the answer only has its end tag, on a line of its own.
   const end = start.startsWith(BEGIN) ? start.indexOf(END) : start.search(/^<\/think>\s*$/m);
   if (start.startsWith(BEGIN) && end < 0) return { thought: start.slice(BEGIN.length), said: "", thinking: true };
   if (end >= 0) {
     const thought = start.slice(0, end).replace(BEGIN, "");
     return { thought, said: start.slice(end + END.length).trimStart(), thinking: false };
   }
-  // Nobody should see half a tag.
+  // Hide a tag that has only partly arrived.
   return { thought: null, said: start && BEGIN.startsWith(start) ? "" : text, thinking: false };
 }
 
-/** The same of a turn: its reasoning comes apart from its text where the server can tell the two. */
+/** The same for a turn, whose reasoning is separate if the server can separate it. */
 export function partsOfTurn({ content, reasoning_content: thought, tool_calls: calls }) {
   return thought ? { thought, said: content, thinking: !content && !calls } : partsOf(content);
 }
@@ -42,13 +42,13 @@ export class Answer {
     this.#show(turn, partsOfTurn(turn), "update");
   }
 
-  /** Shows the whole answer; no more will come. */
+  /** Shows the complete answer. */
   finish(turn) {
     this.#show(turn, { ...partsOfTurn(turn), thinking: false }, "finish");
   }
 
   #show(turn, { thought, said, thinking }, how) {
-    // What was taken for the answer may turn out to be the thought before it.
+    // What looked like the answer may turn out to be reasoning.
     if ((thought !== null) !== (this.#thought !== null)) this.#begin(thought !== null);
     this.#thought?.show(thought, { thinking, took: turn.thought_ms }, how);
     if (said) this.#say(said, how);
@@ -98,7 +98,7 @@ class Thought {
     this.node = make("details", { class: "thought" }, this.#title, this.#markdown.node);
   }
 
-  /** `took` is how long it thought, in milliseconds, where that is known. */
+  /** `took` is the duration of the reasoning in milliseconds, if known. */
   show(text, { thinking, took }, how) {
     const over = took === undefined ? "Thoughts" : `Thought for ${took < 1000 ? "less than a second" : seconds(took)}`;
     this.#title.textContent = thinking ? "Thinking…" : over;

@@ -1,9 +1,9 @@
-// Talking to the server that has sent this page. Knows the key and what errors look like; knows no endpoint.
+// Requests to the server that sent this page. Knows the key and the format of errors; knows no endpoint.
 
 import { eventsOf } from "./sse.js";
 import { currentKey } from "./store.js";
 
-/** Whose message is a sentence for the user. */
+/** An error whose message is a sentence for the user. */
 export class ApiError extends Error {
   constructor(message, status = 0) {
     super(message);
@@ -11,7 +11,7 @@ export class ApiError extends Error {
   }
 }
 
-/** Where a path of the API is, also behind a proxy that has put the server under a folder. */
+/** The URL of an API path, also behind a proxy that serves the API under a prefix. */
 export const urlOf = (path) => new URL(path.replace(/^\//, ""), document.baseURI.replace(/[^/]*$/, "")).href;
 
 export async function ask(path, { method = "GET", body, signal } = {}) {
@@ -23,7 +23,7 @@ export async function ask(path, { method = "GET", body, signal } = {}) {
     response = await fetch(urlOf(path), { method, headers, signal, body: body && JSON.stringify(body), cache: "no-store" });
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new ApiError("The server cannot be reached. Look whether it still runs, then try again.");
+    throw new ApiError("The server cannot be reached. Check that it is running, then try again.");
   }
   if (!response.ok) throw await refusal(response);
   return response;
@@ -31,7 +31,7 @@ export async function ask(path, { method = "GET", body, signal } = {}) {
 
 export const askJson = async (path, options) => (await ask(path, options)).json();
 
-/** The events of a streamed answer, parsed. Throws ApiError for one that tells of an error, and for an early end. */
+/** The events of a streamed answer, parsed. Throws ApiError for an error event, and for an early end. */
 export async function* streamed(path, body, signal) {
   const response = await ask(path, { method: "POST", body, signal });
   try {

@@ -1,11 +1,11 @@
-// The conversations that this browser keeps: one entry of localStorage each, so that two tabs do not overwrite each
+// The conversations that this browser stores: one localStorage entry each, so that two tabs do not overwrite each
 // other's. Also their form as a file.
 
 import { Conversation } from "./conversation.js";
 
 const PREFIX = "ostro.conversation.";
 const FORMAT = "ostro.conversations";
-// Version 1 knew no reasoning, no calls and no results, and is read like any other.
+// Version 1 had no reasoning, calls or results, and is read in the same way.
 const VERSION = 2;
 
 // What could not be stored stays here until the page is closed.
@@ -21,7 +21,7 @@ export const conversations = () => [...kept.values()].sort((a, b) => (a.updated 
 
 export const conversationOf = (id) => kept.get(id) ?? null;
 
-/** Whether the browser has stored it; it may be forbidden to, or have no room. */
+/** Returns whether the browser stored it: storage may be blocked or full. */
 export function keep(conversation) {
   kept.set(conversation.id, conversation);
   try {
@@ -55,7 +55,7 @@ export function onChangeElsewhere(listener) {
 /** Conversations as the text of a file. */
 export const exported = (list) => `${JSON.stringify({ format: FORMAT, version: VERSION, conversations: list }, null, 2)}\n`;
 
-/** The conversations in such a text, under ids of their own: none that is here is overwritten. Throws Error otherwise. */
+/** The conversations in such a text, under new ids, so that none is overwritten. Throws Error for any other text. */
 export function imported(text) {
   let file = null;
   try {
@@ -64,7 +64,7 @@ export function imported(text) {
     throw new Error("It is not JSON.");
   }
   if (file?.format !== FORMAT || !Array.isArray(file.conversations)) throw new Error("This page did not export it.");
-  if (![1, VERSION].includes(file.version)) throw new Error(`It is of version ${file.version}; this page reads 1 to ${VERSION}.`);
+  if (![1, VERSION].includes(file.version)) throw new Error(`It has version ${file.version}; this page reads 1 to ${VERSION}.`);
   return file.conversations.map((each) => new Conversation({ ...Conversation.from(each), id: undefined }));
 }
 
@@ -82,11 +82,11 @@ function read(key) {
     dropUnanswered(conversation);
     kept.set(conversation.id, conversation);
   } catch {
-    // Somebody else's, or broken: it is left as it is.
+    // Not ours, or broken: left as it is.
   }
 }
 
-/** The page was closed before the first token of an answer came. */
+/** Drops a turn whose page was closed before its first token arrived. */
 function dropUnanswered(conversation) {
   const isEmpty = (turn) => turn.role === "assistant" && !turn.content && !turn.reasoning_content && !turn.tool_calls;
   for (const turn of conversation.turns.filter(isEmpty)) conversation.remove(turn);

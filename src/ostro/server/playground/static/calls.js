@@ -1,4 +1,4 @@
-// Calls of tools: what the model asks for, and what the user says that a tool returned.
+// Tool calls, and the results that the user enters for them.
 
 import { CodeBlock } from "./code-block.js";
 import { make } from "./dom.js";
@@ -7,7 +7,7 @@ import { submitByKeys } from "./keys.js";
 
 const partsOf = (call) => call.function ?? call.custom;
 
-/** What each of an answer's calls is called on the page: numbered where a tool is called twice. */
+/** The names of an answer's calls on the page: numbered if a tool is called twice. */
 export function namesOf(calls) {
   const names = calls.map((call) => partsOf(call).name);
   const isTwice = (name) => names.indexOf(name) !== names.lastIndexOf(name);
@@ -31,11 +31,11 @@ export class CallView {
   }
 }
 
-/** What the calls returned. */
+/** A node that shows the results of calls. */
 export class ResultsView {
   node = make("div", { class: "results" });
 
-  /** `calls` are those of the answer before. */
+  /** `calls` are the previous answer's. */
   constructor(calls) {
     this.calls = calls;
   }
@@ -55,8 +55,8 @@ export class ResultsView {
   }
 }
 
-/** A form for what the calls returned, filled with `results` if there are any. `send` is called with them; `cancel`, if
- *  there is such a thing, for leaving all as it was. */
+/** A form for the results of calls, filled with `results` if there are any. Calls `send` with the results, or `cancel`,
+ *  if given, to leave everything unchanged. */
 export function resultsForm(calls, { results = [], send, cancel = null }) {
   const names = namesOf(calls);
   const fields = calls.map(({ id }, index) => {
@@ -72,7 +72,7 @@ export function resultsForm(calls, { results = [], send, cancel = null }) {
     event.preventDefault();
     send(calls.map(({ id }, index) => ({ tool_call_id: id, content: fields[index].value })));
   });
-  // The next one first: Enter would send the others empty.
+  // Go to the next field first: Enter would send the others empty.
   const nextEmpty = (field) => fields.find((each) => !each.value && each !== field);
   submitByKeys(form, { cancel, submit: (field) => (nextEmpty(field) ? nextEmpty(field).focus() : form.requestSubmit()) });
   return form;

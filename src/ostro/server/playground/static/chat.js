@@ -1,4 +1,4 @@
-// The chat: each message sends all that was said before it on its branch of the conversation.
+// The chat: each message sends everything before it on its branch of the conversation.
 
 import { partsOfTurn } from "./answer.js";
 import { conversationOf, forget, keep, onChangeElsewhere, readArchive } from "./archive.js";
@@ -20,15 +20,15 @@ export function chatMode(panel) {
   const list = byId("chat-turns");
   const opening = panel.querySelector(".opening");
   let conversation = new Conversation();
-  // {conversation, turn} of the answer that is coming; it goes on while another conversation is looked at.
+  // {conversation, turn} of the answer being generated, which continues while another conversation is shown.
   let coming = null;
   let views = [];
-  // {turn, node} of the form that asks what the last answer's calls returned.
+  // {turn, node} of the form for the results of the last answer's calls.
   let asking = null;
 
-  // --- what is asked -------------------------------------------------------------------------------------------------
+  // --- requests ------------------------------------------------------------------------------------------------------
 
-  /** Throws Error with a sentence for the user if a parameter is not what it must be. */
+  /** Throws Error with a sentence for the user if a parameter is invalid. */
   function requestOf(turns) {
     const system = systemPrompt();
     const messages = turns.flatMap(messagesOf);
@@ -44,7 +44,7 @@ export function chatMode(panel) {
     };
   }
 
-  /** What is written now, sent; or else what was sent last. */
+  /** The request for the message being written, or else the last request. */
   function draft() {
     const { path } = conversation;
     if (input.value.trim()) return requestOf([...path, { role: "user", content: input.value }]);
@@ -59,13 +59,13 @@ export function chatMode(panel) {
     const within = conversation;
     const asked = within.add(within.path.at(-1), { role: "user", content: text });
     if ((await answer(asked)) || within !== conversation) return;
-    // The message goes back to where it was written.
+    // Put the message back into the input field.
     withdraw(asked);
     input.value = [text, input.value].filter(Boolean).join("\n");
     if (hasKeyboard()) input.focus();
   }
 
-  /** Takes back what was said, since nothing came of it. */
+  /** Removes a message that got no answer. */
   function withdraw(turn) {
     conversation.remove(turn);
     if (conversation.turns.length) keep(conversation);
@@ -74,7 +74,7 @@ export function chatMode(panel) {
     show();
   }
 
-  /** Asks for an answer to a turn; says whether any of it came. */
+  /** Requests an answer to a turn; returns whether any of it arrived. */
   async function answer(asked) {
     const within = conversation;
     const before = within.shown[asked.id];
@@ -100,7 +100,7 @@ export function chatMode(panel) {
       within.remove(turn);
       if (before) within.shown[asked.id] = before;
     }
-    // It may have been deleted meanwhile.
+    // It may have been deleted in the meantime.
     if (conversationOf(within.id) === within) store(within);
     following(log, show);
     if (came) announce(outcome === "done" ? spoken(turn) : "The answer was broken off.");
@@ -108,7 +108,7 @@ export function chatMode(panel) {
     return came;
   }
 
-  // --- what can be done about a turn ---------------------------------------------------------------------------------
+  // --- actions on turns ----------------------------------------------------------------------------------------------
 
   const acts = {
     complain: (sentence) => runner.complain(sentence),
@@ -149,7 +149,7 @@ export function chatMode(panel) {
     },
   };
 
-  /** Sends what an answer's calls returned, for the model to go on with. */
+  /** Sends the results of an answer's calls, for the model to continue with. */
   async function sendResults(turn, results) {
     if (runner.busy) return;
     const within = conversation;
@@ -163,11 +163,11 @@ export function chatMode(panel) {
   // The button that was pressed may be gone.
   const focusLog = () => log.focus({ preventScroll: true });
 
-  // --- what is shown -------------------------------------------------------------------------------------------------
+  // --- display -------------------------------------------------------------------------------------------------------
 
   const viewOf = (turn) => views.find((view) => view.turn === turn);
 
-  /** Draws the branch that is chosen; what stands already is left alone. */
+  /** Draws the chosen branch; turns that are already shown stay as they are. */
   function show() {
     const { path } = conversation;
     const same = path.findIndex((turn, index) => views[index]?.turn !== turn);
@@ -191,7 +191,7 @@ export function chatMode(panel) {
     opening.hidden = path.length > 0;
   }
 
-  /** Shows the form for what the last answer's calls returned, if it has any. What is being typed there stays. */
+  /** Shows the form for the results of the last answer's calls, if it has any. Keeps what is being typed there. */
   function askForResults(results = null) {
     const turn = views.at(-1)?.turn;
     const calls = (turn !== coming?.turn && turn?.tool_calls) || [];
@@ -204,7 +204,7 @@ export function chatMode(panel) {
     list.append(asking.node);
   }
 
-  /** A model is named only where it is another one than before. */
+  /** Names the model only where it differs from the previous answer's. */
   function nameModels() {
     let before = views.find((view) => view.turn.model)?.turn.model;
     for (const view of views.filter(({ turn }) => turn.model)) {
@@ -213,7 +213,7 @@ export function chatMode(panel) {
     }
   }
 
-  /** One answer at a time. */
+  /** Allows one answer at a time. */
   function lock() {
     for (const button of list.querySelectorAll(".changes")) button.disabled = runner.busy;
   }
@@ -232,7 +232,7 @@ export function chatMode(panel) {
     if (hasKeyboard()) input.focus({ preventScroll: true });
   }
 
-  // --- what is kept --------------------------------------------------------------------------------------------------
+  // --- storage -------------------------------------------------------------------------------------------------------
 
   function store(changed) {
     const stored = keep(changed);
@@ -241,7 +241,7 @@ export function chatMode(panel) {
     if (!stored) runner.complain("The browser cannot store this conversation: its storage is full or blocked. Export it, or delete others.");
   }
 
-  /** Of a conversation that is no more. */
+  /** Called when a conversation has been deleted. */
   function drop(gone) {
     if (coming?.conversation === gone) runner.stop();
     if (conversation === gone) open(null);
@@ -261,7 +261,7 @@ export function chatMode(panel) {
   }
   panel.querySelector("[data-act=clear]").addEventListener("click", clear);
   runner.form.addEventListener("busychange", lock);
-  // What has come of an answer outlives the page.
+  // Store the part of an answer that has arrived before the page closes.
   addEventListener("pagehide", () => coming && keep(coming.conversation));
 
   readArchive();
@@ -275,7 +275,7 @@ export function chatMode(panel) {
   return { runner, draft, send };
 }
 
-/** Call it whenever something has come of a turn: it notes how long the model has thought. */
+/** A function to call whenever part of the turn has arrived: it records how long the model has reasoned. */
 function thoughtClock(turn) {
   let begun = null;
   let isOver = false;
@@ -289,7 +289,7 @@ function thoughtClock(turn) {
   };
 }
 
-/** What screen readers say of an answer. */
+/** The text that screen readers announce for an answer. */
 function spoken(turn) {
   const { said } = partsOfTurn(turn);
   const names = namesOf(turn.tool_calls ?? []);

@@ -1,6 +1,6 @@
-// Copying, where browsers allow it: to pages that came over TLS, or from this machine.
+// The clipboard, where browsers allow it: in secure contexts (TLS or localhost).
 
-/** Whether the text is on the clipboard now. */
+/** Copies the text; returns whether it is on the clipboard now. */
 export async function copied(text) {
   try {
     await navigator.clipboard.writeText(text);

@@ -1,11 +1,11 @@
-// A block of code: its language, a button that copies it, and its tokens in colour. highlight.js says what each token is;
-// the nodes are made here, of text.
+// A code block: its language, a copy button, and coloured tokens. highlight.js classifies the tokens; nodes are made
+// here, from text.
 
 import { copied } from "./clipboard.js";
 import { announce, make } from "./dom.js";
 import hljs from "./vendor/highlight.min.js";
 
-// Colouring takes time in proportion; beyond this a block would stutter while it grows.
+// Colouring takes time proportional to the length; longer blocks would stutter while they grow.
 const MOST_COLOURED = 20_000;
 const COPIED_MS = 2000;
 
@@ -41,12 +41,12 @@ export class CodeBlock {
   }
 }
 
-/** Nodes for the code's tokens, or null where there is no telling them apart. */
+/** Nodes for the code's tokens, or null if the language is unknown. */
 function coloured(text, language) {
   if (text.length > MOST_COLOURED || !hljs.getLanguage(language)) return null;
   const result = hljs.highlight(text, { language, ignoreIllegals: true });
   const nodes = nodeOf(result._emitter.root);
-  // A fault in a grammar must not change what is read and copied.
+  // A bug in a grammar must not change the text.
   return nodes.textContent === text ? nodes : null;
 }
 

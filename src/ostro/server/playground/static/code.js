@@ -8,7 +8,7 @@ import { currentKey, remember, setting } from "./store.js";
 
 const dialog = byId("code-dialog");
 let request = null;
-// Why there is none.
+// Why there is no request to show.
 let reason = "";
 
 export function buildCode() {
@@ -20,12 +20,12 @@ export function buildCode() {
   byId("code-copy").addEventListener("click", copy);
 }
 
-/** `draft()` is what a mode would send now, or null; throws Error if a parameter is not what it must be. */
+/** `draft()` is the request that a mode would send now, or null; throws Error if a parameter is invalid. */
 export function openCode(draft) {
   try {
     const drafted = draft();
     request = drafted && { url: urlOf(drafted.path), body: drafted.body, withKey: Boolean(currentKey()) };
-    reason = "Nothing is written yet that could be sent.";
+    reason = "There is nothing to send yet.";
   } catch (error) {
     request = null;
     reason = error.message;

@@ -1,4 +1,4 @@
-// A text that the model goes on with, shown token by token.
+// Completion: the model continues a text, shown token by token.
 
 import { announce, byId, following, oncePerFrame } from "./dom.js";
 import { currentModel } from "./models.js";

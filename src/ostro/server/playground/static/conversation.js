@@ -1,4 +1,4 @@
-// A conversation is a tree of turns: an edited message, or another answer, stands beside the one that was there before.
+// A conversation is a tree of turns: an edited message, or another answer, becomes a sibling of the earlier version.
 // One branch of it is shown. Knows no storage and no page.
 
 const ROLES = ["user", "assistant", "tool"];
@@ -10,7 +10,7 @@ export class Conversation {
     Object.assign(this, { id, title, created, updated, turns, shown });
   }
 
-  /** Throws an Error with a sentence for the user if `given` is no conversation. */
+  /** Throws an Error with a sentence for the user if `given` is not a conversation. */
   static from(given) {
     if (typeof given?.id !== "string" || !given.id || !Array.isArray(given.turns)) throw new Error("A conversation has no turns.");
     const known = new Set([ROOT]);
@@ -44,7 +44,7 @@ export class Conversation {
     return path;
   }
 
-  /** The turns that lead to one, itself included. */
+  /** The turns on the path to a turn, including itself. */
   pathTo(turn) {
     const byId = new Map(this.turns.map((each) => [each.id, each]));
     const path = [];
@@ -52,12 +52,12 @@ export class Conversation {
     return path;
   }
 
-  /** A turn and those that could stand in its place, the oldest first. */
+  /** All versions of a turn, including itself, oldest first. */
   versionsOf(turn) {
     return this.turns.filter((each) => each.parent === turn.parent);
   }
 
-  /** Adds a turn below another one, or at the top where that is null, and shows it. */
+  /** Adds a turn below `parent`, or at the top if that is null, and shows it. */
   add(parent, turn) {
     const id = Math.max(ROOT, ...this.turns.map((each) => each.id)) + 1;
     const added = { id, parent: parent?.id ?? ROOT, ...turn };
@@ -71,7 +71,7 @@ export class Conversation {
     this.updated = now();
   }
 
-  /** Takes a turn away, with all that was said below it. */
+  /** Removes a turn and everything below it. */
   remove(turn) {
     const gone = new Set([turn.id]);
     // A turn always comes after its parent.
@@ -82,7 +82,7 @@ export class Conversation {
   }
 }
 
-/** A turn as the messages that the API takes: the results of several calls are a message each. */
+/** A turn as API messages: each call's result is a message of its own. */
 export function messagesOf({ role, content, reasoning_content, tool_calls, results }) {
   if (role === "tool") return results.map((result) => ({ role, ...result }));
   return [{ role, content, ...(reasoning_content && { reasoning_content }), ...(tool_calls && { tool_calls }) }];
@@ -136,5 +136,5 @@ function grouped(turns) {
 
 const now = () => new Date().toISOString();
 
-// Not crypto.randomUUID: browsers have that only for pages that came over TLS, or from this machine.
+// Not crypto.randomUUID: browsers offer it only in secure contexts (TLS or localhost).
 const freshId = () => [...crypto.getRandomValues(new Uint8Array(12))].map((byte) => byte.toString(16).padStart(2, "0")).join("");

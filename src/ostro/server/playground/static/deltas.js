@@ -1,6 +1,6 @@
-// What an answer's events bring, put together: text, reasoning, and the calls of tools bit by bit.
+// Merges an answer's deltas: text, reasoning, and tool calls piece by piece.
 
-/** Adds to a turn; says whether there was anything to add. */
+/** Adds a delta to a turn; returns whether there was anything to add. */
 export function takeDelta(turn, delta) {
   const thought = delta.reasoning_content ?? delta.reasoning;
   if (thought) turn.reasoning_content = (turn.reasoning_content ?? "") + thought;
@@ -10,7 +10,7 @@ export function takeDelta(turn, delta) {
   return Boolean(thought || delta.content || calls.length);
 }
 
-// The first part of a call has its id, its type and its name; the others go on with its arguments.
+// A call's first delta has its id, type and name; the others continue its arguments.
 function takeCall(calls, { index, id, type, function: called, custom }) {
   if (!calls[index]) {
     calls[index] = { id, type, [type]: { ...(called ?? custom) } };

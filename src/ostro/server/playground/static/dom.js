@@ -1,8 +1,8 @@
-// Making and finding elements, and what they say. Text is always set as text: nothing here reads HTML.
+// Creates and finds elements, and announces text. Text is always set as text: nothing here parses HTML.
 
 export const byId = (id) => document.getElementById(id);
 
-/** An element with properties, `class` and `data-`/`aria-` attributes among them, and children that are nodes or text. */
+/** An element with properties, including `class` and `data-`/`aria-` attributes; children are nodes or text. */
 export function make(tag, properties = {}, ...children) {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(properties)) {
@@ -20,22 +20,22 @@ export function svg(tag, attributes) {
   return element;
 }
 
-/** Whether keys are pressed on a keyboard. On a touch screen there is no Shift+Enter, and focus covers half the page. */
+/** Whether there is a physical keyboard. A touch screen has no Shift+Enter, and its keyboard covers half the page. */
 export const hasKeyboard = () => !matchMedia("(pointer: coarse)").matches;
 
-/** Says something to screen readers once they have finished speaking. */
+/** Announces a text to screen readers once they have finished speaking. */
 export function announce(text) {
   byId("announcer").textContent = text;
 }
 
-/** Changes what an element shows and keeps its end in sight, if it was. */
+/** Changes an element's content, and keeps its end in view if it was. */
 export function following(element, change) {
   const near = element.scrollHeight - element.scrollTop - element.clientHeight < 80;
   change();
   if (near) element.scrollTop = element.scrollHeight;
 }
 
-/** Drawing a long text takes longer than a token: what comes meanwhile is drawn together, and leaves time for the rest. */
+/** Draws at most once per frame: drawing a long text takes longer than a token, so tokens are drawn together. */
 export function oncePerFrame(draw) {
   let asked = false;
   let resting = 0;
@@ -44,7 +44,7 @@ export function oncePerFrame(draw) {
     const begun = performance.now();
     draw();
     const took = performance.now() - begun;
-    // The browser itself has to lay out as much again.
+    // Allow as much time again for the browser's layout.
     resting = took > 8 ? took * 3 : 0;
   };
   return () => {

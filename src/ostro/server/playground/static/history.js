@@ -60,7 +60,7 @@ async function rename(conversation) {
   showHistory();
 }
 
-/** Asks first. */
+/** Deletes a conversation, after asking the user. */
 export async function remove(conversation) {
   const text = "Its messages are deleted from this browser. They are kept nowhere else, unless you exported them.";
   if (!(await agreed({ title: `Delete “${conversation.name}”?`, text, act: "Delete" }))) return;
@@ -89,6 +89,6 @@ async function takeFile() {
   } catch (error) {
     acts.complain(`“${chosen.name}” cannot be imported. ${error.message}`);
   }
-  // The same file may be chosen again.
+  // Allow the same file to be chosen again.
   file.value = "";
 }

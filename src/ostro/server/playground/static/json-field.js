@@ -1,8 +1,8 @@
-// A field for JSON among the parameters: folded away while it is empty, with what is wrong with it said below it.
+// A JSON field among the parameters: collapsed while empty, with any error shown below it.
 
 import { make } from "./dom.js";
 
-/** The value of a field's text. Throws Error with a sentence that names the field; `each.flaw` knows what it must be. */
+/** The value of a field's text. Throws Error with a sentence that names the field; `each.flaw` checks the value. */
 export function parsed(each, text) {
   const { value, flaw } = read(each, text);
   if (flaw) throw new Error(`${each.label}: ${flaw} Correct the field among the parameters, or clear it.`);
@@ -18,7 +18,7 @@ function read(each, text) {
   }
 }
 
-/** `text()` is what the user has set, and `change(text)` sets it. */
+/** `text()` returns the user's text, and `change(text)` sets it. */
 export function jsonField(each, { id, text, change }) {
   const state = make("small");
   const row = make("details", { class: "fold" }, make("summary", {}, each.label, " ", state));
@@ -40,7 +40,7 @@ export function jsonField(each, { id, text, change }) {
     flaw.textContent = tell();
     if (text()) row.open = true;
   };
-  // While it is typed it is not valid most of the time: what is wrong is said when the field is left.
+  // JSON is mostly invalid while being typed: errors are shown when the field loses focus.
   input.addEventListener("input", () => {
     change(input.value);
     if (!tell()) flaw.textContent = "";

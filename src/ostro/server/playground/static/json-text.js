@@ -1,4 +1,4 @@
-// JSON as text: told apart from prose, and laid out to be read. Nothing here changes a number or a string.
+// JSON as text: detected and indented. Nothing here changes a number or a string.
 
 const TOKENS = /"(?:[^"\\]|\\.)*(?:"|\\?$)|[{}[\],:]|[^\s"{}[\],:]+/gs;
 const OPENS = ["{", "["];
@@ -25,7 +25,7 @@ function isWhole(text) {
   }
 }
 
-/** The same JSON with one value a line, as far as it has come. Not by JSON.parse, which rounds long numbers. */
+/** The same JSON, possibly incomplete, with one value per line. Without JSON.parse, which rounds long numbers. */
 export function indented(text) {
   let laidOut = "";
   let depth = 0;

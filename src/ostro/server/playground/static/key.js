@@ -1,4 +1,4 @@
-// The dialog for the key.
+// The dialog for the API key.
 
 import { byId } from "./dom.js";
 import { currentKey, useKey } from "./store.js";
@@ -6,7 +6,7 @@ import { currentKey, useKey } from "./store.js";
 const dialog = byId("key-dialog");
 const input = byId("key-input");
 
-/** Calls back when there is another key, or none any more. */
+/** Calls `onChange` when the key has changed or was removed. */
 export function buildKey(onChange) {
   byId("key-open").addEventListener("click", () => {
     input.value = currentKey();

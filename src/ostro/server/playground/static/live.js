@@ -1,4 +1,4 @@
-// The live panel: /metrics once a second while the page is looked at.
+// The live panel: polls /metrics once a second while the page is visible.
 
 import { ask } from "./api.js";
 import { byId, seconds } from "./dom.js";
@@ -8,7 +8,7 @@ import { currentKey } from "./store.js";
 
 const EVERY_MS = 1000;
 const PATIENCE_MS = 5000;
-// Two looks make a steadier speed than one.
+// Speeds are averaged over two samples, which is steadier than one.
 const SPAN = 2;
 
 const gauges = {};
@@ -17,7 +17,7 @@ let lastFirstToken = null;
 let refusedKey = null;
 let onContact = null;
 
-/** Calls back when the server is gone, and when it is there again. */
+/** Calls `listener` when the server stops responding, and when it responds again. */
 export function watchLive(listener) {
   onContact = listener;
   for (const node of document.querySelectorAll("[data-gauge]")) {
@@ -44,7 +44,7 @@ async function look() {
 }
 
 async function once() {
-  // Not again and again with a key that was refused.
+  // Do not keep retrying with a rejected key.
   if (refusedKey === currentKey()) return;
   refusedKey = null;
   let text = "";

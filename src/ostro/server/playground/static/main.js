@@ -1,4 +1,4 @@
-// Puts the page together: modes, tabs, keys of the keyboard. What each part does is in its own module.
+// Assembles the page: modes, tabs, keyboard shortcuts. Each part has its own module.
 
 import { chatMode } from "./chat.js";
 import { buildCode, openCode } from "./code.js";
@@ -31,7 +31,7 @@ function choose(name) {
     byId(each).hidden = each !== current;
   }
   hideAlternatives();
-  // What came while it was out of sight was not followed.
+  // Text that arrived while it was hidden was not scrolled into view.
   const sheet = byId(current).querySelector(".sheet");
   if (modes[current].runner.busy) sheet.scrollTop = sheet.scrollHeight;
   showParametersOf(current);
@@ -108,6 +108,6 @@ byId("send-key").textContent = isMac ? "⌘" : "Ctrl";
 choose(setting("mode", "chat"));
 focusInput();
 connect();
-// A request may load a model, and another one make room for it; a server may come back with others.
+// A request may load one model and evict another; a restarted server may have other models.
 document.addEventListener("busychange", refreshSoon);
 watchLive(refreshSoon);

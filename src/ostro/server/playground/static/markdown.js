@@ -1,19 +1,19 @@
-// Markdown as nodes. marked splits a text into tokens; elements and text nodes are made of them here, so that nothing a
-// model says is ever parsed as HTML. Tokens of a kind that is not known here are shown as they were written.
+// Markdown as nodes. marked splits a text into tokens, and elements and text nodes are made from them here, so that a
+// model's output is never parsed as HTML. Unknown kinds of tokens are shown as source text.
 
 import { CodeBlock } from "./code-block.js";
 import { make } from "./dom.js";
 import { lexer } from "./vendor/marked.esm.js";
 
 const OPTIONS = { gfm: true, breaks: true };
-// Headings of an answer stand below the page's own.
+// Headings of an answer are below the page's own.
 const HEADINGS_ABOVE = 3;
-// Models that have lost their way nest quotes and lists without end.
+// Degenerate output may nest quotes and lists without end.
 const DEEPEST = 16;
 const LINKED = ["http:", "https:", "mailto:"];
 const isSeen = ({ type }) => type !== "space" && type !== "def";
 
-/** Shows a growing text. Blocks that are complete are neither parsed nor drawn again while more comes. */
+/** Shows a growing text. Complete blocks are neither parsed nor drawn again while more arrives. */
 export class Markdown {
   #settled = { length: 0, blocks: 0 };
 
@@ -22,12 +22,12 @@ export class Markdown {
     this.flow = new Flow(this.node);
   }
 
-  /** `text` begins with what it was before. */
+  /** `text` starts with the previous text. */
   update(text) {
     const rest = text.slice(this.#settled.length);
     const tokens = tokensOf(rest);
     this.flow.update(tokens, this.#settled.blocks);
-    // Once its first line is complete, a block stays apart from those before it.
+    // Once its first line is complete, a block no longer merges with those before it.
     const last = tokens.findLastIndex(isSeen);
     if (last < 1 || !tokens[last].raw.includes("\n")) return;
     const settled = tokens.slice(0, last);
@@ -37,7 +37,7 @@ export class Markdown {
     this.#settled.blocks += settled.filter(isSeen).length;
   }
 
-  /** The whole text, once no more will come: only now are links known whose addresses stand elsewhere in the text. */
+  /** Shows the complete text: only now are reference links known, whose addresses are elsewhere in the text. */
   finish(text) {
     const tokens = tokensOf(text);
     if (Object.keys(tokens.links).length) this.flow.clear();
@@ -54,7 +54,7 @@ function tokensOf(text) {
   }
 }
 
-/** The nodes of a row of tokens, as children of one element: those that have not changed are left alone. */
+/** The nodes of consecutive tokens, as children of one element; unchanged nodes are left alone. */
 class Flow {
   #shown = [];
 
@@ -68,7 +68,7 @@ class Flow {
     this.node.replaceChildren();
   }
 
-  /** `tokens` take the place of all from the block with index `from` on. */
+  /** `tokens` replace all blocks from index `from` on. */
   update(tokens, from = 0) {
     const seen = tokens.filter(isSeen);
     seen.forEach((token, index) => this.#put(token, from + index));
@@ -90,7 +90,7 @@ class Flow {
   }
 }
 
-/** What shows one token: {node, takes, update}; `takes` says whether `update` can show another one in its place. */
+/** The block for a token: {node, takes, update}; `takes` says whether `update` can show another token instead. */
 function blockOf(token, depth) {
   const build = depth < DEEPEST ? BLOCKS[token.type] : null;
   const block = (build ?? verbatim)(token, depth);
@@ -102,7 +102,7 @@ const always = () => true;
 
 const BLOCKS = {
   paragraph: () => lines("p"),
-  // A line of a list without blank lines.
+  // An item of a tight list.
   text: () => lines("span"),
   heading: ({ depth }) => ({ ...lines(`h${Math.min(depth + HEADINGS_ABOVE, 6)}`), takes: (token) => token.depth === depth }),
   hr: () => ({ node: make("hr"), takes: always, update() {} }),
@@ -178,11 +178,11 @@ const INLINE = {
   del: (token) => [make("del", {}, ...inline(token.tokens))],
   codespan: (token) => [make("code", {}, token.text)],
   br: () => [make("br")],
-  // Within a cell of a table there is no other way to break a line.
+  // Table cells have no other way to break a line.
   html: (token) => [/^<br\s*\/?>$/i.test(token.text) ? make("br") : token.raw],
   checkbox: (token) => [checkbox(token.checked)],
   link: (token) => link(token.href, inline(token.tokens)),
-  // The page may load nothing from elsewhere: who wants to see it can follow the link.
+  // The page may load nothing from elsewhere, so images are links.
   image: (token) => link(token.href, [`Image: ${decoded(token.text) || token.href}`]),
 };
 
@@ -190,7 +190,7 @@ function inline(tokens) {
   return tokens.flatMap((token) => INLINE[token.type]?.(token) ?? [token.raw]);
 }
 
-/** Addresses that could run something, or that lead into this server, are no links. */
+/** Addresses that could run code, or that lead to this server, do not become links. */
 function link(href, content) {
   const url = URL.canParse(href) ? new URL(href) : null;
   if (!LINKED.includes(url?.protocol)) return content;
@@ -199,7 +199,7 @@ function link(href, content) {
 
 const checkbox = (checked) => make("span", { role: "img", "aria-label": checked ? "done" : "to do" }, checked ? "☑ " : "☐ ");
 
-// Those that models write; others are shown as written.
+// Entities that models commonly write; others are shown as they are.
 const ENTITIES = {
   amp: "&", lt: "<", gt: ">", quot: '"', apos: "'", nbsp: "\u00a0", copy: "©", reg: "®", trade: "™", hellip: "…", mdash: "—",
   ndash: "–", bull: "•", middot: "·", deg: "°", plusmn: "±", times: "×", divide: "÷", le: "≤", ge: "≥", ne: "≠", larr: "←",

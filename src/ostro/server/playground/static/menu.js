@@ -10,7 +10,7 @@ export function buildMenu() {
   menu.addEventListener("toggle", (event) => {
     const open = event.newState === "open";
     anchor?.setAttribute("aria-expanded", String(open));
-    // Only from within: a click elsewhere has moved the focus on purpose.
+    // Only if focus was inside: a click elsewhere has moved it on purpose.
     if (!open && menu.contains(document.activeElement)) anchor?.focus();
   });
 }
@@ -26,7 +26,7 @@ function open(button, items) {
   anchor = button;
   menu.setAttribute("aria-label", button.getAttribute("aria-label") ?? button.textContent);
   menu.replaceChildren(...items.map(([label, act]) => itemOf(label, act)));
-  // From within the list of conversations, which would close otherwise where it is a popover itself.
+  // Inside the list of conversations, which would close otherwise if it is a popover itself.
   menu.showPopover({ source: button });
   place(button.getBoundingClientRect());
   menu.firstChild.focus();
@@ -41,7 +41,7 @@ function itemOf(label, act) {
   return item;
 }
 
-/** Below the button and within the window, or above where there is no room below. */
+/** Places the menu below the button and within the window, or above it if there is no room below. */
 function place(around) {
   const left = Math.min(around.left, innerWidth - menu.offsetWidth - 8);
   const below = around.bottom + 4;

@@ -1,4 +1,4 @@
-// Prometheus' text format, as far as a server's own numbers go.
+// Parses Prometheus' text format, as far as this server uses it.
 
 /** Name of a series -> its value, summed over all labels. */
 export function readMetrics(text) {

@@ -1,4 +1,4 @@
-// The model picker: what the server has, in what state it is, and loading and unloading for whoever may.
+// The model picker: the server's models and their states; loads and unloads them, if the key allows it.
 
 import { ApiError, ask, askJson } from "./api.js";
 import { byId, make } from "./dom.js";
@@ -15,14 +15,14 @@ const loader = byId("model-load");
 const menu = byId("model-menu");
 let cards = [];
 let mayManage = false;
-// {name, state} of the model that was told to load or unload.
+// {name, state} of the model that is being loaded or unloaded.
 let doing = null;
 let timer = 0;
 let listeners = [];
 
 export const currentModel = () => picker.value || "default";
 
-/** Calls back with the chosen model's card whenever it is another one, or changes. */
+/** Registers a listener for the chosen model's card, called when the choice or the card changes. */
 export const onModel = (listener) => listeners.push(listener);
 
 export function buildModels({ complain }) {
@@ -34,7 +34,7 @@ export function buildModels({ complain }) {
   opensMenu(menu, () => [["Unload…", () => unload(complain)]]);
 }
 
-/** Reads the list anew, and again for as long as a model is on its way. Throws ApiError if the server refuses. */
+/** Fetches the list, and polls it while a model is loading. Throws ApiError if the server refuses. */
 export async function refreshModels() {
   clearTimeout(timer);
   try {
@@ -55,13 +55,13 @@ export async function refreshModels() {
   if (doing || cards.some((card) => COMING.includes(card.state))) refreshSoon();
 }
 
-/** The same in a moment, without a word; and again, while the server does not answer. */
+/** The same after a moment, without reporting errors; retries while the server does not answer. */
 export function refreshSoon() {
   clearTimeout(timer);
   timer = setTimeout(() => refreshModels().catch((error) => error.status === 401 || refreshSoon()), AGAIN_MS);
 }
 
-/** Whether the key, or its absence, opens /admin; where it does not, nothing is offered that would be refused. */
+/** Finds out whether the key, or its absence, allows /admin; if not, actions that would be refused are hidden. */
 export async function refreshRights() {
   try {
     await ask("/admin/stats");

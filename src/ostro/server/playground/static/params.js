@@ -1,17 +1,17 @@
-// The parameters: sliders and fields, what the user set them to, and what of it goes into a request. What was not touched
-// shows the model's own default, and is not sent.
+// The parameters: sliders and fields, the user's values, and the resulting request fields. Unchanged parameters show
+// the model's own default, and are not sent.
 
 import { byId, make } from "./dom.js";
 import { jsonField, parsed } from "./json-field.js";
 import { remember, setting } from "./store.js";
 import { EXAMPLES, choicesAmong, flawOfSchema, flawOfTools, formatBy } from "./tools.js";
 
-// Models go further than a slider can be set with care; the field beside it takes what they do.
+// Models allow more than a slider can set precisely; the field beside it accepts the whole range.
 const SLIDER_TOKENS = 2048;
 const MOST_TOKENS = 1_000_000;
 
-// `value` holds where neither the user nor the model has a say: it changes nothing. A slider ends at `max`; where the
-// API goes further, its field goes to `most`. One that is `within` another is shown below it.
+// `value` applies if neither the user nor the model sets one: it has no effect. A slider ends at `max`; if the API
+// allows more, its field goes up to `most`. A parameter `within` another is shown below it.
 const PARAMETERS = [
   { name: "system", label: "System prompt", kind: "text", modes: ["chat"], rows: 3, placeholder: "None" },
   { name: "tools", label: "Tools", field: "Tools as JSON", kind: "json", modes: ["chat"], flaw: flawOfTools, example: EXAMPLES.tools },
@@ -30,10 +30,10 @@ const PARAMETERS = [
   { name: "frequency_penalty", label: "Frequency penalty", min: -2, max: 2, step: 0.1, value: 0 },
   { name: "logprobs", label: "Alternatives", hint: "a token", min: 0, max: 20, step: 1, completing: 5, modes: ["complete"] },
   { name: "seed", label: "Seed", kind: "seed", placeholder: "a fresh one" },
-  { name: "stop", label: "Stop at", hint: "one text a line, \\n is a new line", kind: "text", rows: 2, placeholder: "None" },
+  { name: "stop", label: "Stop at", hint: "one text per line, \\n is a newline", kind: "text", rows: 2, placeholder: "None" },
 ];
 
-// By name: what the user set; what the model has as its defaults, null while it is not loaded.
+// By name: the user's values, and the model's defaults, null until it is loaded.
 const chosen = {};
 const controls = {};
 let defaults = {};
@@ -55,7 +55,7 @@ export function buildParameters() {
   });
 }
 
-/** Shows what matters in a mode. */
+/** Shows the parameters of a mode. */
 export function showParametersOf(current) {
   mode = current;
   for (const each of PARAMETERS) controls[each.name].row.hidden = !isFor(each);
@@ -66,7 +66,7 @@ export function showParametersOf(current) {
 
 export const systemPrompt = () => (chosen.system ?? "").trim();
 
-/** What goes into a request of a mode, by the API's names. Throws Error with a sentence for a field that cannot be sent. */
+/** A mode's request fields, by their API names. Throws Error with a sentence about a field that cannot be sent. */
 export function requestParameters(of) {
   const body = {};
   for (const each of PARAMETERS) {
@@ -80,26 +80,26 @@ export function requestParameters(of) {
 
 const numberField = (value, { name }) => ({ [name]: Number(value) });
 
-// What a value becomes in a request where that is not a number of the same name.
+// How values become request fields, unless they are numbers of the same name.
 const FIELDS = {
-  // Goes into the messages.
+  // Part of the messages.
   system: () => ({}),
   tools: (text, each) => ({ tools: parsed(each, text) }),
   tool_choice: (choice) => (isOffered(choice) ? { tool_choice: choice } : {}),
   schema: (text, each) => ({ response_format: formatBy(parsed(each, text), { strict: chosen.strict ?? true }) }),
-  // Goes with the schema.
+  // Part of the schema's field.
   strict: () => ({}),
   stop: (text) => ({ stop: stopsIn(text) }),
 };
 
-/** Follows the chosen model: its defaults, and no slider goes further than it can. */
+/** Adapts to the chosen model: its defaults, and sliders limited to its context. */
 export function showModel(card) {
   defaults = card?.sampling_defaults === undefined ? {} : card.sampling_defaults;
   const most = card?.max_model_len;
   controls.max_tokens.range.max = Math.min(most ?? SLIDER_TOKENS, SLIDER_TOKENS);
   controls.max_tokens.number.max = most ?? MOST_TOKENS;
   if (most && chosen.max_tokens > most) chosen.max_tokens = most;
-  // What is being typed is left as it is.
+  // Do not change a field that is being edited.
   for (const each of PARAMETERS) if (!controls[each.name].row.contains(document.activeElement)) controls[each.name].show();
 }
 
@@ -112,13 +112,13 @@ function showAll() {
   for (const each of PARAMETERS) controls[each.name].show();
 }
 
-/** What holds if the user has no say: null where there is no limit, undefined where that is not known yet. */
+/** The value if the user sets none: null for no limit, undefined if not known yet. */
 function defaultOf(each) {
   if (mode === "complete" && each.completing !== undefined) return each.completing;
   return defaults === null ? undefined : (defaults[each.name] ?? each.value);
 }
 
-/** The value that a text or a number stands for, within the parameter's range; undefined for none. */
+/** The value of a text or number, clamped to the parameter's range; undefined if it has none. */
 function accepted(each, given) {
   if (each.kind === "text") return String(given) || undefined;
   if (each.kind === "json") return String(given).trim() ? String(given) : undefined;
@@ -148,14 +148,14 @@ function slider(each) {
     number.placeholder = value === null ? each.placeholder : "default";
     range.value = value === null ? range.max : (value ?? each.value ?? each.max);
     row.classList.toggle("untouched", own === undefined);
-    number.title = own === undefined ? "Not touched: the model's default holds" : "";
-    // Coloured from where it does nothing to where it is.
+    number.title = own === undefined ? "Unchanged: the model's default applies" : "";
+    // Coloured from the neutral value to the current one.
     const [from, to] = [each.from ?? each.value ?? each.min, Number(range.value)].sort((a, b) => a - b);
     range.style.setProperty("--from", placed(range, from));
     range.style.setProperty("--to", placed(range, to));
   };
   range.addEventListener("input", () => (choose(each, Number(range.value)), show(), keep()));
-  // While it is typed in, it is left as it is; but what is sent meanwhile has what stands there.
+  // The field is not reformatted while being edited, but requests already use its current text.
   number.addEventListener("input", () => choose(each, accepted(each, number.value)));
   number.addEventListener("change", () => (choose(each, accepted(each, number.value)), show(), keep()));
   return { row, show, range, number };
@@ -175,7 +175,7 @@ function field(each) {
   return { row, show };
 }
 
-/** JSON, folded away until it is wanted. */
+/** A collapsed JSON field. */
 function foldedJson(each) {
   return jsonField(each, {
     id: idOf(each),
@@ -188,7 +188,7 @@ function foldedJson(each) {
   });
 }
 
-/** One of the ways to choose among the tools. */
+/** A select for the tool choice. */
 function selection(each) {
   const select = make("select", { id: idOf(each) });
   const show = () => {
@@ -204,7 +204,7 @@ function selection(each) {
   return { row: make("div", { class: "parameter choices" }, labelOf(each, idOf(each)), select), show };
 }
 
-/** The tool that was chosen may be gone, and without tools there is no choice. */
+/** Updates the options: the chosen tool may be gone, and without tools there is no choice. */
 const isOffered = (choice) =>
   choicesAmong(chosen.tools).some(([, value]) => JSON.stringify(value) === JSON.stringify(choice)) && Boolean(chosen.tools);
 

@@ -5,12 +5,12 @@ import { byId } from "./dom.js";
 const dialog = byId("question");
 const input = byId("question-input");
 
-/** Whether the user agrees to `act`, which names the button: "Unload", say. */
+/** Asks the user to confirm; returns whether they did. `act` is the button's label, such as "Unload". */
 export async function agreed({ title, text, act }) {
   return (await ask({ title, text, act })) !== null;
 }
 
-/** What the user typed, or null if they thought better of it. */
+/** The text that the user typed, or null if they cancelled. */
 export const typed = ({ title, label, value, act }) => ask({ title, label, value, act });
 
 function ask({ title, text = "", label = "", value = "", act }) {

@@ -1,4 +1,4 @@
-// One mode's requests, one at a time: its button sends and stops, its facts tell how it went, its notice what went wrong.
+// One mode's requests, one at a time: its button sends and stops, its facts show timings, its notice shows errors.
 
 import { ApiError, streamed } from "./api.js";
 import { make, seconds } from "./dom.js";
@@ -6,7 +6,7 @@ import { make, seconds } from "./dom.js";
 export class Runner {
   #abort = null;
 
-  /** `composer` is the form at a panel's foot. */
+  /** `composer` is the form at the bottom of a panel. */
   constructor(composer) {
     this.form = composer;
     this.button = composer.querySelector(".go");
@@ -23,7 +23,7 @@ export class Runner {
     this.#abort?.abort();
   }
 
-  /** Runs `work(signal)`; returns how it ended: "done", "stopped" or "failed", which the notice then tells. */
+  /** Runs `work(signal)`; returns how it ended: "done", "stopped", or "failed", with the reason in the notice. */
   async run(work) {
     this.#abort = new AbortController();
     this.#show("Stop");
@@ -34,7 +34,7 @@ export class Runner {
       return "done";
     } catch (error) {
       if (error.name === "AbortError") return "stopped";
-      this.complain(error instanceof ApiError ? error.message : `This page met a fault: ${error.message}`);
+      this.complain(error instanceof ApiError ? error.message : `Error in this page: ${error.message}`);
       return "failed";
     } finally {
       this.#abort = null;
@@ -42,7 +42,7 @@ export class Runner {
     }
   }
 
-  /** A streamed request, each event handed to `take`, which says whether it brought text. Shows its speed at the end. */
+  /** Streams a request. Passes each event to `take`, which returns whether it had text. Shows the speed at the end. */
   async stream({ path, body }, take) {
     const timing = { begun: performance.now(), events: 0 };
     const outcome = await this.run(async (signal) => {
@@ -59,7 +59,7 @@ export class Runner {
     return outcome;
   }
 
-  /** The request that `build` gives; null, and a complaint, if a parameter is not what it must be. */
+  /** The request that `build` returns; null, after showing the error, if a parameter is invalid. */
   built(build) {
     try {
       return build();
@@ -84,7 +84,7 @@ export class Runner {
   }
 }
 
-// Of a finish_reason that a user should know of.
+// Explanations of finish reasons that a user should know about.
 const ENDS = {
   length: "stopped: max tokens reached",
   repetition: "stopped: the answer was repeating itself",

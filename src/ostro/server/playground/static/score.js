@@ -1,4 +1,4 @@
-// Several ways in which a text could go on, and how likely the model finds each.
+// Scoring: several continuations of a text, and how likely the model finds each.
 
 import { askJson } from "./api.js";
 import { announce, byId, make, seconds } from "./dom.js";

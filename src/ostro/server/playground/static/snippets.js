@@ -1,6 +1,6 @@
-// A request as a program: exactly what the page would send, but for the key, which stays out of it.
+// A request as code: exactly what the page would send, except for the key, which is left out.
 
-/** `request` is {url, body, withKey}; each gives a text that runs as it stands. */
+/** `request` is {url, body, withKey}; each function returns code that runs without changes. */
 export const SNIPPETS = { curl, python, javascript };
 
 function curl({ url, body, withKey }) {
@@ -81,7 +81,7 @@ function javascript({ url, body, withKey }) {
   ].join("\n");
 }
 
-// For a POSIX shell.
+// Quoted for a POSIX shell.
 const quoted = (text) => (/^[\w@%+=:,./-]+$/.test(text) ? text : `'${text.replaceAll("'", `'\\''`)}'`);
 
 function pythonLiteral(value, indent = "") {

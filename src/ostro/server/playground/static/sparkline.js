@@ -1,4 +1,4 @@
-// A minute as a line, the newest value at its right end.
+// A line plot of the last minute, with the newest value at the right.
 
 import { svg } from "./dom.js";
 
@@ -9,7 +9,7 @@ const HEIGHT = 24;
 export class Sparkline {
   #values = [];
 
-  /** `most` is the value at the top edge; without it that is the largest one shown. */
+  /** `most` is the value at the top edge; the default is the largest value shown. */
   constructor(most) {
     this.most = most;
     this.node = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", "aria-hidden": "true" });

@@ -1,4 +1,4 @@
-// Server-sent events out of a body's bytes, wherever the network has cut them.
+// Parses server-sent events from a body's bytes, however the network has split them.
 
 /** The data of each event, as text. */
 export async function* eventsOf(body) {
@@ -13,7 +13,7 @@ export async function* eventsOf(body) {
   }
 }
 
-// Not `for await` over the stream itself: not all browsers can.
+// Not `for await` over the stream itself: not all browsers support it.
 async function* textOf(body) {
   const reader = body.pipeThrough(new TextDecoderStream()).getReader();
   try {

@@ -1,5 +1,5 @@
-// What is remembered: settings in localStorage; the key, and which conversation is open, in sessionStorage, for this tab
-// alone. Both may be forbidden.
+// Stored state: settings in localStorage; the key and the open conversation in sessionStorage, for this tab only. Both
+// storages may be blocked.
 
 const SETTINGS = "ostro.playground";
 const KEY = "ostro.key";

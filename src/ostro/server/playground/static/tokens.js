@@ -1,8 +1,8 @@
-// Tokens in a row, coloured by how likely each was, with what else could have stood there on hover and on focus.
+// Consecutive tokens, coloured by probability, with the alternatives shown on hover and focus.
 
 import { byId, make } from "./dom.js";
 
-// Least probability of each colour, the plainest first.
+// Minimum probability of each colour, plainest first.
 const STEPS = [0.9, 0.6, 0.3, 0.1, 0.02];
 
 export class TokenRow {
@@ -30,7 +30,7 @@ export class TokenRow {
 
   /** One event's part of a completion: its text, and the arrays of its tokens. */
   add(text, logprobs) {
-    // Offsets count characters, which JavaScript's strings do not.
+    // Offsets count code points, JavaScript's strings count UTF-16 units.
     this.#text.push(...text);
     const begun = Math.max(this.#tokens.length - 1, 0);
     for (const [index, name] of (logprobs?.tokens ?? []).entries()) {
@@ -48,7 +48,7 @@ export class TokenRow {
     });
   }
 
-  /** The last token may be one that ends the text and is not shown in it. */
+  /** The last token may be an end token, which is not part of the text. */
   end() {
     const last = this.#tokens.at(-1);
     if (last && !last.node.textContent) last.node.textContent = "⏹";

@@ -1,5 +1,5 @@
-// Tools and formats in the API's terms: what a request has of them, and what the page can tell of them beforehand. The
-// server checks the rest.
+// Tools and formats in the API's form: their request fields, and the checks that the page can make. The server checks
+// the rest.
 
 export const EXAMPLES = {
   tools: [
@@ -32,10 +32,10 @@ export const flawOfTools = (value) =>
 
 export const flawOfSchema = (value) => (isObject(value) ? "" : 'This must be an object: {"type": "object", "properties": {…}}.');
 
-/** The `response_format` of a schema. */
+/** The `response_format` for a schema. */
 export const formatBy = (schema, { strict }) => ({ type: "json_schema", json_schema: { name: "answer", strict, schema } });
 
-/** [label, tool_choice] pairs for a text of tools, which may not be JSON yet. */
+/** [label, tool_choice] pairs for the tools in a text that may not be valid JSON yet. */
 export function choicesAmong(text) {
   const modes = ["auto", "none", "required"].map((mode) => [mode, mode]);
   return [...modes, ...toolsIn(text).flatMap(named)];

@@ -1,4 +1,4 @@
-// One turn of a conversation on the page: what was said, and what can be done about it.
+// One turn of a conversation on the page: its content and its actions.
 
 import { Answer, partsOfTurn } from "./answer.js";
 import { ResultsView, resultsForm } from "./calls.js";
@@ -33,29 +33,29 @@ export class TurnView {
     this.node = make("li", { class: turn.role }, title, this.#body.node, this.actions);
   }
 
-  /** Shows what has come of it so far. */
+  /** Shows what has arrived so far. */
   grow() {
     this.node.classList.add("coming");
     this.#body.update(this.turn);
   }
 
-  /** Shows it whole, with what can be done about it. */
+  /** Shows the complete turn with its actions. */
   finish() {
     this.node.classList.remove("coming");
     this.#body.finish(this.turn);
     this.#copies.hidden = !this.#text;
-    // Of calls alone there is no text to change.
+    // A turn that consists only of calls has no text to edit.
     this.#edits.hidden = Boolean(this.turn.tool_calls) && !this.turn.content;
     this.actions.hidden = false;
   }
 
-  /** Which version of the turn it is, of how many. */
+  /** The turn's version number, and buttons for the other versions. */
   count(index, all) {
     this.#versions.hidden = all < 2;
     if (all < 2) return;
     const back = action("‹", () => this.acts.step(this.turn, -1), "changes", "Previous version");
     const on = action("›", () => this.acts.step(this.turn, +1), "changes", "Next version");
-    // Not disabled at the ends: that would take the focus away.
+    // Not disabled at the ends: that would lose the focus.
     back.setAttribute("aria-disabled", String(index === 0));
     on.setAttribute("aria-disabled", String(index === all - 1));
     const name = `Version ${index + 1} of ${all}`;
@@ -72,7 +72,7 @@ export class TurnView {
     return turn.role === "tool" ? new ResultsView(this.acts.callsBefore(turn)) : new Answer();
   }
 
-  /** What is copied: of an answer, neither what was thought before it nor the calls. */
+  /** The text to copy: an answer without its reasoning and its calls. */
   get #text() {
     const { role, content, results } = this.turn;
     if (role === "tool") return results.map((result) => result.content).join("\n");
@@ -98,7 +98,7 @@ export class TurnView {
     field.setSelectionRange(field.value.length, field.value.length);
   }
 
-  /** A form in the turn's place; `done` is called with what shall change, `cancel` if that is nothing. */
+  /** Replaces the turn with a form; calls `done` with the changes, or `cancel` if there are none. */
   #editorWith(done, cancel) {
     const { role, content, results } = this.turn;
     if (role === "tool") return resultsForm(this.acts.callsBefore(this.turn), { results, send: (given) => done({ results: given }), cancel });
@@ -106,7 +106,7 @@ export class TurnView {
   }
 }
 
-/** What a user said is shown as it was written. */
+/** A user's text is shown as written. */
 class Said {
   node = make("div", { class: "prose said" });
 
