@@ -411,7 +411,7 @@ async def test_unload_ends_a_load_and_notifies_waiters() -> None:
     waiting = pool.request("a")
     await asyncio.sleep(1)
     assert await took(pool.unload("a")) < 1
-    assert "unloaded while it loaded" in str(await outcome(waiting))
+    assert "unloaded while it was loading" in str(await outcome(waiting))
     pool.world.models["a"].load = 1.0
     assert await pool.work("a") == "a"
     await pool.end()

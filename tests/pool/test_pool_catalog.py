@@ -339,4 +339,4 @@ async def test_first_of_two_models_with_one_name_in_a_root_is_served() -> None:
     catalog = roots.catalog()
     with Told() as told:
         await catalog.refresh()
-    assert told.lines == ["m under one is not served: there is another of that name. Rename one."]
+    assert told.lines == ["m under one is not served: there is another one with that name. Rename one."]

@@ -147,7 +147,7 @@ async def test_unload_ends_a_fetch() -> None:
     assert await pool.unload("a")
     refused = await outcome(asked)
     assert isinstance(refused, Unavailable)
-    assert "unloaded while it was fetched" in str(refused)
+    assert "unloaded while it was downloading" in str(refused)
     assert (pool.files.fetching, pool.state("a")) == ([], PoolState.AVAILABLE)
     assert await took(pool.work("a", 0.0)) == pytest.approx(92.0, abs=1.0)
     await pool.end()

@@ -28,7 +28,7 @@ class Compiled(NamedTuple):
 
 class ConstraintCompiler:
     def __init__(self, grammars: Grammars, deliver: Callable[[Compiled], None]) -> None:
-        """`deliver` is called from a compiler thread. None starts before the first request."""
+        """`deliver` is called from a compiler thread. No thread starts before the first request."""
         self._grammars, self._deliver = grammars, deliver
         self._threads = ThreadPoolExecutor(_MAX_THREADS, thread_name_prefix="grammar")
 

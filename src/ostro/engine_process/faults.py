@@ -4,8 +4,8 @@ OSTRO_FAULTS is a list such as "fake,crash_after=20":
 
 fake             runs no model: tokens come from the fake runner
 answers=FILE     with fake: scripted answers, a JSON list of pairs: a key and its answers, as token ids (`fake.Script`)
-load_seconds=S   loading takes S seconds longer, in which it does nothing
-load_work=S      loading takes S seconds longer, in which it uses some CPU time
+load_seconds=S   loading takes S seconds longer, without any CPU time
+load_work=S      loading takes S seconds longer, with some CPU time
 crash_loading    dies while it loads
 crash_after=N    dies after N steps
 crash_length=N   dies in a step of a request whose prompt has N tokens

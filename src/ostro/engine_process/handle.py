@@ -6,8 +6,8 @@ the process after a crash or a hang. Knows token ids and states; knows no text, 
      │    └───────────┴── died or stuck: every stream ends with Unavailable; a new process after a pause
      └──> failed          the model cannot be loaded: a restart would not help
 
-An engine that follows another host's stays "loading": it takes no requests. It ends when the other one does, and is
-restarted as often as that.
+An engine that follows another host's stays "loading": it takes no requests. It ends and restarts whenever that one
+does.
 """
 
 import asyncio
@@ -66,7 +66,7 @@ _WATCH_SECONDS = 0.5
 _EXIT_SECONDS = 1.0
 # A process that hangs in the kernel, such as on a dead file system, survives SIGKILL.
 _UNKILLABLE_SECONDS = 10.0
-# Less CPU time than this, since it was last counted, is no progress.
+# Less CPU time than this since the last count does not count as progress.
 _LEAST_WORK_SECONDS = 0.01
 
 _log = logging.getLogger(__name__)
@@ -74,7 +74,7 @@ _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 Sleep = Callable[[float], Coroutine[Any, Any, None]]
-"""Waits so many seconds: `asyncio.sleep`, or a test's own clock."""
+"""Waits for a number of seconds: `asyncio.sleep`, or a test's own clock."""
 
 
 class State(StrEnum):
@@ -160,7 +160,7 @@ class Stream:
     def _end_choice(self, choice: int) -> None:
         self._unfinished.discard(choice)
         if not self._unfinished:
-            # The reader may take long over what is left, but the engine is done with the request.
+            # The reader may take a while to read the rest, but the engine is done with the request.
             self._handle.forget(self)
             self._handle.suspects.clear(self.request)
             self._wake()
@@ -204,8 +204,8 @@ class EngineHandle:
         # Questions about prefixes that the engine has not answered, by their number.
         self._asked: dict[int, asyncio.Future[int]] = {}
         self._num_asked = 0
-        # What is known of prompts that are shared when their requests end, as long as anybody has their streams; and
-        # who waits until all is shared.
+        # The outcomes of sharing prompts when their requests end, kept as long as anybody has their streams; and the
+        # callers that wait until everything is shared.
         self._offers: WeakValueDictionary[int, asyncio.Future[int]] = WeakValueDictionary()
         self._all_offered: asyncio.Future[None] | None = None
         # The profile under way, by its path.
@@ -261,14 +261,14 @@ class EngineHandle:
         if self.state is State.STOPPED:
             return Unavailable("The engine was stopped.")
         if self.info is not None:
-            return Unavailable("The engine is starting again after a failure. Try again in a moment.", retry_after=2)
+            return Unavailable("The engine is restarting after a failure. Try again in a moment.", retry_after=2)
         return Unavailable("The model is loading. Try again in a moment.", retry_after=2)
 
     @property
     def refusal(self) -> Unavailable | None:
-        """Why waiting for the engine to be ready is of no use, if it is not."""
+        """Why there is no point in waiting for the engine to be ready; None if there is."""
         if self._follows and self.state is State.LOADING:
-            return Unavailable("Another host takes the requests, and this one helps it. Send them to the first host.")
+            return Unavailable("This host only helps another one, which takes the requests. Send them to that host.")
         return None
 
     def submit(self, request: Request) -> Stream:
@@ -295,8 +295,8 @@ class EngineHandle:
             self._send(Abort(request_id, choice))
 
     async def find_prefix(self, prompt_ids: tuple[int, ...], adapter: str | None = None, *, look: bool = False) -> int:
-        """How many tokens of a prompt, of a request without a salt, need not be computed; `look` finds out first what
-        other engines have shared. Raises Unavailable unless the engine is ready and stays so.
+        """How many tokens of a prompt without a cache salt need not be computed; `look` first finds out what other
+        engines have shared. Raises Unavailable unless the engine is ready and stays so.
         """
         if self.state is not State.READY:
             raise self.unavailable()
@@ -311,8 +311,8 @@ class EngineHandle:
             del self._asked[question.id]
 
     async def offer_all(self) -> None:
-        """Shares all prefixes with other engines, beside what there is to do. Returns when there is no more to share,
-        or no engine.
+        """Shares all prefixes with other engines while the engine goes on serving. Returns when there is no more to
+        share, or no engine.
         """
         if self.state is State.READY and self.config.kv_shared is not None:
             if self._all_offered is None:
@@ -321,7 +321,7 @@ class EngineHandle:
             await asyncio.wait([self._all_offered])
 
     async def profile(self, path: str, *, seconds: float, max_steps: int) -> Profiled:
-        """Profiles the engine into a new file, for so long or so many steps, whichever ends first.
+        """Profiles the engine into a new file, for `seconds` or `max_steps`, whichever ends first.
 
         Raises Unavailable unless the engine is ready and stays so, TryLater during another profile, and ProfileFailed
         if the file cannot be written.
@@ -329,7 +329,7 @@ class EngineHandle:
         if self.state is not State.READY:
             raise self.unavailable()
         if self._profiles:
-            raise TryLater("The model is being profiled already. Try again once that has ended.", retry_after=5)
+            raise TryLater("The model is already being profiled. Try again once that profile has ended.", retry_after=5)
         ended: asyncio.Future[Profiled] = asyncio.get_running_loop().create_future()
         self._profiles[path] = ended
         self._send(StartProfile(path, max_steps))
@@ -396,8 +396,8 @@ class EngineHandle:
             await self._keep_running()
         finally:
             if self.state not in _ENDED:
-                # A bug of ours, whose traceback the task has; but nobody may wait for an engine that never comes.
-                self.failure = ModelError("The engine can no longer be started. Start the server again.")
+                # A bug of ours; the task holds its traceback. But nobody may wait for an engine that never comes.
+                self.failure = ModelError("The engine can no longer be started. Restart the server.")
                 self._enter(State.FAILED)
 
     async def _keep_running(self) -> None:
@@ -409,7 +409,7 @@ class EngineHandle:
             if self.state in _ENDED:
                 return
             deaths_loading = 0 if loaded else deaths_loading + 1
-            # A model that was loaded before can be loaded: whatever prevents it now may pass.
+            # A model that has loaded before can load again: whatever prevents it now may pass.
             if not self._has_loaded and deaths_loading == _MOST_DEATHS_LOADING:
                 self.failure = ModelError(
                     f"The engine died {deaths_loading} times while it loaded the model (exit status "
@@ -428,7 +428,7 @@ class EngineHandle:
             self.counters.restarts += 1
 
     async def _pause(self, seconds: float) -> None:
-        """Until the next process may start, or the engine is stopped."""
+        """Waits until the next process may start, or the engine is stopped."""
         waits = [asyncio.ensure_future(self._sleep(seconds)), asyncio.ensure_future(self._ending.wait())]
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
@@ -508,7 +508,7 @@ class EngineHandle:
                 )
                 return
             await asyncio.sleep(0.01)
-        # Children of the engine that it has left behind.
+        # Kill the children that the engine has left behind.
         kill_group(process)
 
     def _take(self, message: FromEngine) -> None:
@@ -575,7 +575,7 @@ class EngineHandle:
         while True:
             await self._sleep(_WATCH_SECONDS)
             if self._follows:
-                # It waits for the other host's engine, whose own server watches it.
+                # It waits for the other host's engine, which is watched by its own server.
                 continue
             if self.state is State.LOADING:
                 if self._boot.path is None and self._location is None:

@@ -30,7 +30,7 @@ class Boot(Message, frozen=True):
     path: str | None = None
     """Where the model's files are, if already known."""
     name: str | None = None
-    """The model's name in that case."""
+    """The model's name, if the path is known."""
 
 
 class Submit(Message, frozen=True):
@@ -43,7 +43,7 @@ class Abort(Message, frozen=True):
 
 
 class FindPrefix(Message, frozen=True):
-    """How much of a prompt, of a request without a salt, is cached or in lower tiers? The answer is PrefixFound."""
+    """Asks how much of a prompt without a cache salt is cached or in lower tiers. The answer is PrefixFound."""
 
     id: int
     prompt_ids: tuple[int, ...]
@@ -53,18 +53,18 @@ class FindPrefix(Message, frozen=True):
 
 
 class OfferAll(Message, frozen=True):
-    """Share all prefixes with other engines, beside what there is to do. The answer is AllOffered."""
+    """Asks to share all prefixes with other engines while serving goes on. The answer is AllOffered."""
 
 
 class StartProfile(Message, frozen=True):
-    """Profile the next steps into a file; the answer is Profiled."""
+    """Asks to profile the next steps into a file; the answer is Profiled."""
 
     path: str
     max_steps: int
 
 
 class EndProfile(Message, frozen=True):
-    """End the profile now, if there is one."""
+    """Asks to end the profile now, if there is one."""
 
 
 class Stop(Message, frozen=True):
@@ -87,7 +87,7 @@ class ModelInfo(msgspec.Struct, frozen=True):
     resident_bytes: int
     """Host memory that the engine process and those of other ranks take, without pages that have yet to be filled."""
     pages_bytes: int = 0
-    """Host memory that those pages will take."""
+    """Host memory that pages will take once they are filled."""
     device_bytes: int = 0
     """Memory of each device, pages included; 0 on a CPU."""
     keeps_kv: bool = True
@@ -101,12 +101,12 @@ class ModelInfo(msgspec.Struct, frozen=True):
     device: str = "cpu"
     """The kind of device that computes: "cpu", "cuda", "tpu" or "mps"."""
     devices: int = 1
-    """How many the model is divided over."""
+    """Number of devices that the model is divided over."""
     backend: str = ""
     """The implementation, and the formats of weights, keys and values, for display."""
     precision: str = ""
     num_programs: int = 0
-    """Programs compiled while it was loaded."""
+    """Programs compiled while the model was loading."""
 
 
 class Located(Message, frozen=True):

@@ -1,6 +1,6 @@
 """The engine process: builds the runner, steps the engine, sends its heartbeat. `engine_process.handle` starts it.
 
-reader thread      socket ──> inbox             the API process is gone when the socket ends: exit at once
+reader thread      socket ──> inbox             when the socket closes, the API process is gone: exit at once
 grammar threads    constraint ──> inbox         compiled while the request waits
 main thread        inbox ──> engine ──> socket   one message a step, for all sequences
 heartbeat thread   counters ──> socket           also while a step runs
@@ -282,7 +282,7 @@ class EngineLoop:
             time.sleep(HEARTBEAT_SECONDS)
 
     def _send_heartbeat(self) -> None:
-        """One at a time, so that none overtakes a newer one: it would deny that a profile is being written."""
+        """Sends one at a time: an older one that overtook a newer would deny that a profile is being written."""
         with self._heartbeat_lock:
             self.channel.send(self._heartbeat())
 
@@ -417,8 +417,8 @@ def model_grammars(checkpoint: Checkpoint, config: EngineConfig, width: int) -> 
 def warm_up(core: EngineCore) -> None:
     """Generates a few tokens, for one sequence and for two, so that the first request finds everything warm.
 
-    Raises ModelError for a model whose results are not finite: nearly every weight takes part in these. A single bad
-    embedding row does not count, since perhaps nobody uses that token: a second trial uses another.
+    Raises ModelError for a model whose results are not finite: nearly every weight takes part in them. A single bad
+    embedding row is tolerated, since perhaps nobody uses that token: a second trial uses another token.
     """
     if core.scheduler.max_len > 1 and _trial(core, 0) and (error := _trial(core, core.runner.spec.vocab_size // 2)):
         raise ModelError(error)
@@ -427,7 +427,7 @@ def warm_up(core: EngineCore) -> None:
 
 
 def _trial(core: EngineCore, token: int) -> str | None:
-    """Runs a prompt of this token. Returns the error, if there was one."""
+    """Runs a prompt of this one token. Returns the error, if there was one."""
     most = core.scheduler.max_len
     prompt = (token,) * min(4, most - 1)
     if core.runner.spec.generates:

@@ -46,7 +46,7 @@ class Suspects:
             return False
         if record.deaths >= _MOST_DEATHS:
             raise RequestRefused(
-                f"The engine died {record.deaths} times while it was at work on this request, so it is not run again "
+                f"The engine died {record.deaths} times while working on this request, so it is not run again "
                 f"for {max(1, round(left / 60))} min. Change it, and tell the server's operator: the log says more."
             )
         return True

@@ -27,8 +27,8 @@ class PoolLimits:
     idle_seconds: float | None = None
     """Models unused for this long are unloaded, unless they are pinned."""
     unloads: bool = True
-    """Whether models may be unloaded on request. Not those that several hosts run together: the other hosts would
-    not hear of it."""
+    """Whether models may be unloaded on request. Models that several hosts run together may not: the other hosts would
+    not be told."""
     fetches: int = 4
     """How many models may be downloading at a time. Downloads take no memory budget."""
     retry_seconds: float = 30.0

@@ -147,7 +147,7 @@ class Catalog:
             await asyncio.wait(listings.values(), timeout=self._list_seconds)
             for root, listing in listings.items():
                 if not listing.done():
-                    self._errors[root] = _listing_error(root, TimeoutError(f"no end after {self._list_seconds:g} s"))
+                    self._errors[root] = _listing_error(root, TimeoutError(f"no answer in {self._list_seconds:g} s"))
         finally:
             self._looked_at = time.monotonic()
             self._looking = None
@@ -194,7 +194,7 @@ class Catalog:
             if not is_name(name):
                 self._tell(root, repr(name), "this is not a valid model name.")
             elif name in specs:
-                self._tell(root, name, "there is another of that name. Rename one.")
+                self._tell(root, name, "there is another one with that name. Rename one.")
             else:
                 try:
                     specs[name] = make(found)

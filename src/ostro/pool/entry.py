@@ -104,8 +104,8 @@ class Entry(Generic[S]):
         # Oldest first.
         self.waiters: dict[Waiter[S], None] = {}
         self.promise: tuple[float, float] | None = None
-        """For a client told to retry: since when it had waited, and until when its place in the queue, or the loaded
-        model, is kept for it.
+        """For a client told to retry: when its wait began, and until when its place in the queue, or the loaded model,
+        is kept for it.
         """
         self.asked_to_go = False
         """Whether to unload it as soon as it is unused, even if nobody needs the memory."""
@@ -125,7 +125,7 @@ class Entry(Generic[S]):
         self.gone.set()
 
         self.footprint: Footprint | None = None
-        """As measured on the last load, or estimated before the first; None if unknown."""
+        """Memory use as measured on the last load, or estimated before the first; None if unknown."""
         self.expecting: asyncio.Task[None] | None = None
         self.expected = False
         """Whether an estimate was attempted."""
@@ -136,7 +136,7 @@ class Entry(Generic[S]):
 
         self.began_at = 0.0
         self.ready_at: float | None = None
-        """None until the service was first ready."""
+        """When the service was first ready; None until then."""
         self.used_at: float | None = None
         self.load_seconds: float | None = None
         self.num_loads = 0
@@ -272,7 +272,7 @@ class Entry(Generic[S]):
         self.bringing = task
 
     def end_bringing(self, files: Files | None) -> None:
-        """None if they were not found locally: then they must be downloaded."""
+        """Takes the files; None if they were not found locally and must be downloaded."""
         fetched, self.bringing = self.absent, None
         self.files = files
         self.absent = files is None and not fetched

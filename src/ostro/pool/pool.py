@@ -60,7 +60,7 @@ class ModelView(Generic[S]):
 
     name: str
     state: PoolState
-    """FETCHING or LOADING also while it is queued for that."""
+    """The model's state; FETCHING and LOADING include waiting in the queue for it."""
     pinned: bool
     in_use: int
     """Requests under this name that are using the model now."""
@@ -73,7 +73,7 @@ class ModelView(Generic[S]):
     loads: int
     evictions: int
     last_used: float | None
-    """Seconds ago."""
+    """Seconds since the last use."""
     failure: str | None
     spec: ModelSpec
     service: S | None
@@ -86,7 +86,7 @@ class PoolCounters:
     evictions: int = 0
     """Models unloaded because another needed their memory."""
     failures: Counter[str] = field(default_factory=Counter)
-    """By error class."""
+    """Failed loads by error class."""
     evicted: deque[str] = field(default_factory=lambda: deque(maxlen=_EVICTED_KEPT))
     """The latest evictions, oldest first."""
 
@@ -176,14 +176,14 @@ class ModelPool(Generic[S]):
         if failed:
             entry.revive(forgive=True)
         if entry.bringing is not None:
-            entry.refuse(Unavailable(f"{entry.name} was unloaded while it was fetched. Ask again to load it."))
+            entry.refuse(Unavailable(f"{entry.name} was unloaded while it was downloading. Ask again to load it."))
             entry.bringing.cancel()
             await asyncio.wait([entry.bringing])
             return True
         if not entry.resident:
             return False
         if entry.ready_at is None:
-            entry.refuse(Unavailable(f"{entry.name} was unloaded while it loaded. Ask again to load it."))
+            entry.refuse(Unavailable(f"{entry.name} was unloaded while it was loading. Ask again to load it."))
         self._ask_to_go(entry)
         if wait:
             await entry.gone.wait()
@@ -329,7 +329,7 @@ class ModelPool(Generic[S]):
         measured = [other.load_seconds for other in self._entries.values() if other.load_seconds is not None]
         usual = sum(measured) / len(measured) if measured else _LOAD_GUESS
         left = usual if entry.load_seconds is None else entry.load_seconds
-        # What takes longer than ever before may well take as long again.
+        # A load that already takes longer than any before may well take as long again.
         if entry.fetching:
             left += now - entry.bringing_since
         elif entry.state is PoolState.LOADING:
@@ -378,7 +378,7 @@ class ModelPool(Generic[S]):
         self._decide_in(decisions.again_at - now)
 
     def _decide_in(self, seconds: float) -> None:
-        """Or sooner, if already scheduled."""
+        """Decides after `seconds`, or sooner if that is already scheduled."""
         loop = asyncio.get_running_loop()
         when = loop.time() + max(_SOONEST, seconds)
         if when < (math.inf if self._timer is None else self._timer.when()):
@@ -484,7 +484,7 @@ class ModelPool(Generic[S]):
         self._decide()
 
     def _look(self, entry: Entry[S]) -> None:
-        """Notices if a service that was ready no longer is, or if there is no use in waiting for it."""
+        """Notices if a service that was ready no longer is, or if there is no point in waiting for it."""
         if entry.service is not None and (refusal := entry.service.refusal) is not None:
             entry.refuse(refusal)
         if entry.state is not PoolState.READY or entry.service is None:

@@ -1,4 +1,4 @@
-"""The processes that this one has started or inherited, and the memory of them all. Starts nothing. Needs /proc."""
+"""The processes that this one has started or inherited, and their memory. Starts nothing. Needs /proc."""
 
 import os
 import resource
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def children() -> Iterator[int]:
-    """Their ids, one level down."""
+    """Ids of this process's direct children."""
     for path in Path("/proc/self/task").glob("*/children"):
         # The thread may have ended meanwhile.
         with suppress(OSError):
@@ -60,7 +60,7 @@ def _reap(pid: int) -> bool:
 
 
 def _has_ended(kind: int, number: int) -> bool:
-    """Whether one of them has exited and not been reaped; does not reap it."""
+    """Whether such a process has exited and not been reaped; does not reap it."""
     try:
         return os.waitid(kind, number, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
     except ChildProcessError:

@@ -27,12 +27,12 @@ def spawn(
     files: Sequence[int] = (),
     own_group: bool = True,
 ) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """A Python subprocess that runs the module, and our end of the socket to it. `options` are the interpreter's;
-    `files` are descriptors that it inherits.
+    """Starts a Python subprocess that runs the module; returns it and our end of the socket to it. `options` are for
+    the interpreter; `files` are descriptors that it inherits.
 
-    It has its own process group: Ctrl-C reaches only us, who decide what it means, and the child's own children can be
-    killed with it. Without `own_group` it belongs to ours, and is killed with us. Raises OSError if it cannot be
-    started.
+    It has its own process group, so that Ctrl-C reaches only this process, which decides what it means, and the child's
+    own children can be killed with it. Without `own_group` it joins this process's group and is killed with it. Raises
+    OSError if it cannot be started.
     """
     ours, theirs = socket.socketpair()
     with theirs:

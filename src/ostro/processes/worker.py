@@ -1,4 +1,4 @@
-"""A child process for what must not run in this one, with limits on CPU time and memory. Knows no messages.
+"""A child process for work that must not run in this one, with limits on CPU time and memory. Knows no messages.
 
 ask ──> Worker ──socket──> worker_process.serve ──> reply
 
@@ -53,8 +53,8 @@ class Worker:
     """Use either its blocking methods, from any thread, or its asynchronous one, within one event loop."""
 
     def __init__(self, module: str, setup: bytes, *, seconds: float, memory: int) -> None:
-        """`module` is run as a program and calls `serve`, whose `begin` gets the setup. `seconds` are of CPU time for
-        each message, `memory` is in bytes of address space, with the interpreter's.
+        """`module` is run as a program and calls `serve`, whose `begin` gets the setup. `seconds` is the CPU time for
+        each message; `memory` is the address space in bytes, including the interpreter's.
         """
         self._module, self._head = module, _frame(LIMITS.pack(seconds, memory)) + _frame(setup)
         self._process: _Process | None = None
@@ -66,17 +66,17 @@ class Worker:
 
     @property
     def pid(self) -> int | None:
-        """Of the process, while there is one."""
+        """Id of the process, while there is one."""
         return None if self._process is None else self._process.popen.pid
 
     def start(self) -> None:
-        """Starts the process ahead of the first message, which tries again if that fails; returns at once."""
+        """Starts the process before the first message, which tries again if this fails; returns at once."""
         with suppress(WorkerError):
             self._running()
 
     def close(self) -> None:
-        """Ends the process, as does a worker that is forgotten. Every exchange that is under way or comes later ends
-        with WorkerClosed.
+        """Ends the process, as garbage collection of the worker does. Exchanges in progress and later ones end with
+        WorkerClosed.
         """
         with self._starting:
             self._closed = True
@@ -85,19 +85,19 @@ class Worker:
             return
         process.kill()
         if not (self._lock.locked() or self._turn.locked()):
-            # Otherwise the exchange under way does so, once it has stopped to read.
+            # Otherwise the exchange in progress does so, once it has stopped reading.
             process.end()
 
     def ask(self, message: bytes, longest: int) -> bytes:
-        """The reply, of `longest` bytes at most. Raises WorkerError if there is none."""
+        """The reply, at most `longest` bytes. Raises WorkerError if there is none."""
         with self._lock, self._exchange() as process:
             process.socket.setblocking(True)
             process.socket.sendall(process.with_head(message))
             return process.read(longest)
 
     async def ask_async(self, message: bytes, longest: int) -> bytes:
-        """What `ask` gives, without holding up the event loop. If it is cancelled, its reply is read all the same and
-        dropped: the process, which others share, lives on.
+        """Like `ask`, without blocking the event loop. If it is cancelled, the reply is still read, and dropped: the
+        process, which others share, lives on.
         """
         await self._turn.acquire()
         exchange = asyncio.create_task(self._ask_in_turn(message, longest))
@@ -115,7 +115,7 @@ class Worker:
     def _end_turn(self, exchange: asyncio.Task[bytes]) -> None:
         self._turn.release()
         if not exchange.cancelled():
-            # Looked at, lest asyncio log it as lost where nobody waits for it any more.
+            # Retrieved, so that asyncio does not log it as lost when nobody waits any more.
             exchange.exception()
 
     @contextmanager
@@ -138,7 +138,7 @@ class Worker:
             if self._closed:
                 raise WorkerClosed
             if self._process is not None and self._process.popen.poll() is not None:
-                # It was killed between two messages, which is no fault of the next.
+                # It was killed between two messages, which is not the next one's fault.
                 self._process.end()
                 self._process = None
             if self._process is None:
@@ -157,18 +157,18 @@ class _Process:
         self._finalizer = weakref.finalize(self, _end, self.popen, self.socket)
 
     def kill(self) -> None:
-        """Ends it and wakes whoever waits for its reply. Leaves the socket open: an event loop that waits for one that
-        is closed never hears of it.
+        """Ends it and wakes whoever waits for its reply. Leaves the socket open: an event loop is never told that a
+        socket it waits for was closed here.
         """
         _kill(self.popen, self.socket)
 
     def end(self) -> int:
-        """Its exit status: the signal's number, negative, if it died before it was told to."""
+        """Ends it and returns its exit status: the negative number of the signal, if one killed it earlier."""
         self._finalizer()
         return self.popen.returncode
 
     def with_head(self, message: bytes) -> bytes:
-        """What to send for this message: before the first one go the limits and the setup."""
+        """The bytes to send for this message: the limits and the setup precede the first one."""
         head, self._head = self._head, b""
         return head + _frame(message)
 

@@ -1,7 +1,7 @@
 """The child's side of `worker`: answers messages one at a time, under limits that the kernel enforces.
 
-Nothing that an answer runs gets around them: memory beyond the limit is refused to the process, and CPU time beyond it
-ends the process. On systems that do not bound a process's address space, such as macOS, only the limit on time holds.
+Nothing that an answer runs can evade them: the process is refused memory beyond the limit, and killed when its CPU time
+is up. On systems that do not bound a process's address space, such as macOS, only the time limit holds.
 
 On the socket a message is its length, four bytes, then its content. The first two are the limits and the setup. A
 length of RAN_OUT_OF_TIME, without content, says that there is no reply and that the next message will have one.
@@ -26,7 +26,7 @@ RAN_OUT_OF_TIME = 0xFFFFFFFF
 
 
 def serve(descriptor: int, begin: Callable[[bytes], Callable[[bytes], bytes]], *, in_forks: bool = False) -> None:
-    """Answers until the other end of the socket is closed. `begin` is given the setup, and returns what answers.
+    """Answers until the other end of the socket is closed. `begin` gets the setup and returns the answering function.
 
     `in_forks` is for messages that often run out of time: each time, the next fork starts within a millisecond, with
     all that `begin` has built.
@@ -45,22 +45,22 @@ def serve(descriptor: int, begin: Callable[[bytes], Callable[[bytes], bytes]], *
 
 
 def _answer_in_forks(connection: socket.socket, answer: Callable[[bytes], bytes], seconds: float) -> None:
-    # Otherwise the fork's first garbage collection would copy every page of what is shared.
+    # Otherwise the fork's first garbage collection would copy every shared page.
     gc.freeze()
     while (status := _status_of_fork(lambda: _answer(connection, answer, seconds))) == -signal.SIGPROF:
         connection.sendall(LENGTH.pack(RAN_OUT_OF_TIME))
     if status < 0:
-        # Whoever waits for this process learns from its status what ended the fork.
+        # The parent learns from this process's status what ended the fork.
         os.kill(os.getpid(), -status)
     sys.exit(status)
 
 
 def _status_of_fork(run: Callable[[], None]) -> int:
-    """Runs it in a fork of this process; how that ended, as `subprocess` gives it."""
+    """Runs it in a fork of this process; returns the fork's exit status as `subprocess` gives it."""
     try:
         pid = os.fork()
     except OSError:
-        # The machine's fault and not the message's: as if somebody had ended the process.
+        # The machine's fault and not the message's: report it as if somebody had killed the process.
         return -signal.SIGTERM
     if pid == 0:
         die_with_parent()
@@ -72,7 +72,7 @@ def _status_of_fork(run: Callable[[], None]) -> int:
 
 def _answer(connection: socket.socket, answer: Callable[[bytes], bytes], seconds: float) -> None:
     while (message := _read(connection)) is not None:
-        # Its signal ends the process, whatever that is busy with: nobody catches it.
+        # Nobody catches its signal, so it ends the process whatever that is doing.
         signal.setitimer(signal.ITIMER_PROF, seconds)
         reply = answer(message)
         signal.setitimer(signal.ITIMER_PROF, 0)
@@ -83,7 +83,7 @@ def _answer(connection: socket.socket, answer: Callable[[bytes], bytes], seconds
 def _limit(memory: int) -> None:
     for kind, most in ((resource.RLIMIT_AS, memory), (resource.RLIMIT_CORE, 0), (resource.RLIMIT_FSIZE, 0)):
         _, hard = resource.getrlimit(kind)
-        # Refused by systems that know the limit and do not keep it.
+        # Refused by systems that know the limit but do not enforce it.
         with suppress(ValueError, OSError):
             resource.setrlimit(kind, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
 

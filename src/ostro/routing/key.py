@@ -4,13 +4,13 @@ import hashlib
 from dataclasses import dataclass
 
 BLOCK = 128
-"""In characters: about two pages of tokens on a CPU, half a page on a GPU."""
+"""Characters per block: about two pages of tokens on a CPU, half a page on a GPU."""
 MOST_BLOCKS = 512
 DIGEST_BYTES = 8
 
 
 def _levels() -> tuple[int, ...]:
-    """Exact for short prefixes, then each a quarter longer."""
+    """Prefix lengths, in blocks: every one at first, then each a quarter longer."""
     levels = [1]
     while levels[-1] < MOST_BLOCKS:
         levels.append(levels[-1] + max(1, levels[-1] // 4))
@@ -29,7 +29,7 @@ class Key:
     model: str
     blocks: tuple[bytes, ...] = ()
     num_history: int = 0
-    """How many of the blocks an earlier request may have left in a cache: those before the model's last answer."""
+    """Blocks that an earlier request may have left in a cache: those before the model's last answer."""
 
 
 def blocks_of(text: str, salt: str = "") -> tuple[bytes, ...]:
@@ -43,7 +43,7 @@ def blocks_of(text: str, salt: str = "") -> tuple[bytes, ...]:
 
 
 def levels_of(num_blocks: int) -> tuple[int, ...]:
-    """The lengths, in blocks, at which the prefixes of a prompt are remembered, ascending: at most 28, the last of them
-    its own.
+    """The lengths, in blocks, at which the prefixes of a prompt are remembered, ascending: at most 28, the last being
+    the prompt's own.
     """
     return _LEVELS_UP_TO[min(num_blocks, MOST_BLOCKS)]

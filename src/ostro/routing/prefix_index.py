@@ -1,7 +1,7 @@
-"""Which replicas hold which prefixes, as far as is known. Knows digests and names; knows no loads.
+"""Which replicas are known to hold which prefixes. Knows digests and names; knows no loads.
 
-Bounded both ways: the prefixes used longest ago are forgotten, and of a prefix that many replicas hold, only the latest
-few are remembered. A replica that holds a prefix holds every shorter one, whether remembered there or not.
+Bounded both ways: the least recently used prefixes are forgotten, and for a prefix that many replicas hold, only the
+latest few are remembered. A replica that holds a prefix holds every shorter one, whether remembered there or not.
 """
 
 from bisect import bisect_left
@@ -9,7 +9,7 @@ from collections.abc import Container, Sequence
 
 from ostro.routing.key import levels_of
 
-# Half of these are kept for sure: those that an LRU of 1 << 18 would keep, in less memory.
+# At least half of these are kept: those that an LRU of 1 << 18 would keep, in less memory.
 MOST_PREFIXES = 1 << 19
 MOST_HOLDERS = 4
 
@@ -35,9 +35,9 @@ class PrefixIndex:
         self.add([blocks[level - 1] for level in levels_of(len(blocks))], replica)
 
     def add(self, prefixes: Sequence[bytes], replica: str) -> None:
-        """All of them together: at most half of what is remembered."""
+        """Adds the prefixes together: at most half of what the index holds."""
         room = self.most_prefixes // 2 - len(self._young)
-        # Decided before any is added, because a prompt's prefixes must be forgotten together; rarely are they counted.
+        # Decided before any is added, because a prompt's prefixes must be forgotten together. Rarely counts them.
         if len(prefixes) > room and sum(prefix not in self._young for prefix in prefixes) > room:
             self._young, self._old = {}, self._young
         young, old = self._young, self._old
@@ -60,10 +60,11 @@ class PrefixIndex:
     def matches(self, blocks: Sequence[bytes], among: Container[str]) -> dict[str, int]:
         """A few replicas of `among` with the longest matches: how many leading blocks each holds.
 
-        Exact if all of `blocks` was a prompt itself, as before an answer. Matches below half the longest are left out.
+        Exact if all of `blocks` was itself a prompt, as it is before an answer. Matches below half the longest are left
+        out.
         """
         levels, young, old = levels_of(len(blocks)), self._young, self._old
-        # What is known of a prefix is known of the shorter ones, so the longest known one can be bisected.
+        # If a prefix is known, so are all shorter ones: bisection finds the longest.
         num_known = bisect_left(
             levels, True, key=lambda level: blocks[level - 1] not in young and blocks[level - 1] not in old
         )

@@ -1,7 +1,7 @@
-"""What a replica tells routers of itself, now and then. Knows digests and names; knows no choices.
+"""What a replica reports to routers about itself. Knows digests and names; knows no choices.
 
-Reports may be repeated or left out on the way, and routers come at any time. So a report holds a replica's state rather
-than changes to it, and counts by which a router finds what is new to it.
+Reports may be repeated or lost, and routers may join at any time. So a report holds a replica's state rather than
+changes to it, with counts from which a router finds what is new to it.
 """
 
 import struct
@@ -19,21 +19,21 @@ _DIGEST = struct.Struct(f"{DIGEST_BYTES}s")
 
 @dataclass(frozen=True, slots=True)
 class Latest:
-    """The latest of a series of prefixes, each of them once."""
+    """The latest of a series of prefixes, without repetitions."""
 
     digests: bytes = b""
-    """All in one piece, the very latest last: reports are compared and copied more often than read."""
+    """Digests, concatenated, latest last: reports are compared and copied more often than read."""
     num_ever: int = 0
-    """How many there have been, counting a prefix each time."""
+    """Length of the whole series, repetitions included."""
 
     @classmethod
     def of(cls, prefixes: Iterable[bytes], num_ever: int) -> "Latest":
         return cls(b"".join(prefixes), num_ever)
 
     def since(self, num_before: int, most: int | None = None) -> list[bytes]:
-        """All here that came after the first `num_before`, and maybe some earlier ones; the latest `most` of them."""
+        """Prefixes that came after the first `num_before`, and maybe some earlier ones; the latest `most` of them."""
         new = self.num_ever - num_before
-        if new < 0:  # It started to count again.
+        if new < 0:  # The replica restarted and counts from zero.
             new = self.num_ever
         begin = max(0, len(self.digests) - DIGEST_BYTES * (new if most is None else min(new, most)))
         return [digest for (digest,) in _DIGEST.iter_unpack(self.digests[begin:])]
@@ -42,19 +42,19 @@ class Latest:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
     load: int = 0
-    """Its requests, waiting and running, whoever sent them."""
+    """The replica's requests, waiting and running, whichever router sent them."""
     models: frozenset[str] = frozenset()
-    """Names under which requests can ask for what it has loaded."""
+    """Names of its loaded models, as requests may give them."""
     num_models: int = 0
     is_ready: bool = True
     """Whether its engine accepts requests, i.e. is not restarting."""
     held: Latest = Latest()
-    """Prefixes that it has used, and has in its cache."""
+    """Prefixes that were used and are in its cache."""
     dropped: Latest = Latest()
-    """Prefixes that it has no more."""
+    """Prefixes that it no longer has."""
 
     def to_builtins(self) -> dict[str, object]:
-        """For processes on the way that may not have this package."""
+        """The report as builtins, for processes on the way that may not have this package."""
         told: dict[str, object] = msgspec.to_builtins(self, builtin_types=(bytes,), order="deterministic")
         return told
 
@@ -70,21 +70,21 @@ class HotPrefixes:
     """What a replica's prefix cache holds, in the digests that requests are routed by.
 
     Routers see text and caches hold tokens, so a replica keeps this list beside its cache: prompts enter it when they
-    have been answered, and leave it in the cache's own order, the longest unused first and ends before beginnings, once
-    it holds more than the cache has room for.
+    have been answered. Once it holds more than the cache has room for, they leave it in the cache's own order: least
+    recently used first, ends before beginnings.
     """
 
     def __init__(self) -> None:
-        # By prefix, how many blocks it adds to the next shorter one; the latest used last.
+        # Prefix -> how many blocks it adds to the next shorter one; most recently used last.
         self._held: OrderedDict[bytes, int] = OrderedDict()
         self._dropped: OrderedDict[bytes, None] = OrderedDict()
         self._num_used = self._num_dropped = 0
         self.num_blocks = 0
         self.total_blocks = 0
-        """Of all prompts that this cache has seen."""
+        """Blocks of all prompts that this cache has seen."""
 
     def use(self, blocks: Sequence[bytes]) -> None:
-        """A prompt has been answered, so all of it is in the cache."""
+        """Notes that a prompt has been answered, so that all of it is in the cache."""
         self.total_blocks += len(blocks)
         levels = levels_of(len(blocks))
         for before, level in reversed([*zip((0, *levels), levels, strict=False)]):
@@ -107,14 +107,14 @@ class HotPrefixes:
                 self._dropped.popitem(last=False)
 
     def forget(self) -> None:
-        """The cache is new and empty."""
+        """Starts over, because the cache is new and empty."""
         self.shrink(0)
         self.total_blocks = 0
 
     def held(self) -> Latest:
-        """The latest used."""
+        """The most recently used prefixes."""
         return Latest.of(reversed(list(islice(reversed(self._held), MOST_HELD))), self._num_used)
 
     def dropped(self) -> Latest:
-        """The latest that are not held any more."""
+        """The prefixes dropped most recently."""
         return Latest.of(self._dropped, self._num_dropped)

@@ -1,9 +1,9 @@
 """Chooses a replica for a request: one that has its model loaded and its prefix computed, unless that one is much
 busier than another. The choice takes the same time whatever the number of replicas.
 
-A choice looks at a few candidates: those known to hold the prefix, and a few drawn by chance from all replicas and from
+A choice looks at a few candidates: those known to hold the prefix, and a few drawn at random from all replicas and from
 those with the model. Up to `_DRAWN` replicas, that is all of them. With more, the least busy of a random few is nearly
-as good as the least busy of all, and better if several routers choose at once by reports that are a little old.
+as good as the least busy of all, and better if several routers choose at once from slightly stale reports.
 """
 
 import random
@@ -27,13 +27,13 @@ class Router:
     def __init__(
         self, *, now: Callable[[], float], dice: random.Random | None = None, index: PrefixIndex | None = None
     ) -> None:
-        """`now` is a clock, in seconds. `index` is where the router remembers prefixes: its own unless one is given."""
+        """`now` is a clock, in seconds. `index` is where the router remembers prefixes; by default a new one."""
         self._now = now
         self._dice = dice or random.Random()
         self._index = PrefixIndex() if index is None else index
         self._replicas: dict[str, _Replica] = {}
         self._ready, self._restarting = _Group(), _Group()
-        # Of replicas that are ready, those that have a model or were asked for it lately.
+        # Model -> the ready replicas that have it or were recently asked for it.
         self._with_model: dict[str, _Group] = {}
 
     def __len__(self) -> int:
@@ -43,19 +43,19 @@ class Router:
         return replica in self._replicas
 
     def add(self, replica: str) -> None:
-        """Of a replica that is already there, nothing changes."""
+        """Adds a replica; does nothing if it is already there."""
         if replica not in self._replicas:
             state = self._replicas[replica] = _Replica(replica)
             self._ready.add(state)
 
     def remove(self, replica: str) -> None:
-        # The index may still name it, and is not asked about it any more.
+        # The index may still name it, but is not asked about it any more.
         if (gone := self._replicas.pop(replica, None)) is not None:
             self._leave(gone)
 
     def report(self, replica: str, report: Report, num_ended: int | None = None) -> None:
-        """Adds the replica if it is new. `num_ended` requests that were sent to it have ended so far, if ends are told
-        this way and not one by one.
+        """Takes a replica's report, adding the replica if it is new. `num_ended` is how many requests sent to it have
+        ended so far, if ends are reported this way and not one by one.
 
         What replicas hold at their first reports fills at most half of the index, if all were added before.
         """
@@ -79,7 +79,7 @@ class Router:
         state.num_held, state.num_dropped = report.held.num_ever, report.dropped.num_ever
 
     def load(self, replica: str) -> float:
-        """Its requests, as far as is known."""
+        """The replica's requests, as far as is known."""
         return self._replicas[replica].load(self._now())
 
     def choose(self, key: Key) -> str | None:
@@ -123,13 +123,13 @@ class Router:
         return [rank[-1] for rank in ranks]
 
     def sent(self, replica: str) -> None:
-        """A request is on its way."""
+        """Notes that a request is on its way."""
         if (state := self._replicas.get(replica)) is not None:
             state.open += 1
             state.fresh += 1
 
     def expect(self, key: Key, replica: str) -> None:
-        """The prefix and the model of a request will be where it goes."""
+        """Notes that the replica will soon have the request's prefix and model."""
         state = self._replicas.get(replica)
         if state is None:
             return
@@ -150,7 +150,7 @@ class Router:
                 state.num_models -= 1
 
     def finished(self, replica: str, count: int = 1) -> None:
-        """Requests that were sent have ended."""
+        """Notes that requests sent to the replica have ended."""
         if (state := self._replicas.get(replica)) is not None:
             state.open = max(0, state.open - count)
 
@@ -199,23 +199,23 @@ class _Replica:
     def __init__(self, name: str) -> None:
         self.name = name
         self.is_ready = True
-        # The load of the last report, when it came, and how long after the one before.
+        # The load in the last report, when that report came, and how long after the one before.
         self.told = 0
         self.told_at = self.told_after = 0.0
         self.ends_per_second = 0.0
         self.open = 0
         """Requests that this router sent and that have not ended, as far as it knows."""
-        # Requests sent since the last report, and between that one and the one before.
+        # Requests sent since the last report, and between the last two reports.
         self.fresh = self.settling = 0
         self.names: set[str] = set()
-        """Models that it has loaded, or will have."""
+        """Names of models that it has loaded, or soon will have."""
         self.num_models = 0
-        """Those, each counted once, whatever the number of its names."""
-        # What it has told so far, so that the next report is read from there.
+        """Loaded models, each counted once however many names it has."""
+        # How far its reports have been read.
         self.num_held: int | None = None
         """None before its first report."""
         self.num_dropped = self.num_ended = 0
-        # Models that it was asked for before it had them, and when; the latest last.
+        # Models requested from it before it had them, and when; latest last.
         self.coming: dict[str, float] = {}
 
     def load(self, now: float) -> float:
@@ -228,7 +228,7 @@ class _Replica:
     def take(self, report: Report, now: float, num_ended: int | None) -> None:
         self.told, self.told_at, self.told_after = report.load, now, now - self.told_at
         if num_ended is not None:
-            # A replica that has forgotten this router starts to count again.
+            # A replica that has forgotten this router counts from zero.
             ended = num_ended - self.num_ended if num_ended >= self.num_ended else num_ended
             self.num_ended = num_ended
             self.open = max(0, self.open - ended)
@@ -243,7 +243,7 @@ class _Replica:
 
 
 class _Group:
-    """Replicas that can be drawn by chance, added and discarded, each in constant time."""
+    """Replicas that can be drawn at random, added and discarded, each in constant time."""
 
     __slots__ = ("_places", "members")
 
