@@ -27,7 +27,9 @@ class AdmissionRules:
         """Raises BadRequest for a request that could never run. `prompt` is the caller's name for the prompt."""
         params = request.params
         if not self.generates and request.task is not Task.EMBED:
-            raise Unsupported("This model comes without a language-model head: it embeds or ranks text but cannot generate it.")
+            raise Unsupported(
+                "This model comes without a language-model head: it embeds or ranks text but cannot generate it."
+            )
         if request.adapter is not None and request.adapter not in self.adapters:
             known = ", ".join(self.adapters) or "none"
             raise BadRequest(f"There is no adapter {request.adapter!r} here; loaded: {known}.", param="adapter")
