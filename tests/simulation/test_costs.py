@@ -66,7 +66,7 @@ def test_malformed_table_is_refused_by_name(place: str, value: object, named: st
 
 @pytest.mark.parametrize("data", [b"", b"[]", b"{", b"\xff", b"[" * 100_000])
 def test_invalid_json_is_refused(data: bytes) -> None:
-    with pytest.raises(BadRequest, match=r"t\.json is no cost table"):
+    with pytest.raises(BadRequest, match=r"t\.json is not a valid cost table"):
         read_table(data, "t.json")
 
 

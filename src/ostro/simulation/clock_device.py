@@ -20,25 +20,25 @@ class ClockRunner:
     failure = None
 
     def __init__(self, spec: RunnerSpec, seconds: Callable[[Work], float], contention: float = 0.0) -> None:
-        """`contention` is what a step takes longer for each second that the API process works beside it."""
+        """`contention` is how much longer a step takes for each second that the API process works beside it."""
         self._spec = spec
         self._seconds, self._contention = seconds, contention
         self.api_free_at = 0.0
-        """When the API process has passed on all requests so far."""
+        """When the API process will have passed on all requests so far."""
         self.now = 0.0
         """The host's time: it moves on to the end of what the host waits for."""
         self._free_at = 0.0
-        """When the device has done all that was launched."""
+        """When the device will have done all that was launched."""
         self.busy_seconds = 0.0
         self.answers: dict[int, tuple[int, ...]] = {}
-        """By request: the tokens that it generates, and others after them."""
+        """The tokens that each request generates, by request id; others follow them."""
 
     @property
     def spec(self) -> RunnerSpec:
         return self._spec
 
     def occupy(self, seconds: float, *, after: float = 0.0) -> float:
-        """Gives the device so much to do, after all that it has been given. Returns when that is done."""
+        """Queues `seconds` of work on the device. Returns the time at which that is done."""
         self._free_at = max(self.now, self._free_at, after) + seconds
         return self._free_at
 
@@ -59,7 +59,7 @@ class ClockRunner:
 
     def _sampled(self, seq: sequence.Sequence, end: int) -> int:
         answer, at = self.answers.get(seq.request.id, ()), end - seq.num_prompt
-        # If it is not known, a token that no other request has in this place: no answer is taken for another's.
+        # If the answer is unknown, a token that no other request has there, so that no two answers share a prefix.
         return answer[at] if at < len(answer) else (seq.request.seed + 7919 * end) % self._spec.vocab_size
 
 
@@ -75,13 +75,13 @@ class ClockStore(Unshared):
     """
 
     def __init__(self, runner: ClockRunner, copies: CopyTimes, *, num_slots: int, disk_pages: int) -> None:
-        """The table must have the times of each tier that has room."""
+        """The table must have times for each tier that has room."""
         assert copies.host is not None or not num_slots
         assert copies.disk is not None or not disk_pages
         self.num_slots = num_slots
         self._disk_pages = disk_pages
         self._runner, self._host, self._disk = runner, copies.host, copies.disk
-        # When each stream has done all that it was given.
+        # When each stream will have done its work so far.
         self._out_free = self._in_free = self._disk_free = 0.0
         # When pages on their way out, and those to be written, will be gone.
         self._staged: deque[float] = deque()
@@ -115,7 +115,7 @@ class ClockStore(Unshared):
                 case Fetch():
                     self._fetch(move)
                 case Offer():
-                    raise AssertionError("there are no other engines")
+                    raise AssertionError("there are no other engines to share with")
 
     def arrivals(self, timeout: float = 0.0) -> list[Arrival]:
         runner = self._runner
@@ -127,10 +127,10 @@ class ClockStore(Unshared):
         return arrived
 
     def close(self, hot: Sequence[Spill] = ()) -> None:
-        """Nothing outlives a simulation."""
+        """Writes nothing: nothing outlives a simulation."""
 
     def _store(self) -> None:
-        """A page leaves for host memory."""
+        """Copies a page to host memory."""
         assert self._host is not None
         self._runner.now += self._host.pause
         # Copied on the device first, once there is room for it.
@@ -177,7 +177,7 @@ class ClockStore(Unshared):
         heappush(self._coming, (ends, fetch.ticket, arrival))
 
     def _from_host(self, pages: int, after: float) -> tuple[float, float]:
-        """When pages have been copied from host memory, and how long that takes."""
+        """When the pages will have been copied from host memory, and how long that takes."""
         assert self._host is not None
         self._runner.now += pages * self._host.pause
         seconds = pages * self._host.back
@@ -185,7 +185,7 @@ class ClockStore(Unshared):
         return self._in_free, seconds
 
     def _from_disk(self, pages: int, after: float) -> tuple[float, float]:
-        """Below a GPU they come through host memory."""
+        """Like `_from_host`. Below a GPU, pages from disk pass through host memory."""
         assert self._disk is not None
         reading = pages * self._disk.read
         self._disk_free = max(self._disk_free, after) + reading

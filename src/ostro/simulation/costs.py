@@ -1,4 +1,4 @@
-"""What steps and requests cost on one kind of server, as a table that was measured. Knows no clock and no engine.
+"""What steps and requests cost on one kind of server, as a measured table. Knows no clock and no engine.
 
 A step's time is that of the tokens it computes, plus what they attend to, plus what sampling takes:
 
@@ -8,7 +8,7 @@ A step's time is that of the tokens it computes, plus what they attend to, plus 
 Steps that only decode have a curve of their own, because devices run them differently: matrix-vector kernels on a CPU,
 CUDA graphs on a GPU.
 
-Copies to and from the tiers below the KV cache take their time by the page, beside the steps.
+Copies to and from the tiers below the KV cache take a time per page, beside the steps.
 """
 
 import math
@@ -29,7 +29,7 @@ FORMAT = "ostro step costs 1"
 Knot = tuple[int, float]
 """A number of tokens, and the seconds that they take."""
 
-# Larger numbers are no engine's, and would have the simulator allocate what they say.
+# No engine has larger numbers, and the simulator would allocate that much.
 _MOST = 1 << 26
 _MOST_PAGE_BYTES = 1 << 40
 
@@ -55,59 +55,59 @@ class EngineShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class StepTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """In seconds."""
+    """Times of steps, in seconds."""
 
     decode: list[Knot]
-    """By rows, for steps that only decode."""
+    """Times by rows, for steps that only decode."""
     mixed: list[Knot]
-    """By tokens, for steps with prompts."""
+    """Times by tokens, for steps with prompts."""
     sampled: float
-    """Per row that is sampled in a step with prompts."""
+    """Time per row sampled in a step with prompts."""
     decode_context: float
-    """Per earlier token that a single row attends to."""
+    """Time per earlier token that a single row attends to."""
     prompt_context: float
-    """Per pair of a prompt's token and one before it."""
+    """Time per pair of a prompt token and an earlier token."""
 
 
 class HostCopies(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Between a GPU's pages and host memory, in seconds per page."""
+    """Copies between a GPU's pages and host memory, in seconds per page."""
 
     pause: float
-    """Of the engine's own time, to have a page copied either way."""
+    """The engine's own time to have a page copied either way."""
     out: float
     back: float
     staged: int
-    """Pages that can be on their way out: the next step waits while there are more."""
+    """Pages that can be on their way out at once: the next step waits while there are more."""
 
 
 class DiskCopies(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Between host memory and a disk, in seconds per page."""
+    """Copies between host memory and a disk, in seconds per page."""
 
     pause: float
-    """Of the engine's own time, to have a page written."""
+    """The engine's own time to have a page written."""
     write: float
     read: float
     waiting: int
-    """Pages that can wait to be written: more of them are dropped."""
+    """Pages that can wait to be written: further ones are dropped."""
 
 
 class CopyTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     page_bytes: int
     host: HostCopies | None = None
-    """None if pages are in host memory already."""
+    """Copies to and from host memory; None if pages are already there."""
     disk: DiskCopies | None = None
 
 
 class EndpointCosts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What surrounds the engine, for requests to one endpoint."""
+    """Costs outside the engine, for requests to one endpoint."""
 
     request: float
     """Seconds from the client to the engine and from the engine's first token back, for an empty prompt."""
     prompt_token: float
-    """More of them per token of the prompt."""
+    """Additional seconds per prompt token."""
     tokens_per_word: float
     tokens_before: int
-    """Tokens that the chat template puts before a prompt and after it."""
+    """Tokens that the chat template puts before and after a prompt."""
     tokens_after: int
 
     @property
@@ -125,31 +125,31 @@ class CostTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Seconds that each streamed token adds to its step: the API process shares the machine with the engine."""
     endpoints: dict[Endpoint, EndpointCosts]
     contention: float = 0.0
-    """Seconds that a step takes longer for each second of it in which the API process is busy with requests."""
+    """Seconds added to a step for each second in which the API process is busy with requests."""
     copies: CopyTimes | None = None
-    """None if the engine has no tiers, or they were not measured."""
+    """Times of page copies; None if the engine has no tiers, or they were not measured."""
     machine: dict[str, object] = {}
 
     def endpoint(self, name: Endpoint) -> EndpointCosts:
         if name not in self.endpoints:
             known = ", ".join(self.endpoints) or "none"
             raise BadRequest(
-                f"The cost table has no costs of --endpoint {name} (it has {known}). Measure them, or choose another.",
+                f"The cost table has no costs for --endpoint {name} (it has {known}). Measure them, or choose another.",
                 param="endpoint",
             )
         return self.endpoints[name]
 
 
 def read_table(data: bytes, name: str) -> CostTable:
-    """Raises BadRequest for what is not a table, naming the field."""
+    """Raises BadRequest, naming the field, if the data is not a valid table."""
     try:
         found = msgspec.json.decode(data, type=CostTable)
     except (msgspec.DecodeError, msgspec.ValidationError, RecursionError) as error:
-        raise BadRequest(f"{name} is no cost table: {error}. Make one by `ostro simulate --measure`.") from error
+        raise BadRequest(f"{name} is not a valid cost table: {error}. Run `ostro simulate --measure`.") from error
     try:
         _check(found)
     except ValueError as error:
-        raise BadRequest(f"{name} is no cost table: {error}. Measure it again.") from error
+        raise BadRequest(f"{name} is not a valid cost table: {error}. Measure it again.") from error
     return found
 
 
@@ -213,21 +213,21 @@ def _check_seconds(name: str, value: float) -> None:
 
 
 def at(knots: list[Knot], tokens: int) -> float:
-    """Linear between knots, and on from the last two; the first counts for what is below it."""
+    """The curve's value: linear between knots, extrapolated from the last two, constant below the first."""
     where = min(bisect_left(knots, tokens, key=lambda knot: knot[0]), len(knots) - 1)
     if where == 0:
         return knots[0][1]
     (low, low_seconds), (high, high_seconds) = knots[where - 1 : where + 1]
     slope = (high_seconds - low_seconds) / (high - low)
-    # Noise can make the last knot the cheaper one, but no step is cheaper for being larger than any that was measured.
+    # Noise can make the last knot the cheaper one, but a step larger than any measured is never cheaper.
     return high_seconds + (max(0.0, slope) if tokens > high else slope) * (tokens - high)
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True):
-    """What a step does, as far as its time depends on it."""
+    """What a step's time depends on."""
 
     rows: int = 0
-    """Chunks of one token: sequences that decode."""
+    """Chunks of one token, from sequences that decode."""
     prompt_tokens: int = 0
     sampled: int = 0
     decode_context: int = 0
@@ -255,7 +255,7 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def step_seconds(table: CostTable) -> Callable[[Work], float]:
-    """How long a step takes. Looks curves up instead of interpolating anew for each of millions of steps."""
+    """A function for how long a step takes. It caches points of the curves, because there are millions of steps."""
     times, event = table.step, table.event
     decode: dict[int, float] = {}
     mixed: dict[int, float] = {}
@@ -279,7 +279,7 @@ def _looked_up(known: dict[int, float], knots: list[Knot], tokens: int) -> float
 
 
 def with_shape(table: CostTable, changes: Mapping[str, int]) -> CostTable:
-    """The table of an engine with other capacities. Raises BadRequest for those that no table may have."""
+    """The table of an engine with other capacities. Raises BadRequest for capacities that no table may have."""
     shape = msgspec.structs.replace(table.engine, **changes)
     for field in changes:
         try:
@@ -298,8 +298,8 @@ class TierPages(NamedTuple):
 
 
 def tier_pages(table: CostTable, *, host_memory: int | None, disk_size: int | None) -> TierPages | None:
-    """Of so many bytes; None if neither is given. Raises BadRequest if the table does not say what their copies take,
-    or if there is no room for a page.
+    """Tiers of these sizes in bytes; None if neither is given. Raises BadRequest if the table does not say how long
+    their copies take, or if there is no room for a page.
     """
     if host_memory is None and disk_size is None:
         return None
@@ -318,7 +318,7 @@ def tier_pages(table: CostTable, *, host_memory: int | None, disk_size: int | No
 
 
 def _pages(flag: str, size: int | None, page_bytes: int) -> int:
-    """0 if no size is given."""
+    """Pages that fit into the size; 0 if none is given."""
     if size is None:
         return 0
     if not page_bytes <= size <= _MOST * page_bytes:

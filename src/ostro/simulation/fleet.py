@@ -3,9 +3,9 @@
     client ──choose──> replica's inbox ──step──> tokens ──> client
            request costs                step costs
 
-An event is a time and what happens then. Replicas step on their own: each is told again when its step ends, with what
-reached it meanwhile. Events at the same time run in the order in which they were planned, so the same load gives the
-same run.
+An event is a time and what happens then. Replicas step independently: each one's next event is the end of its step,
+when it takes what reached it meanwhile. Events at the same time run in the order in which they were planned, so the
+same load gives the same run.
 """
 
 from collections import deque
@@ -27,7 +27,7 @@ from ostro.simulation.costs import CostTable, EndpointCosts, TierPages, Work, st
 from ostro.simulation.prompts import Prompt
 from ostro.simulation.routing import Routing, chooser
 
-# What the digests of all pages on disk begin with: there is one model.
+# Root of the digests of all pages on disk: there is one model.
 _ROOT = b"model"
 
 
@@ -50,15 +50,15 @@ class Replica:
         )
         self._inbox: deque[Request] = deque()
         self.is_stepping = False
-        """Whether an event for its next step is on its way."""
+        """Whether an event for its next step is planned."""
         self.most_pages = 0
-        """The most pages in use at a time."""
+        """Most pages in use at a time."""
         self.work_seconds = 0.0
-        """How long the engine had work, and pages in use summed over this time."""
+        """Time during which the engine had work, and pages in use integrated over it."""
         self.page_seconds = 0.0
 
     def submit(self, request: Request, answer: tuple[int, ...] = ()) -> None:
-        """`answer` is what is generated, as far as that matters."""
+        """`answer` holds the tokens to generate, as far as they matter."""
         self._inbox.append(request)
         if answer:
             self.runner.answers[request.id] = answer
@@ -68,8 +68,8 @@ class Replica:
         return bool(self._inbox) or self.core.has_work
 
     def step(self, now: float) -> tuple[list[Progress], dict[int, str]]:
-        """Takes what has arrived and steps the engine, as an engine process does. Returns the step's progress, and what
-        was refused. `runner.now` is when it is known.
+        """Takes what has arrived and steps the engine, as an engine process does. Returns the step's progress and the
+        refusals, which are known at `runner.now`.
         """
         self.runner.now = now
         refused: dict[int, str] = {}
@@ -83,7 +83,7 @@ class Replica:
         in_use = 0
 
         def look() -> None:
-            # Once the step is scheduled: its pages are allocated, and none is released yet.
+            # Called once the step is scheduled: its pages are allocated, and none is released yet.
             nonlocal in_use
             kv = self.core.scheduler.kv
             in_use = kv.num_pages - kv.available
@@ -107,7 +107,7 @@ REFUSED = "HTTP 400"
 
 
 class SimulatedRequest:
-    """A request under way, as its client sees it."""
+    """A request in progress, as its client sees it."""
 
     __slots__ = ("arrivals", "cached", "index", "input_tokens", "max_tokens", "replica", "sent", "whole")
 
@@ -147,7 +147,7 @@ class Fleet:
         self._spec = table.engine.spec()
         self._seconds, self._contention = step_seconds(table), table.contention
         self._prefix_caching, self._tiers = prefix_caching, tiers
-        # Made when their first request arrives: of 10,000 most may never get one.
+        # Made when their first request arrives: of 10,000 replicas, most may never get one.
         self._replicas: list[Replica | None] = [None] * replicas
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._order = count()
@@ -156,12 +156,12 @@ class Fleet:
 
     @property
     def num_pages(self) -> int:
-        """Of each replica's KV cache."""
+        """Pages in each replica's KV cache."""
         return self._spec.num_pages
 
     @property
     def replicas(self) -> Iterator[Replica]:
-        """Those that have had a request."""
+        """The replicas that have had a request."""
         return (each for each in self._replicas if each is not None)
 
     @property
@@ -173,13 +173,13 @@ class Fleet:
         heappush(self._events, (max(time, self.now), next(self._order), event))
 
     def run(self) -> None:
-        """Until nothing is planned."""
+        """Runs events until none is planned."""
         while self._events:
             self.now, _, event = heappop(self._events)
             event()
 
     def send(self, index: int, prompt: Prompt, max_tokens: int, whole: Callable[[Outcome], None]) -> None:
-        """A client sends a request now. `whole` is called with its outcome when its answer has ended; `start` is on the
+        """Sends a client's request now. `whole` is called with its outcome when its answer has ended; `start` is on the
         fleet's clock.
         """
         number = self._router.choose(prompt)
@@ -197,7 +197,7 @@ class Fleet:
                 tiers=self._tiers,
             )
             self._replicas[number] = replica
-        # The API process takes one request after the other: of a burst, the engine begins with the first.
+        # The API process takes one request after the other: the engine begins with the first of a burst.
         overhead = self._costs.request + self._costs.prompt_token * len(prompt.token_ids)
         runner = replica.runner
         runner.api_free_at = max(self.now, runner.api_free_at) + overhead
@@ -219,7 +219,7 @@ class Fleet:
             self._take(gain, ends)
         for request_id, reason in refused.items():
             self._end(request_id, self.now, REFUSED, reason)
-        # Even if nothing is left to do: it is not idle before the step has ended on the clock.
+        # Planned even if nothing is left to do: the replica is not idle before the step has ended on the clock.
         self.at(ends, lambda: self._step(replica))
 
     def _take(self, gain: Progress, when: float) -> None:
@@ -236,7 +236,7 @@ class Fleet:
             self._router.ended(call.replica)
             call.whole(_outcome(call, when, error, detail))
 
-        # Not before it is so on the clock: whoever waits for it sends its next request then.
+        # Not earlier on the clock: a client that waits for the answer sends its next request then.
         self.at(when, tell)
 
 

@@ -1,5 +1,4 @@
-"""Measures how long an engine's steps and its copies of pages take, and fits the table to it. Knows no device and no
-server.
+"""Measures how long an engine's steps and page copies take, and fits the table to that. Knows no device and no server.
 
 Each scenario sets up steps of one kind and times them on the real engine: rows that decode, after short and long
 contexts; chunks of prompts, at the beginning and after a cached prefix; prompts beside rows that decode. The median of
@@ -41,16 +40,16 @@ from ostro.simulation.costs import (
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _CHUNKS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 _SHORT, _LONG = 8, 512
-"""Contexts, in tokens; the long one is of a whole step if that is more."""
+"""Contexts, in tokens; the long one is a whole step's tokens if that is more."""
 _LONG_STEPS = 8
-"""Long contexts of several rows take up to so many steps to compute."""
+"""Most steps to spend on computing the long contexts of several rows."""
 _BESIDE = 16
 """Rows that decode beside a prompt."""
 _DECODE_STEPS = 6
 _COPIES = 64
-"""Pages."""
+"""Pages to copy."""
 ROUNDS = 3
-# Of what a step takes, attending or sampling is at most this much, however noisy the times are.
+# Largest share of a step's time that attention or sampling may take, however noisy the times are.
 _MOST_SHARE = 0.98
 
 
@@ -83,9 +82,9 @@ def _scenarios(trial: "_Trial", spec: RunnerSpec) -> Iterable[tuple[str, Callabl
     longest = min(spec.max_seq_len, spec.num_pages * spec.page_size // 2)
     rows = [each for each in _ROWS if each < most_rows] + [most_rows]
     chunks = [each for each in _CHUNKS if each < min(spec.max_batch_tokens, longest)]
-    # With long contexts a step's budget covers fewer tokens, but never beyond its number.
+    # With long contexts a step's budget covers fewer tokens, but never more.
     chunks.append(min(spec.max_batch_tokens, longest - 1))
-    # In whole pages, so that what is cached is all of it.
+    # In whole pages, so that all of it is cached.
     long = max(min(max(_LONG, spec.max_batch_tokens), longest // 2) // spec.page_size, 1) * spec.page_size
 
     def decoding(rows: int, context: int) -> tuple[str, Callable[[], Point]]:
@@ -135,7 +134,7 @@ def measure_engine(
     rounds: int = ROUNDS,
     watch: Callable[[str], None] = lambda _: None,
 ) -> CostTable:
-    """A table without endpoints."""
+    """Measures the engine's part of the table, without endpoints."""
     steps = measure_steps(runner, params, rounds=rounds, watch=watch)
     watch("copies of pages")
     return CostTable(
@@ -160,7 +159,7 @@ def measure_copies(stores: Stores, num_pages: int) -> CopyTimes:
         pages = num_pages if stores.host is None else stores.host.num_slots
         disk = measure_disk(stores.disk, pages, waiting=stores.waiting)
         if host is not None:
-            # A slot is handed to the disk as it is.
+            # The disk reads slots directly, so the engine does not pause for a copy.
             disk = msgspec.structs.replace(disk, pause=0.0)
     return CopyTimes(page_bytes=stores.page_bytes, host=host, disk=disk)
 
@@ -192,7 +191,7 @@ def measure_disk(store: PageStore, num_pages: int, *, waiting: int, rounds: int 
 
 
 def _copied(store: PageStore, down: Sequence[Store | Spill], up: Fetch) -> tuple[float, float, float]:
-    """How long the caller was held up, the copies down took, and those back up."""
+    """How long the caller was blocked, and how long the copies down and back up took."""
     began = time.perf_counter()
     store.carry_out([*down, up])
     held_up = time.perf_counter() - began
@@ -202,12 +201,12 @@ def _copied(store: PageStore, down: Sequence[Store | Spill], up: Fetch) -> tuple
     seconds = time.perf_counter() - began
     [arrival] = arrived
     if arrival.num_good < len(up.pages):
-        raise BadRequest("Pages that were copied did not come back. Is the disk full? Choose another by TMPDIR.")
+        raise BadRequest("Pages that were copied did not come back. Is the disk full? Choose another with TMPDIR.")
     return held_up, max(seconds - arrival.seconds, 0.0), arrival.seconds
 
 
 class _Trial:
-    """Steps an engine through scenarios, and times the steps that are of the kind in question."""
+    """Steps an engine through scenarios, and times the steps of the kind in question."""
 
     def __init__(self, runner: ModelRunner, params: SamplingParams) -> None:
         self._runner = _Watched(runner)
@@ -237,14 +236,12 @@ class _Trial:
         return self._timed(core, lambda work: work.prompt_tokens > 0, 1)
 
     def _engine(self) -> EngineCore:
-        """A new one, whose prefix cache is empty."""
+        """A new engine, whose prefix cache is empty."""
         self._runner.due = Work()
         return EngineCore(self._runner)
 
     def _timed(self, core: EngineCore, wanted: Callable[[Work], bool], steps: int) -> Point:
-        """The median of the first so many steps that are wanted. Those that come before are not timed, and the rest is
-        given up.
-        """
+        """The median of the first `steps` wanted steps. Earlier steps are not timed, and later work is aborted."""
         times: list[float] = []
         works: list[Work] = []
         before = time.perf_counter()
@@ -304,7 +301,7 @@ class _Watched:
 
 
 def fit(points: Iterable[Point]) -> StepTimes:
-    """The table that goes through the points as well as it can. Needs points with and without prompts."""
+    """The table that fits the points best. Needs points with and without prompts."""
     points = list(points)
     decoding = [each for each in points if not each.work.prompt_tokens]
     alone = [each for each in points if each.work.prompt_tokens and not each.work.rows]
@@ -313,7 +310,7 @@ def fit(points: Iterable[Point]) -> StepTimes:
     prompt_context = _slope([(each.work.prompt_tokens, each.work.prompt_context, each.seconds) for each in alone])
 
     def bare(point: Point) -> float:
-        """Without what it takes to attend."""
+        """The point's time without attention."""
         work = point.work
         attending = decode_context * work.decode_context + prompt_context * work.prompt_context
         return point.seconds - attending
@@ -338,7 +335,7 @@ def fit(points: Iterable[Point]) -> StepTimes:
 
 
 def _slope(points: Sequence[tuple[int, int, float]]) -> float:
-    """Seconds per unit of context, from points (group, context, seconds) of which each group has its own level."""
+    """Seconds per unit of context, from points (group, context, seconds); each group has its own base level."""
     groups: defaultdict[int, list[tuple[int, float]]] = defaultdict(list)
     for group, context, seconds in points:
         groups[group].append((context, seconds))
@@ -347,7 +344,7 @@ def _slope(points: Sequence[tuple[int, int, float]]) -> float:
         middle, level = mean(context for context, _ in found), mean(seconds for _, seconds in found)
         above += sum((context - middle) * (seconds - level) for context, seconds in found)
         below += sum((context - middle) ** 2 for context, _ in found)
-    # However noisy the times are, no step takes less than nothing without its context.
+    # However noisy the times are, no step takes negative time without its context.
     most = min((_MOST_SHARE * seconds / context for _, context, seconds in points if context), default=0.0)
     return min(max(above / below, 0.0), most) if below else 0.0
 

@@ -1,7 +1,7 @@
-"""Prompts as token ids, without a tokenizer: as many as the server would count, and shared where texts are.
+"""Prompts as token ids, without a tokenizer: as many as the server would count, and equal where texts are equal.
 
 Only how many tokens there are and which prompts begin alike matters to an engine that computes nothing. So a token is a
-hash of its word, and a word has as many as words have on average.
+hash of its word, and every word has the average number of tokens.
 """
 
 from functools import cache
@@ -18,9 +18,9 @@ from ostro.simulation.costs import EndpointCosts
 class Prompt(NamedTuple):
     token_ids: tuple[int, ...]
     num_history: int
-    """How many of them an earlier request may have left in a cache: those before the model's last answer."""
+    """Tokens that an earlier request may have left in a cache: those before the model's last answer."""
     answer: tuple[int, ...] = ()
-    """What is generated for it, as far as that is known: a later turn of the conversation begins with both."""
+    """The generated tokens, as far as they are known: a later turn of the conversation begins with both."""
 
 
 class PromptTokens:
@@ -29,7 +29,7 @@ class PromptTokens:
         self._vocab = vocab_size
         self._before = self._of_template("before", costs.tokens_before)
         self._after = self._of_template("after", costs.tokens_after)
-        # Words repeat, and prompts are long.
+        # Cached, because words repeat and prompts are long.
         self._hash = cache(self._hashed)
 
     def of(self, prompt: str | Messages | list[int], answer: str | None = None) -> Prompt:
@@ -54,7 +54,7 @@ class PromptTokens:
         if self._per_word == 1.0:
             return [self._hash(word) for word in words]
         count = round(len(words) * self._per_word)
-        # Token k belongs to the word in its place, whatever follows: texts that begin alike have tokens that do.
+        # A token depends on its position and word only, whatever follows: texts that begin alike share tokens.
         return [
             (self._hash(words[min(int(k / self._per_word), len(words) - 1)]) + k) % self._vocab for k in range(count)
         ]
@@ -67,7 +67,7 @@ class PromptTokens:
 
 
 class Answers:
-    """What was answered in the conversations of a load, by what had been said before."""
+    """The answers in a load's conversations, by the messages before them."""
 
     def __init__(self, workload: Workload) -> None:
         self._workload = workload
@@ -80,7 +80,7 @@ class Answers:
                 digest = _chained(digest, message)
 
     def of(self, index: int, level: int, prompt: str | Messages | list[int]) -> str | None:
-        """None if no later turn tells."""
+        """The answer; None if no later turn contains it."""
         found = self._workload.answer(index, level)
         if found is not None or not self._known or isinstance(prompt, str):
             return found

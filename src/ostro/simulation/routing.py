@@ -14,7 +14,7 @@ from ostro.simulation.prompts import Prompt
 
 Routing = Literal["prefix", "least-loaded", "round-robin"]
 
-# In tokens: about as much text as a block of the router's has.
+# Tokens per block: about as much text as a block of the router has.
 _BLOCK = 32
 _MODEL = "model"
 
@@ -60,7 +60,7 @@ class RoundRobin:
 
 
 class LeastLoaded:
-    """The replica with the fewest requests; of several, the one that has had none for longest."""
+    """The replica with the fewest requests; among equals, the one whose load changed longest ago."""
 
     def __init__(self, replicas: int) -> None:
         self._loads = [0] * replicas

@@ -34,7 +34,7 @@ class SimulationOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FleetFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """What a level did to the replicas; a benchmark from outside does not see it."""
+    """What happened in the replicas during a level; a benchmark from outside does not see it."""
 
     replicas: int
     replicas_used: int
@@ -42,18 +42,18 @@ class FleetFigures(msgspec.Struct, frozen=True, kw_only=True):
     preemptions: int
     pages_evicted: int
     busy_share: float
-    """Of the devices' time."""
+    """Share of the time in which devices were busy."""
     kv_mean: float
     """Share of the KV cache in use while an engine has work, on average and at most."""
     kv_most: float
     prompt_tokens: int
-    """Looked up in the prefix cache, and how many of them were found: in the KV cache, or fetched from below."""
+    """Prompt tokens looked up in the prefix cache, and how many were found: in the KV cache, or in lower tiers."""
     hit_tokens: int
     pages_stored: int = 0
-    """To host memory, and fetched from there."""
+    """Pages copied to host memory, and fetched from there."""
     pages_fetched_host: int = 0
     pages_spilled: int = 0
-    """Handed on to be written to disk, of which a slow one drops some, and fetched from there."""
+    """Pages handed on to be written to disk, some of which a slow disk drops; and pages fetched from there."""
     pages_fetched_disk: int = 0
     wall_seconds: float
     """How long the simulation itself took."""
@@ -62,7 +62,7 @@ class FleetFigures(msgspec.Struct, frozen=True, kw_only=True):
 class Simulation(msgspec.Struct, frozen=True, kw_only=True):
     bench: Bench
     fleets: list[FleetFigures]
-    """One per level."""
+    """Figures, one entry per level."""
 
     def as_json(self) -> dict[str, object]:
         told = self.bench.as_json()
@@ -74,7 +74,7 @@ class Simulation(msgspec.Struct, frozen=True, kw_only=True):
         return told | {"simulated": True, "levels": joined}
 
     def lines(self) -> list[str]:
-        """What the table of a benchmark has no rows for."""
+        """Lines for what a benchmark's table has no rows for."""
         return [
             line for run, fleet in zip(self.bench.levels, self.fleets, strict=True) for line in _fleet_lines(run, fleet)
         ]
@@ -94,7 +94,7 @@ def _fleet_lines(run: LevelRun, fleet: FleetFigures) -> list[str]:
 
 
 def _moved(fleet: FleetFigures) -> str:
-    """Nothing if no tier has had any page."""
+    """Pages moved between tiers; empty if none were."""
     host = f"to host memory {fleet.pages_stored:,} and back {fleet.pages_fetched_host:,}" if fleet.pages_stored else ""
     disk = f"to disk {fleet.pages_spilled:,} and back {fleet.pages_fetched_disk:,}" if fleet.pages_spilled else ""
     return ", ".join(each for each in (host, disk) if each)
@@ -113,7 +113,7 @@ def simulate(options: SimulationOptions) -> Simulation:
         tiers=options.tiers,
     )
     tokens = PromptTokens(costs, table.engine.vocab_size)
-    # A trace's first prompt is in the cache of a server that is measured, too.
+    # On a real server under measurement, a trace's first prompt is in the cache too.
     prompt, output_len = probing(workload).prompt(~0, ~0)
     fleet.send(~0, tokens.of(prompt), output_len, lambda _: None)
     fleet.run()
@@ -241,7 +241,7 @@ class _Load:
 
 
 class _Seen:
-    """What replicas had done before a level."""
+    """The replicas' totals before a level."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
@@ -276,7 +276,7 @@ class _Seen:
 
 
 class _Sums(NamedTuple):
-    """Over all replicas."""
+    """Totals over all replicas."""
 
     evicted: float
     busy_seconds: float

@@ -18,17 +18,17 @@ from ostro.simulation.run import SimulationOptions, simulate
 _REQUESTS = 10
 _STREAMS = 16
 _BURST, _BURSTS = 8, 4
-# A second beside the API process takes an engine on the same cores no longer than this.
+# Most seconds that a second of the API process's work adds to an engine on the same cores.
 _MOST_CONTENTION = 2.0
 _LONGEST = 320
 _TIMEOUT = 600.0
 
 
 class Probe(msgspec.Struct, frozen=True, kw_only=True):
-    """A load, and how the server took it."""
+    """A load, and the server's outcomes under it."""
 
     workload: Workload
-    """As adapted to the server."""
+    """The load, adapted to the server."""
     level: Level
     outcomes: list[Outcome]
 
@@ -88,10 +88,10 @@ def _probed(load: Workload, level: Level, url: str, headers: Mapping[str, str]) 
 
 
 def with_server(table: CostTable, probes: Probes, *, chat_prefix: int | None = None) -> CostTable:
-    """The table of an engine, with the costs of the server around it that was probed. `chat_prefix` is how many tokens
-    the chat template puts before a message, if that is known; otherwise whole pages of it are found in the cache.
+    """The engine's table, with the costs of the probed server around it. `chat_prefix` is how many tokens the chat
+    template puts before a message, if known; otherwise it is derived from what the cache held, in whole pages.
     """
-    # What events cost comes first: what is left then is the request's.
+    # Events come first: the remaining cost is the request's.
     free = msgspec.structs.replace(
         table, endpoints={name: _free(probe, chat_prefix) for name, probe in probes.alone.items()}
     )
@@ -105,7 +105,7 @@ def with_server(table: CostTable, probes: Probes, *, chat_prefix: int | None = N
 
 
 def _free(probe: Probe, chat_prefix: int | None) -> EndpointCosts:
-    """The endpoint's tokens, without any costs."""
+    """The endpoint's token counts, with all costs at zero."""
     words = probe.workload.words
     # Random prompts have nothing in common but what the template puts before them.
     shared = min(each.cached_tokens or 0 for each in probe.outcomes)
@@ -129,7 +129,7 @@ def _event(table: CostTable, probe: Probe) -> float:
 
 
 def _contention(table: CostTable, probe: Probe) -> float:
-    """Between a burst's requests the engine computes while the API process still passes on others."""
+    """Fitted to bursts, in which the engine computes while the API process still passes on requests."""
     served, free, slowed = (
         figures(each).ttft
         for each in (
@@ -149,7 +149,7 @@ def _simulated(table: CostTable, probe: Probe) -> list[Outcome]:
 
 
 def _line(served: list[Outcome], alone: list[Outcome]) -> tuple[float, float]:
-    """Seconds for an empty prompt and per token of prompts, of what a server takes beyond its engine."""
+    """Seconds that a server takes beyond its engine: for an empty prompt, and per prompt token."""
     extra = sorted(
         (real.input_tokens or 0, real.ttft - simulated.ttft)
         for real, simulated in zip(served, alone, strict=True)
