@@ -177,7 +177,7 @@ def build(args: Mapping[str, object]) -> serve.Application:
     is_direct = goes_direct(options, os.environ)
     for name in ("host", "port"):
         if (origin := merged.chosen(name)) is not None:
-            _log.warning("%s is Serve's to choose, and is not taken from %s.", name, origin)
+            _log.warning("%s from %s is ignored: Ray Serve decides it.", name, origin)
     given = explicit(merged)
     settings = merged.settings
     if is_direct and (seconds := hard_stop_seconds(os.environ)) < settings.request_timeout:
@@ -232,7 +232,7 @@ def _with_router(engines: serve.Application, picker: serve.Application) -> serve
     )
     if attach is None:
         raise BadRequest(
-            f"Ray {ray.__version__} has another way of choosing replicas for HAProxy than this version of Ostro knows. "
+            f"Ray {ray.__version__} chooses replicas for HAProxy in a way that this version of Ostro does not know. "
             "Install Ray 2.60, or unset RAY_SERVE_ENABLE_HA_PROXY."
         )
     return attach(picker)

@@ -1,4 +1,4 @@
-"""Requests that go to all replicas: metrics, and what the admin does. One response is made of all of theirs."""
+"""Requests that go to all replicas, such as metrics and admin requests. Merges the replicas' answers into one."""
 
 import json
 from collections.abc import Awaitable, Iterator, Mapping, Sequence

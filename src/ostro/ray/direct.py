@@ -1,5 +1,5 @@
-"""The direct path: a replica behind a port of its own, and the endpoint that names the replica for a request. Knows
-ASGI; knows no Ray.
+"""The direct path: a replica with its own port, and the endpoint that names the replica for a request. Knows ASGI;
+knows no Ray.
 
 client ──HTTP──> HAProxy ──────────────────────────> replica's port ──> Ostro's whole HTTP application
                     └── the request's body ──> Picking
@@ -26,12 +26,12 @@ from ostro.server.error_handlers import error_response
 from ostro.server.http.body import BodyLimits
 from ostro.server.http.disconnect import ClientGone, UntilDisconnect
 
-# HAProxy says so if a body is longer than its buffer, and sends what fits.
+# Set by HAProxy if a body is longer than its buffer: it sends only what fits.
 _TRUNCATED = "x-body-truncated"
 
 
 class DirectReplica:
-    """An ASGI application: the replica's own, and all replicas' where a request concerns them all."""
+    """An ASGI application: answers for this replica, or for all of them where a request concerns them all."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class DirectReplica:
             if is_for_all and may_ask(call, Headers(scope=scope), self._keyring, self._hosts):
                 await self._ask_all(scope, receive, send)
             else:
-                # Refusals too: they should cost the other replicas nothing.
+                # Refusals are answered here too: they should cost the other replicas nothing.
                 scope = {**scope, "path": call.path, "raw_path": call.raw_path, "root_path": ""}
                 await self._replica.serve(scope, receive, without_request_id(call, send))
 
@@ -91,7 +91,7 @@ class Picking:
             body = await http.body()
         except ClientDisconnect:
             return
-        # The path is not told, so a model that is named there is not known here.
+        # HAProxy does not pass the path on, so a model named there is not known here.
         replica = await self._pick(await read_key("", body, is_whole=_TRUNCATED not in http.headers))
         response: Response
         if replica is None:

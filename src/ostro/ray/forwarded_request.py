@@ -20,7 +20,7 @@ _LONGEST_NAME = 256
 # Short bodies are parsed faster than a thread wakes up; very long ones are not parsed, and go to the least loaded.
 _LONG_BODY, _LONGEST_READ = 64 << 10, 2 << 20
 NO_KEY = Key(ANY)
-"""Of a request that tells nothing to route by."""
+"""The key of a request that says nothing to route by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +79,8 @@ async def read_key(path: str, body: bytes, *, is_whole: bool = True) -> Key:
 
 
 def key_of(path: str, body: bytes, *, is_whole: bool = True) -> Key:
-    """A request's key. An invalid request gets one too: refusing it is up to the replica. Of a body that is not whole,
-    its beginning is enough.
+    """A request's key. An invalid request gets one too: refusing it is up to the replica. The beginning of a truncated
+    body is enough.
     """
     try:
         asked = (

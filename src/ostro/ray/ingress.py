@@ -27,7 +27,7 @@ from ostro.server.http.disconnect import ClientGone, UntilDisconnect
 _PROBE_SECONDS = 5.0
 # A replica reports a timeout itself, in different words than if there is no replica: give it time to.
 _LATE_SECONDS = 10.0
-_DIED = "The replica that was at work on this request has ended. Send it again: others are there, or will be."
+_DIED = "The replica that was working on this request has died. Send it again: another replica will take it."
 
 
 class Answering(Protocol):
@@ -152,8 +152,8 @@ def may_ask(call: ForwardedRequest, headers: Headers, keyring: Keyring, hosts: H
 
 
 async def read_body(http: Request, limits: BodyLimits) -> bytes:
-    """Reads slightly more than is allowed of a body that is too long, so that the replica notices; or nothing if its
-    headers tell.
+    """Reads a body that is too long slightly beyond the limit, so that the replica notices; or not at all if its
+    headers give it away.
     """
     body, most = bytearray(), limits.max_bytes
     announced = http.headers.get("content-length", "")
@@ -173,7 +173,7 @@ async def read_body(http: Request, limits: BodyLimits) -> bytes:
 
 
 def without_request_id(call: ForwardedRequest, send: Send) -> Send:
-    """Serve adds the same header."""
+    """Drops the request id from the answer, because Serve adds the same header."""
     header = (b"x-request-id", dict(call.headers).get(b"x-request-id"))
 
     async def send_on(message: Message) -> None:

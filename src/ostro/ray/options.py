@@ -18,8 +18,8 @@ from ostro.server.settings import RAY_PREFIX, REFUSED, Given, Merged, ServeSetti
 
 Routing = Literal["prefix", "power_of_two", "round_robin"]
 Count = Annotated[int, Field(ge=1)]
-# Ray's own variables: is there an HAProxy; does a replica's HTTP server share the application's event loop, so that it
-# can hold it back if a client reads slowly; does whoever chooses the replica see the request's body.
+# Ray's own variables: whether there is an HAProxy; whether a replica's HTTP server shares the application's event loop,
+# so that it can apply backpressure when a client reads slowly; whether the process that chooses replicas sees the body.
 _HAPROXY = "RAY_SERVE_ENABLE_HA_PROXY"
 _SEPARATE_THREAD = "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD"
 _FORWARD_BODY = "RAY_SERVE_INGRESS_REQUEST_ROUTER_FORWARD_BODY"
@@ -32,18 +32,18 @@ class RayOptions(BaseSettings):
     model_config = SettingsConfigDict(env_prefix=RAY_PREFIX, frozen=True, extra="forbid")
 
     config: Path | None = Field(None, description="a YAML file of the server's settings, as for `ostro serve --config`")
-    replicas: Count = Field(1, description="engine replicas, or with max_replicas the fewest")
-    max_replicas: Count | None = Field(None, description="the most, added and taken away by load")
+    replicas: Count = Field(1, description="engine replicas; with max_replicas, the minimum")
+    max_replicas: Count | None = Field(None, description="maximum number of replicas, for autoscaling by load")
     target_requests: Annotated[float, Field(gt=0)] | None = Field(
-        None, description="requests a replica, waiting and running, above which there are more (default: half a batch)"
+        None, description="requests per replica, waiting and running, above which to scale up (default: half a batch)"
     )
-    upscale_delay: Annotated[float, Field(ge=0)] = Field(10.0, description="seconds that it takes more for that")
-    downscale_delay: Annotated[float, Field(ge=0)] = Field(300.0, description="seconds before one is taken away")
+    upscale_delay: Annotated[float, Field(ge=0)] = Field(10.0, description="seconds of high load before scaling up")
+    downscale_delay: Annotated[float, Field(ge=0)] = Field(300.0, description="seconds of low load before scaling down")
     look_back: Annotated[float, Field(gt=0)] = Field(15.0, description="seconds over which requests are averaged")
-    ingress_replicas: Count = Field(1, description="processes before the engines; each learns prefixes by itself")
-    cpus: Annotated[float, Field(ge=0)] = Field(1.0, description="CPUs a replica, and its threads")
+    ingress_replicas: Count = Field(1, description="processes in front of the engines; each learns prefixes by itself")
+    cpus: Annotated[float, Field(ge=0)] = Field(1.0, description="CPUs per replica, and its threads")
     gpus: Annotated[float, Field(ge=0)] | None = Field(
-        None, description="GPUs a replica (default: tensor_parallel with device=cuda, else 0)"
+        None, description="GPUs per replica (default: tensor_parallel with device=cuda, else 0)"
     )
     routing: Routing = Field("prefix", description="how a replica is chosen")
 
@@ -82,7 +82,7 @@ def read_options(args: Mapping[str, object]) -> tuple[RayOptions, Merged]:
 def goes_direct(options: RayOptions, environment: Mapping[str, str]) -> bool:
     """Whether Serve's ingress is HAProxy, which can send requests straight to replicas.
 
-    Raises BadRequest if it is set up so that it would do that badly.
+    Raises BadRequest if its setup would make it do that badly.
     """
     if environment.get(_HAPROXY) != "1":
         return False
@@ -113,7 +113,7 @@ def threads_of(options: RayOptions, settings: ServeSettings) -> int | None:
 def devices_of(options: RayOptions, settings: ServeSettings) -> dict[str, object]:
     """Ray's options for the devices of a replica: all that its model is divided over, on one node.
 
-    Raises BadRequest if `gpus` is fewer than that, or if nothing says how many there are to be.
+    Raises BadRequest if `gpus` is fewer than that, or if nothing says how many devices to reserve.
     """
     engine = settings.engine()
     needed = engine.tensor_parallel
@@ -131,7 +131,7 @@ def devices_of(options: RayOptions, settings: ServeSettings) -> dict[str, object
 
 
 def _all_devices(options: RayOptions, engine: EngineConfig) -> int:
-    """What "auto" means for a replica, which sees only what it has reserved."""
+    """The number of devices that "auto" means for a replica, which sees only those it has reserved."""
     if engine.device == "cuda" and options.gpus is not None:
         return max(1, int(options.gpus))
     if engine.device in ("cuda", "tpu"):

@@ -29,10 +29,10 @@ from ostro.server.telemetry.tracing.start import Tracer, start_tracing
 
 REPLICA_HEADER = b"x-ostro-replica"
 ROUTER_HEADER = b"x-serve-router-ostro"
-"""Set by HAProxy, which removes what clients send under names that begin like this."""
+"""Set by HAProxy, which removes client headers with this prefix."""
 # Routers come and go; those that are gone need not be told anything.
 _MOST_ROUTERS = 256
-# Whoever has no key may send any router's name. A router finds out by the load that such a request is over.
+# A client without a key may send any router's name. A router sees from the load that such a request is over.
 _NOT_ADMITTED = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.TOO_MANY_REQUESTS)
 
 _LOOK_SECONDS = 0.25
@@ -105,7 +105,7 @@ class EngineReplica:
             await asyncio.to_thread(self._tracer.stop)
 
     async def serve(self, scope: Scope, receive: Receive, send: Send, key: Key | None = None) -> None:
-        """The application's answer, as of an ASGI application. Without a `key`, it is read from the request's body."""
+        """Runs the application on an ASGI request. Without a `key`, it is read from the request's body."""
         assert self._app is not None, "start the replica first"
 
         async def on_answer(body: bytes) -> None:
@@ -216,7 +216,7 @@ class EngineReplica:
 
 
 def _room(info: ModelInfo, heartbeat: Heartbeat) -> int:
-    """How many tokens' keys and values are kept at least: pages may lie in several tiers, so the largest counts."""
+    """Least number of tokens whose KV is cached: a page may be in several tiers, so the largest tier counts."""
     return max(info.num_pages, heartbeat.pages_host, heartbeat.pages_disk) * info.page_size
 
 
@@ -248,7 +248,7 @@ class _Watched:
             self.status = message["status"]
             message = {**message, "headers": [*message.get("headers", ()), self._header]}
         await self._send(message)
-        # After the first bytes, which should not wait for this.
+        # Done after the first bytes, which should not wait for this.
         if message["type"] == "http.response.body" and self._body is not None:
             body, self._body = b"".join(self._body), None
             if self.status == HTTPStatus.OK:

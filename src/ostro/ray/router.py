@@ -15,7 +15,7 @@ from ostro.routing.report import Report
 from ostro.routing.router import Router
 
 STATS_SECONDS, DIRECT_STATS_SECONDS = 1.0, 0.25
-"""How often replicas report. Where requests do not come back through here, reports alone tell that they have ended."""
+"""Seconds between reports. On the direct path, only reports tell a router that requests have ended."""
 REPORT, FINISHED = "report", "finished"
 """Names in Serve's routing statistics: a `Report`, and how many requests of each router have ended. Both are builtins,
 because Serve's controller unpickles them, and may run where this package is not installed.
@@ -23,7 +23,7 @@ because Serve's controller unpickles them, and may run where this package is not
 
 
 def router_name() -> str:
-    """Of the process that this is called in, among those that choose replicas."""
+    """A name for this process, unique among those that choose replicas."""
     return str(ray.get_runtime_context().get_actor_id())
 
 
@@ -50,7 +50,7 @@ class PrefixRouter(RequestRouter):
         for name in self._by_name.keys() - by_name.keys():
             self._router.remove(name)
             del self._last_stats[name]
-        # Before any first report, of which less is read the more replicas there are.
+        # Added before any first report: the more replicas there are, the less is read of each report.
         for name in by_name:
             self._router.add(name)
         for name, replica in by_name.items():
@@ -75,7 +75,7 @@ class PrefixRouter(RequestRouter):
 
 
 class DirectRouter(PrefixRouter):
-    """For requests that go to replicas by another way, whose ends only the replicas' reports tell."""
+    """For requests that bypass Serve's handles: only the replicas' reports tell when they have ended."""
 
     def initialize_state(self) -> None:
         super().initialize_state()
@@ -90,7 +90,7 @@ class DirectRouter(PrefixRouter):
         return chosen
 
     def on_send_request(self, replica_id: ReplicaID) -> None:
-        # Counted when it was chosen.
+        # Already counted when the replica was chosen.
         RequestRouter.on_send_request(self, replica_id)
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
@@ -101,7 +101,7 @@ class DirectRouter(PrefixRouter):
 
 
 def _report(stats: Mapping[str, Any]) -> Report:
-    """Serve has none of a replica that has just started."""
+    """The replica's report; an empty one if it has just started and Serve has none."""
     return Report.from_builtins(stats.get(REPORT, {}))
 
 
