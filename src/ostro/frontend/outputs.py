@@ -41,9 +41,9 @@ class Completion:
     num_cached: int = 0
     """Prompt tokens that came from the prefix cache."""
     has_prediction: bool = False
-    """Whether the request says what the output is expected to be."""
+    """Whether the request came with a prediction of its output."""
     num_accepted: int = 0
-    """Tokens of that prediction that were tried and were right, and those that were not, over all choices."""
+    """Predicted tokens that were accepted, and those that were rejected, over all choices."""
     num_rejected: int = 0
     embedding: list[float] | None = None
     solution: Solution | None = None
@@ -90,12 +90,12 @@ class Ranked:
     """One of several documents, and how relevant it is to a query."""
 
     index: int
-    """Its place among the documents."""
+    """The document's index in the request."""
     score: float
 
 
 def ranked(scores: Sequence[float], top_n: int | None = None) -> list[Ranked]:
-    """The best first, at most `top_n` of them; equal ones in their order."""
+    """Best first, at most `top_n` of them; ties keep their order."""
     everything = [Ranked(index, score) for index, score in enumerate(scores)]
     return sorted(everything, key=lambda each: -each.score)[:top_n]
 

@@ -28,11 +28,11 @@ class RelevanceInput(NamedTuple):
     is_document: bool = False
     """Whether the text is the second of a pair."""
     answer: int | None = None
-    """The token whose log-probability after both texts is asked for, of a language model that judges."""
+    """For a language model that judges: the token whose log-probability after both texts is asked for."""
 
     @property
     def texts(self) -> tuple[str | None, str | None]:
-        """Of the query and of the document, what it reads."""
+        """The query and the document, each None if the request does not read it."""
         return (None, self.text) if self.is_document else (self.text, self.second)
 
     @property
@@ -45,7 +45,7 @@ def relevance_inputs(frontend: Frontend, pairs: Sequence[Pair]) -> list[Relevanc
     other models.
     """
     if (judge := frontend.judge) is not None:
-        # The second of two finds the prompt in the prefix cache.
+        # The second request of a pair finds the prompt in the prefix cache.
         return [RelevanceInput(*pair, answer=answer) for pair in pairs for answer in (judge.yes, judge.no)]
     if frontend.ranking is not None:
         return [RelevanceInput(query, document) for query, document in pairs]
@@ -108,7 +108,7 @@ def relevance_scores(frontend: Frontend, pairs: Sequence[Pair], completions: Seq
 
 
 def tokens_read(frontend: Frontend, completions: Sequence[Completion]) -> int:
-    """How many tokens the pairs have, with what stands around them. A judge's two requests for a pair count once."""
+    """Tokens in the pairs and the prompts around them. A judge's two requests for a pair count once."""
     if frontend.judge is None:
         return sum(len(completion.prompt_ids) for completion in completions)
     return sum(len(completion.prompt_ids) - 1 for completion in completions[::2])

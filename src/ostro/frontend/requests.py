@@ -40,7 +40,7 @@ class Sampling(NamedTuple):
     """Sampling settings, prepared once for all prompts of one request."""
 
     params: SamplingParams
-    """With the model's own defaults for what the caller left out."""
+    """The caller's settings, with the model's own defaults for what was left out."""
     bad_word_ids: tuple[tuple[int, ...], ...]
     constraint: Constraint | None = None
     """What the output must match."""
@@ -60,13 +60,11 @@ class Frontend:
         judge: Judge | None = None,
         tool_format: ToolFormat = "auto",
     ) -> None:
-        """`ranking` is a cross-encoder's, `judge` that of a language model that ranks, and `pooling` an embedding
-        model's.
-        """
+        """`ranking` is for cross-encoders, `judge` for language models that rank, `pooling` for embedding models."""
         self.name = name
         self.ranking, self.judge = ranking, judge
-        # Made here rather than for the first pair, because it blocks on the process that renders conversations too. A
-        # template that does not rank may well chat, so what is wrong with it is told to those who rank.
+        # Made here rather than for the first pair, because it blocks on the process that also renders conversations. A
+        # template that cannot rank may well chat, so the error is raised only when ranking.
         self._pair_prompt = None if judge is None else _pair_prompt(tokenizer, judge)
         self._tool_format = tool_format
         self._probing = threading.Lock()
@@ -187,7 +185,7 @@ class Frontend:
         """
         if self.ranking is not None:
             raise Unsupported(
-                f"{self.name} is a classifier: it ranks texts (/v1/rerank, /v1/score), and embeds none.", param="model"
+                f"{self.name} is a classifier: it ranks texts (/v1/rerank, /v1/score) but embeds none.", param="model"
             )
         if self.pooling is None:
             raise Unsupported(
@@ -214,7 +212,7 @@ class Frontend:
         other models.
         """
         if self.ranking is None:
-            raise Unsupported(f"{self.name} is no cross-encoder. Load one to rank texts.", param="model")
+            raise Unsupported(f"{self.name} is not a cross-encoder. Load one to rank texts.", param="model")
         if self.ranking.num_labels != 1:
             raise Unsupported(
                 f"{self.name} sorts texts into {self.ranking.num_labels} classes. To rank them, load a cross-encoder "
@@ -238,8 +236,8 @@ class Frontend:
         adapter: str | None = None,
         truncate_prompt_tokens: int | None = None,
     ) -> Request:
-        """A request for the log-probability of a judge's answer, which is a token, to a pair of texts."""
-        assert self._pair_prompt is not None, "it is no judge"
+        """A request for the log-probability of a judge's answer, a token, to a pair of texts."""
+        assert self._pair_prompt is not None, "the model is not a judge"
         if isinstance(self._pair_prompt, str):
             raise Unsupported(f"{self.name} cannot rank texts. {self._pair_prompt}", param="model")
         if truncate_prompt_tokens is not None:

@@ -51,7 +51,7 @@ def in_container(root: Path = Path("/"), environ: Mapping[str, str] = os.environ
 
 
 def device_here(name: str, backend: str = "auto") -> str:
-    """The device, "cpu", "cuda", "tpu" or "mps", that a setting means on this machine for a backend."""
+    """The device that a setting means on this machine for a backend: "cpu", "cuda", "tpu" or "mps"."""
     if name != "auto":
         return name
     if backend in ("auto", "jax") and tpu_memory() is not None:
@@ -70,7 +70,7 @@ def has_jax() -> bool:
 
 
 def tpu_memory(pci: Path = _PCI) -> int | None:
-    """Bytes of each TPU device; None if there is none, or none that JAX could use."""
+    """Memory of each TPU device in bytes; None if there is none, or none that JAX could use."""
     return min((memory for _, memory in _tpu_chips(pci)), default=None)
 
 
@@ -93,7 +93,7 @@ def has_idle_gpu() -> bool:
 
 
 def gpu_memory(devices: int = 1) -> tuple[int, int] | None:
-    """Total and free bytes of the GPU, or the least of the first `devices` GPUs; None if there are not so many, or if
+    """Total and free bytes of the GPU, or the least of the first `devices` GPUs; None if there are fewer GPUs, or if
     they cannot be queried.
     """
     gpus = _visible_gpus(devices)

@@ -1,4 +1,4 @@
-"""Which processes, usually on several hosts, share one JAX mesh, as the environment tells. Imports no JAX."""
+"""Which processes, usually on several hosts, share one JAX mesh, according to the environment. Imports no JAX."""
 
 import os
 import socket
@@ -18,20 +18,20 @@ _TPU_HOSTS = ("TPU_PROCESS_ADDRESSES", "TPU_WORKER_HOSTNAMES")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeshHosts:
-    """Several processes, one of which is this one. JAX finds out by itself what is None."""
+    """The processes of a mesh, including this one. JAX finds out by itself what is None."""
 
     address: str | None
-    """HOST:PORT of the first one's coordinator."""
+    """HOST:PORT of the first process's coordinator."""
     bind_address: str | None
-    """HOST:PORT on which it listens."""
+    """HOST:PORT on which the coordinator listens."""
     count: int | None
     number: int | None
-    """Which one this is, from 0."""
+    """Number of this process, from 0."""
     tpu_hosts: tuple[str, ...] = ()
 
     @property
     def first(self) -> str:
-        """The name or IP address of the first one's host."""
+        """The name or IP address of the first process's host."""
         if self.address is not None:
             return _host(self.address)
         if self.tpu_hosts:
@@ -41,12 +41,12 @@ class MeshHosts:
 
     @property
     def bound(self) -> str:
-        """The name or IP address on which the first one listens."""
+        """The name or IP address on which the first process listens."""
         return self.first if self.bind_address is None else _host(self.bind_address)
 
 
 def mesh_hosts(environ: Mapping[str, str] = os.environ) -> MeshHosts | None:
-    """None if this process is alone. Raises BadRequest for variables that contradict each other."""
+    """The mesh; None if this process is alone. Raises BadRequest for variables that contradict each other."""
     address = environ.get(ADDRESS) or None
     count, number = _number(environ, COUNT), _number(environ, NUMBER)
     tpu_hosts = _tpu_hosts(environ)

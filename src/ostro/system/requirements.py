@@ -22,7 +22,7 @@ def needs(what: str, extra: str) -> str:
     return f"{what} needs libraries that are not installed. Run: {install_command(extra)}"
 
 
-# These only talk to servers.
+# Commands that only talk to servers.
 _ANYWHERE = ("bench",)
 
 
