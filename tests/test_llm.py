@@ -233,7 +233,7 @@ def test_a_prompt_over_the_context_is_refused_before_anything_runs(llm: LLM) -> 
 @pytest.mark.parametrize(
     ("prompts", "continuations", "message"),
     [
-        (["a"], [], "equally many"),
+        (["a"], [], "as many continuations"),
         ([""], [" b"], "prompt is empty"),
         (["a"], [""], "at least one token"),
         (["a"], [[1, 2]], "both be texts or both be token ids"),

@@ -50,7 +50,7 @@ def create_app(config: str | Path | None = None, **settings: object) -> FastAPI:
     log = structlog.stdlib.get_logger("ostro.server")
     for name in _NOT_OURS:
         if (origin := merged.chosen(name)) is not None:
-            log.warning(f"{name} is the ASGI server's to choose, and is not taken from {origin}.")
+            log.warning(f"{name} from {origin} is ignored: the ASGI server decides it.")
     sweep_cache()
     models = build_models(chosen)
     gate = build_gate(chosen, keyring, models)

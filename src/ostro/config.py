@@ -21,7 +21,7 @@ HrmDialect = Literal["auto", "upstream", "aios"]
 GenerationConfig = Literal["auto", "ignore"]
 Speculative = Literal["auto", "ngram", "off"]
 KernelChoices = Literal["auto", "off"] | str
-# Bytes, which people write as 512M or 2G.
+# A number of bytes, which users write as 512M or 2G.
 Size = Annotated[int, "bytes"]
 # The formats in `answers.formats`; a test compares the two.
 ToolFormat = Literal[
@@ -59,7 +59,7 @@ class Names:
     """Other names of a setting."""
 
     also: tuple[str, ...] = ()
-    """Used like its own name: `max_model_len` in YAML, --max-model-len and OSTRO_MAX_MODEL_LEN."""
+    """Aliases, used like its own name: `max_model_len` in YAML, --max-model-len and OSTRO_MAX_MODEL_LEN."""
     levanter: tuple[str, ...] = ()
     """Keys in sections of Levanter's config: --service.max_seqs and OSTRO_SERVICE_MAX_SEQS."""
     foreign: tuple[str, ...] = ()
@@ -81,7 +81,7 @@ class Setting:
 
     default: object
     meaning: str
-    """With the default, where that is not a value: (default: one per core)."""
+    """Its description, with the default where that is not a plain value: (default: one per core)."""
     most: float | None = None
     """A number's upper limit: more is a typo, and acting on it would be worse than an error. The lower limit is 1 for
     integers, and above 0 for others."""
@@ -394,7 +394,7 @@ class EngineConfig:
         if len(set(self.adapter_names)) < len(self.adapters):
             raise BadRequest("Two adapters have the same name; give each its own.", param="adapters")
         if not self.kernel_choices:
-            raise BadRequest("kernel_choices is auto, off or a file.", param="kernel_choices")
+            raise BadRequest("kernel_choices must be auto, off or a file.", param="kernel_choices")
         if self.has_tiers and not self.prefix_caching:
             name = self.tier_settings[0]
             raise BadRequest(f"{name} is for cached prefixes: leave it out, or leave prefix_caching on.", param=name)
@@ -424,7 +424,7 @@ class EngineConfig:
             self._check_kind(_ENCODER, "An encoder on torch")
 
     def _check_kind(self, kind: str, subject: str, but: tuple[str, ...] = ()) -> None:
-        """Raises BadRequest for settings that a kind of model does not take, `but` for those of this name."""
+        """Raises BadRequest for settings that a kind of model does not take, except those named in `but`."""
         for name, setting in SETTINGS.items():
             idle = setting.default
             harmless = name in but or (name == "kernel_choices" and not self.names_kernels)
@@ -445,7 +445,7 @@ class EngineConfig:
 
     @property
     def tier_settings(self) -> list[str]:
-        """The names of those that ask for tiers below the KV cache's pages."""
+        """Names of the settings that ask for tiers below the KV cache's pages."""
         return [name for name, each in SETTINGS.items() if each.is_tier and getattr(self, name) != each.default]
 
     @property
@@ -454,7 +454,7 @@ class EngineConfig:
 
     @property
     def names_kernels(self) -> bool:
-        """Whether `kernel_choices` is a file: where there is nothing to choose, its other values do no harm."""
+        """Whether `kernel_choices` is a file. Its other values do no harm where there is nothing to choose."""
         return self.kernel_choices not in ("auto", "off")
 
     @property
@@ -482,7 +482,7 @@ _CHOICES = {name: get_args(kind) for name, kind in KINDS.items() if get_origin(k
 
 
 def read_size(text: str) -> int:
-    """Bytes, as a plain number or with a unit: 512M, 2G, 1.5GiB. Raises ValueError, which says so, for others."""
+    """Bytes, as a plain number or with a unit: 512M, 2G, 1.5GiB. Raises ValueError, which says so, for other text."""
     number = text.strip().lower().removesuffix("b").removesuffix("i")
     unit = _UNITS.get(number[-1:], 1)
     try:

@@ -45,9 +45,9 @@ class DeviceKind(ABC):
     max_batch_seqs: ClassVar[int]
     max_batch_tokens: ClassVar[int]
     max_batch_tokens_serving: ClassVar[int]
-    """For serving, where steps must be short because people read along."""
+    """Tokens per step when serving, where steps must be short because people read along."""
     max_encoded_tokens: ClassVar[int] = 1024
-    """For encoders, which take whole texts in a step, and nobody reads along."""
+    """Tokens per step of an encoder, which takes whole texts in a step while nobody reads along."""
 
     @abstractmethod
     def check(self, config: EngineConfig) -> None:
@@ -61,7 +61,7 @@ class DeviceKind(ABC):
 
     def memory(self, devices: TensorParallel = 1) -> Memory | None:
         """The memory of this machine's device, or of the smallest of its first `devices`, "auto" being all; None if
-        there are not so many, or if they cannot be queried. CPUs share theirs.
+        there are fewer, or if they cannot be queried. CPUs share theirs.
         """
         number = self.count() if devices == "auto" else devices
         return self._memory(number) if number else None
@@ -70,7 +70,7 @@ class DeviceKind(ABC):
     def _memory(self, devices: int) -> Memory | None: ...
 
     def compute_dtype(self, asked: DType) -> DType:
-        """Without the native core."""
+        """The compute dtype without the native core."""
         return self.dtypes[0] if asked == "auto" else asked
 
     def encoded_tokens(self, config: EngineConfig) -> int:
@@ -120,7 +120,7 @@ class _Cpu(DeviceKind):
 class _Cuda(DeviceKind):
     name, label = "cuda", "GPU"
     has_own_memory, has_native_core = True, False
-    # 16 bits are twice as fast there.
+    # 16-bit dtypes are twice as fast there.
     dtypes = ("bfloat16", "float16", "float32")
     smaller = "--quantize fp8"
     page_size, max_batch_seqs = 64, 256
@@ -255,13 +255,13 @@ def check_together(config: EngineConfig) -> None:
         raise Unsupported(f"backend {config.backend} does not run on TPUs. Use --backend jax.", param="backend")
     elif config.tensor_parallel not in (1, "auto") and config.has_tiers:
         name = config.tier_settings[0]
-        raise Unsupported(f"{name} does not work with tensor_parallel. Leave out either.", param=name)
+        raise Unsupported(f"{name} does not work with tensor_parallel. Leave one of them out.", param=name)
     elif config.tensor_parallel not in (1, "auto") and (reason := why_undivided(config)) is not None:
         raise reason
 
 
 def why_undivided(config: EngineConfig) -> Unsupported | None:
-    """Why settings other than the number rule out that torch divides a model; None if they do not."""
+    """Why settings other than the number of devices keep torch from dividing a model; None if none do."""
     if not can_divide(config.backend, config.device):
         return Unsupported(
             f"tensor_parallel is {config.tensor_parallel}, but the model would run on one device. Leave it out; to try "

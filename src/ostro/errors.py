@@ -270,17 +270,17 @@ class BadAnswer(ServerError):
 
 
 def internal_error() -> OstroError:
-    """What clients are told of a bug of ours: the details are for the log."""
+    """What clients are told about a bug of ours: the details are for the log."""
     return OstroError("Internal server error. The server's log says more, under this response's x-request-id.")
 
 
 def from_process(
     name: str, message: str, *, param: str | None = None, otherwise: type[OstroError] = ModelError
 ) -> OstroError:
-    """The error that another process had, of which only the class's name, the message and `param` crossed over.
+    """Rebuilds an error of another process from the name of its class, its message and `param`.
 
-    Where a message does not suffice to make one, it is of the nearest class above for which it does. An unknown class
-    is `otherwise`.
+    Where a message does not suffice to make one, uses the nearest base class for which it does. An unknown class
+    becomes `otherwise`.
     """
     known = globals().get(name)
     kind = known if isinstance(known, type) and issubclass(known, OstroError) else otherwise

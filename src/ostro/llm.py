@@ -49,7 +49,7 @@ class LLM:
         *,
         adapters: Mapping[str, str | Path] | None = None,
     ) -> None:
-        # torch, if the model needs it, takes seconds to import: not before the rest is known to be right.
+        # torch, if the model needs it, takes seconds to import: check everything else first.
         from ostro.backends.choosing import check_without_torch
         from ostro.backends.loading import load_runner
         from ostro.backends.tiers.opening import open_tiers
@@ -182,7 +182,7 @@ class LLM:
         """
         if len(prompts) != len(continuations):
             raise BadRequest(
-                f"prompts and continuations must be equally many, got {len(prompts)} and {len(continuations)}.",
+                f"Give as many continuations as prompts, got {len(prompts)} prompts and {len(continuations)}.",
                 param="continuations",
             )
         triples = zip(prompts, continuations, _for_each(adapter, len(prompts)), strict=True)
@@ -205,9 +205,9 @@ class LLM:
     ) -> list[list[float]]:
         """One embedding per text, pooled as the model's own configuration says.
 
-        `dimensions` shortens them, if the model was trained for that. `prompt_name` is that of one of the model's
-        prompts, such as "query". `truncate_prompt_tokens` keeps this many tokens, an encoder's first ones and a
-        decoder's last ones; -1 keeps as many as fit in the context.
+        `dimensions` shortens them, if the model was trained for that. `prompt_name` names one of the model's prompts,
+        such as "query". `truncate_prompt_tokens` keeps this many tokens, the first ones for an encoder and the last
+        ones for a decoder; -1 keeps as many as fit in the context.
         """
         batch = _as_list(texts)
         requests = [

@@ -24,7 +24,7 @@ class SamplingDefaults:
     min_p: float | None = None
     repetition_penalty: float | None = None
     max_tokens: int | None = None
-    """For requests that set no limit of their own."""
+    """Limit for requests that set none of their own."""
 
     def __post_init__(self) -> None:
         self.fill(SamplingParams(max_tokens=None))

@@ -21,11 +21,11 @@ MAX_LOGIT_BIAS = 1024
 MAX_BAD_WORDS = 1024
 MAX_STOP_TOKEN_IDS = 1024
 MAX_STOP_CHARACTERS = 1 << 16
-"""Over all stop strings."""
+"""Characters over all stop strings."""
 MAX_BAD_WORD_CHARACTERS = 1 << 14
-"""Over all bad words, which are tokenised."""
+"""Characters over all bad words, which are tokenised."""
 MAX_WORD_CHARACTERS = 1024
-"""Per stop string or bad word in an HTTP request."""
+"""Characters per stop string or bad word in an HTTP request."""
 MAX_SEED = 2**63 - 1
 
 # The default of fields in NEUTRAL, which replaces it: in an instance these are always numbers.
@@ -37,11 +37,11 @@ class Parameter:
     """Metadata of a field of SamplingParams."""
 
     meaning: str
-    """Reads well after a range, and on its own in `--help`."""
+    """Description, which reads well after a range and on its own in `--help`."""
     low: float | None = None
     high: float | None = None
     not_low: str | None = None
-    """If `low` itself is out of range: what to do instead."""
+    """Advice for a value equal to `low`, if `low` itself is out of range."""
     neutral: float | None = None
     """The value of a field that was left out, if the model has no default of its own. None: models may not set one."""
     is_option: bool = False

@@ -10,7 +10,7 @@ from typing import Self
 from ostro.errors import BadRequest
 
 MAX_GRAMMAR_CHARACTERS = 1 << 18
-"""Per schema, regex or grammar, or over all choices."""
+"""Characters per schema, regex or grammar, or over all choices."""
 MAX_CHOICES = 20_000
 
 _TEXTS = ("json_schema", "regex", "grammar", "structural_tag")

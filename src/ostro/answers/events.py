@@ -51,5 +51,5 @@ class ParsedCall:
 
     @property
     def arguments(self) -> str:
-        """JSON, or a custom tool's input, once the call is complete."""
+        """The arguments so far: once the call is complete, JSON or a custom tool's input."""
         return "".join(self.pieces)

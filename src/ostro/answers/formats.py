@@ -62,7 +62,7 @@ class CallFormat:
 
     calls: Calls
     begin: str = ""
-    """If empty, the whole answer is the block, if it begins like one."""
+    """Marker that begins a block. If empty, the whole answer is the block, provided it begins like one."""
     other_begins: tuple[str, ...] = ()
     """Texts that are also read as a beginning."""
     lead: str = ""
@@ -185,6 +185,6 @@ FORMATS: dict[str, CallFormat] = {
     ),
     "generic": _HERMES,
 }
-"""By the names that `--tool-format` takes. `generic` is for templates that do not support tools: these are described in
+"""Formats by their `--tool-format` names. `generic` is for templates that do not support tools: these are described in
 the system message, and calls and results are written as text.
 """

@@ -115,7 +115,7 @@ class SchemaCheck:
     structured: StructuredOutput
     """The schema, with the separators that calls use."""
     is_strict: bool
-    """If not, a schema that cannot be compiled is no error: any object is allowed instead."""
+    """Whether a schema that cannot be compiled is an error; if not, any object is allowed instead."""
 
     def refusal(self, error: BadRequest) -> BadRequest:
         """The check's error, in terms of the request: it names the tool and the parameter."""

@@ -43,15 +43,15 @@ class ToolChoice:
 
     def __post_init__(self) -> None:
         if (self.mode == "named") != (self.name is not None):
-            raise BadRequest("A named tool choice needs a name, and no other has one.", param="tool_choice")
+            raise BadRequest("A named tool choice needs a name, and other choices take none.", param="tool_choice")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReasoningSettings:
     enabled: bool | None = None
-    """None leaves it to the template, or to `effort`."""
+    """Whether to reason; None leaves it to the template, or to `effort`."""
     effort: str | None = None
-    """From none to max. Passed to templates that read it; `none` turns reasoning off."""
+    """Reasoning effort, from none to max. Passed to templates that read it; `none` turns reasoning off."""
     budget: int | None = None
     """Tokens after which the reasoning is ended."""
     include: bool = True

@@ -13,7 +13,7 @@ class Setup(msgspec.Struct, frozen=True):
 
 
 class Check(msgspec.Struct, frozen=True):
-    """Exactly one of the two is set."""
+    """What to check; exactly one of the fields is set."""
 
     structured: StructuredOutput | None = None
     constraint: Constraint | None = None

@@ -25,7 +25,7 @@ class _Inexact:
     keyword: str
     reason: str
     instead: Schema = field(default_factory=dict)
-    """The part of it that can be enforced."""
+    """The part of the keyword that can be enforced."""
 
 
 def require_exact(schema: Schema, param: str) -> None:
@@ -146,7 +146,7 @@ def _names(required: Any) -> set[str]:
 
 
 _MAX_BRANCHES = 128
-"""Limited because every pair is compared."""
+"""Most branches of a `oneOf`: every pair is compared."""
 _MAX_REFERENCES = 8
 _MAX_LEVELS = 3
 

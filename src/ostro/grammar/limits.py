@@ -7,9 +7,9 @@ MAX_DEPTH = 64
 MAX_MULTIPLE_OF = 10_000
 """Numerator of multipleOf: compiling the schema builds as many states."""
 MAX_PATTERN_PROPERTIES = 64
-"""Per object: every pair is compared."""
+"""Patterns per object: every pair is compared."""
 MAX_OPTIONAL_PROPERTIES = 500
-"""Per object: the parser holds two items for each, and at most 2000."""
+"""Optional properties per object: the parser holds two items for each, and at most 2000."""
 MAX_ENUM_VALUES = 20_000
 MAX_PATTERN_CHARACTERS = 1024
 """Length of a regex in a schema."""
@@ -26,11 +26,11 @@ class StepLimits:
     items_in_row: int = 2_000
     """Parser items after one token: the cost of an ambiguous grammar grows with their square."""
     lexer_fuel: int = 200_000
-    """14,000 units take a millisecond."""
+    """Lexer fuel: 14,000 units take a millisecond."""
     lexer_states: int = 100_000
-    """For the whole grammar: 1 to 2 kB each."""
+    """Lexer states of the whole grammar: 1 to 2 kB each."""
 
 
 STEPS = StepLimits()
 USERS_STEPS = StepLimits(max_items=5_000, items_in_row=500, lexer_fuel=50_000, lexer_states=50_000)
-"""For grammars and regexes written by a user, which can be made to cost far more than any schema."""
+"""Limits for grammars and regexes written by a user, which can be made to cost far more than any schema."""

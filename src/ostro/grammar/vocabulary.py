@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 WORD_BITS = 32
 
-# Forced text is tokenised this far at a time: a step must not pay for a megabyte of it.
+# Characters of forced text tokenised at a time: a step must not pay for a megabyte.
 _MAX_CHARACTERS = 160
 _MARGIN = 4
 """Tokens dropped at the cut, since they may differ from those of the whole text."""

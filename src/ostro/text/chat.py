@@ -17,7 +17,7 @@ class RenderOptions(TypedDict, total=False):
     """How to render a conversation: keyword arguments of everything that renders one."""
 
     tools: Tools | None
-    """In the form of OpenAI's chat completions, as templates expect them."""
+    """Tools in the form of OpenAI's chat completions, as templates expect them."""
     template_kwargs: Mapping[str, object] | None
     """Variables for the template besides its own, such as `enable_thinking`; JSON values."""
     add_generation_prompt: bool

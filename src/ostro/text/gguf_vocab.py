@@ -35,11 +35,11 @@ _PHI3_PLAIN_MARKERS = frozenset({"<unk>", "<s>", "<|endoftext|>"})
 class GgufVocab:
     core: tokenizers.Tokenizer
     pieces: list[str]
-    """By id. If a piece occurs twice, the core tokenizer knows only its last id."""
+    """Pieces by id. If a piece occurs twice, the core tokenizer knows only its last id."""
     bos_id: int | None
     eos_ids: frozenset[int]
     special_pieces: dict[str, str]
-    """By their names in templates: `bos_token`, `eos_token` and so on."""
+    """Special pieces by their names in templates: `bos_token`, `eos_token` and so on."""
     chat_template: str | None
     tool_template: str | None
     """A separate template for conversations with tools."""
@@ -51,7 +51,7 @@ def gguf_vocab(metadata: Mapping[str, object]) -> GgufVocab:
     kind = fields.text("tokenizer.ggml.model") or "none"
     if kind not in ("gpt2", "llama", "gemma4"):
         raise UnsupportedModel(
-            f"The GGUF file has a vocabulary of kind {kind!r}, and Ostro knows gpt2, llama and gemma4. "
+            f"The GGUF file has a vocabulary of kind {kind!r}, but Ostro only knows gpt2, llama and gemma4. "
             "Use the model's original files, with their tokenizer.json."
         )
     pieces = fields.texts("tokenizer.ggml.tokens")
@@ -223,7 +223,7 @@ class _Fields:
 
     def token_id(self, name: str, usual: int | None, count: int) -> int | None:
         value = self._metadata.get(f"tokenizer.ggml.{name}_token_id", usual)
-        # Some converters write the highest id for none.
+        # Some converters write the highest id to mean that there is no such token.
         if value is None or value == 0xFFFFFFFF or value == -1:
             return None
         if not isinstance(value, int) or not 0 <= value < count:

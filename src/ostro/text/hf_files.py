@@ -112,7 +112,7 @@ def _piece(value: object) -> str | None:
 
 
 def ids_in(value: object) -> Iterator[int]:
-    """Token ids from a file, which writes one number, a list of them, or -1 for none."""
+    """Token ids from a file, which holds one number, a list of them, or -1 for none."""
     for token in value if isinstance(value, list) else [value]:
         if isinstance(token, int) and not isinstance(token, bool) and token >= 0:
             yield token

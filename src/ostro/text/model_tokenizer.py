@@ -1,4 +1,4 @@
-"""Loads a model's tokenizer, as its files and the settings say: for text, and for the engine's grammars."""
+"""Loads the tokenizer that a model's files and the settings name: for text, and for the engine's grammars."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -20,7 +20,7 @@ _HELP = (
 
 
 class IdTokenizer(Tokenizer):
-    """`3 1 4` is [3, 1, 4], and back."""
+    """Text is token ids: `3 1 4` encodes to [3, 1, 4], and back."""
 
     def __init__(self, vocab_size: int) -> None:
         core = tokenizers.Tokenizer(models.WordLevel({str(id): id for id in range(vocab_size)}, unk_token=""))
@@ -40,7 +40,7 @@ class IdTokenizer(Tokenizer):
 
 
 def load_tokenizer(config: EngineConfig, checkpoint: Checkpoint, path: Path | None = None) -> Tokenizer:
-    """The model's own, or the one that the settings name: at `path` if known, otherwise downloaded if necessary.
+    """The model's own tokenizer, or the one that the settings name: at `path` if known, else downloaded if necessary.
 
     HRMs of upstream's dialect, which solve puzzles, may have none: then text is token ids.
     """

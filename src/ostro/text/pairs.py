@@ -19,7 +19,7 @@ _STAND_IN = "a"
 class PairIds(NamedTuple):
     ids: list[int]
     second_at: int
-    """Where the second text begins for a model that tells the two apart; 0 if its tokenizer does not."""
+    """Position where the second text begins, for a model that tells the two apart; 0 if its tokenizer does not."""
 
 
 class PairEncoder:
@@ -65,7 +65,7 @@ class PairEncoder:
         special = self._core.num_special_tokens_to_add(of_pair)
         if most <= special:
             raise BadRequest(
-                f"truncate_prompt_tokens leaves {most} tokens, and {special} are special ones: ask for more.",
+                f"truncate_prompt_tokens leaves {most} tokens, but {special} are special ones: raise it.",
                 param="truncate_prompt_tokens",
             )
         return most - special
@@ -112,7 +112,7 @@ def pair_prompt(
     """`messages` makes a conversation of two texts. Raises UnsupportedModel for a template that shows one of them
     changed, more than once or not at all, or the second before the first. Blocks on the process that renders.
     """
-    # The spaces show whether it strips texts.
+    # The spaces show whether the template strips texts.
     first, second = (f" {secrets.token_hex(8)} " for _ in range(2))
     text = renderer.render(messages(first, second), **options)
     if text.count(first.strip()) != 1 or text.count(second.strip()) != 1:

@@ -71,7 +71,7 @@ def _is_sentencepiece_step(step: dict[str, object]) -> bool:
 
 def _unsupported(what: str) -> UnsupportedModel:
     return UnsupportedModel(
-        f"The tokenizer has {what}, and Ostro reads byte-level, SentencePiece and WordPiece vocabularies. "
+        f"The tokenizer has {what}, but Ostro only reads byte-level, SentencePiece and WordPiece vocabularies. "
         "Use another model."
     )
 
@@ -99,7 +99,7 @@ def _marked_bytes(piece: str) -> bytes:
     return piece.replace(_SPACE_MARK, " ").encode()
 
 
-# The clean-up of BERT's decoder, applied to each piece, as it does.
+# The clean-up of BERT's decoder, which it too applies to each piece.
 _TIDIED = {
     " .": ".",
     " ?": "?",

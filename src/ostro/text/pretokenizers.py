@@ -16,7 +16,7 @@ class PreTokenizer:
     ignore_merges: bool = False
     """Whether a word that is itself a token is used as such, even if no merges lead to it."""
     add_bos: bool = False
-    """The default for files without `add_bos_token`."""
+    """Default of `add_bos_token`, for files without it."""
 
 
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"

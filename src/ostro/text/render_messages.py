@@ -21,9 +21,9 @@ class Conversation(msgspec.Struct, frozen=True):
     add_generation_prompt: bool
     continue_final_message: bool
     mark: str | None
-    """Put before control texts in the conversation; None leaves them unmarked."""
+    """The mark to put before control texts in the conversation; None leaves them unmarked."""
     max_characters: int
-    """A longer text is not sent back."""
+    """Length limit of the rendered text: a longer one is not sent back."""
 
 
 class Rendered(msgspec.Struct, frozen=True, tag=True):

@@ -154,7 +154,7 @@ def _text(reply: bytes, most: int) -> str:
     if isinstance(outcome, Refused):
         raise (Unsupported if outcome.unsupported else BadRequest)(outcome.message, param=outcome.param)
     raise BadRequest(
-        f"The chat template failed: it made a text of {outcome.num_characters} characters, and at most {most} are "
+        f"The chat template failed: it made a text of {outcome.num_characters} characters, but at most {most} are "
         "tokenised. Send fewer or shorter messages.",
         param="messages",
     )

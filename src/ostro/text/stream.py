@@ -147,7 +147,7 @@ class TextStream:
         self._matcher = StopMatcher(params.stop, include_stop=params.include_stop_in_output)
         self._params = params
         self.num_tokens = 0
-        """Tokens that the text is made of, up to the stop string's last."""
+        """Tokens that make up the text, up to the last one of the stop string."""
         self.stopped_by: str | None = None
         """The stop string that ended the text: later tokens of the sequence are ignored."""
 

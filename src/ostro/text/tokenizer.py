@@ -45,7 +45,7 @@ class Tokenizer:
         chat_template: ChatTemplate | None = None,
         pieces: Sequence[str] | None = None,
     ) -> None:
-        """`pieces`, by id, are needed only if the core does not know them all."""
+        """`pieces`, by id, is needed only if the core does not know them all."""
         # A tokenizer.json may ask for these, and prompts would be silently truncated or padded.
         core.no_truncation()
         core.no_padding()
@@ -279,7 +279,7 @@ class Tokenizer:
 
 @contextmanager
 def _half_pairs_refused(path: Path) -> Iterator[None]:
-    """JSON can spell half a surrogate pair, which Python keeps but UTF-8 cannot encode: BadCheckpoint."""
+    """Raises BadCheckpoint for half a surrogate pair, which JSON can spell and Python keeps but UTF-8 cannot encode."""
     try:
         yield
     except UnicodeEncodeError as error:
@@ -354,7 +354,7 @@ PROBES = tuple(
 
 @contextmanager
 def panics_become(error: Callable[[str], OstroError]) -> Iterator[None]:
-    """Turns a panic of the tokenizers library in the block into the error that `error` makes of its message: they
+    """Turns a panic of the tokenizers library in the block into the error that `error` makes of its message: panics
     arrive as BaseExceptions, which no error handler would catch.
 
     For example, the library panics if a pattern in tokenizer.json backtracks without end: it gives up after some
