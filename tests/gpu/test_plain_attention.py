@@ -108,9 +108,9 @@ def test_plan_and_loading_refuse_tiers_where_torch_runs_the_model_on_a_cpu(tmp_p
 
 def test_fp8_weights_are_refused_by_plan_and_loading(tmp_path: Path) -> None:
     directory = write_checkpoint(tmp_path, GEMMA4, random_model(GEMMA4))
-    with pytest.raises(Unsupported, match=r"quantize fp8 cannot be done: .* its layers differ in their heads"):
+    with pytest.raises(Unsupported, match=r"quantize fp8 needs the fused kernels, .* its layers differ in their heads"):
         plan(directory, EngineConfig(device="cuda", quantize="fp8"), memory=1 << 32)
-    with pytest.raises(Unsupported, match=r"quantize fp8 cannot be done: .* its layers differ in their heads"):
+    with pytest.raises(Unsupported, match=r"quantize fp8 needs the fused kernels, .* its layers differ in their heads"):
         quantize_fp8(random_model(GEMMA4))
 
 

@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager, suppress
 
 import pytest
 
-from ostro.backends.jax.handshake import Invitation, connect, listen, received, welcome
+from ostro.backends.jax.handshake import Invitation, admit_followers, connect, listen, received
 from ostro.errors import BadRequest, Unavailable
 
 LONG = 600.0
@@ -27,7 +27,7 @@ def stranger(invitation: Invitation) -> socket.socket:
 
 def test_a_follower_is_admitted_and_hears_the_leader() -> None:
     with leader() as (listening, invitation), ThreadPoolExecutor(1) as thread:
-        admitted = thread.submit(welcome, listening, invitation.key, 1)
+        admitted = thread.submit(admit_followers, listening, invitation.key, 1)
         with connect(invitation) as follower:
             [connection] = admitted.result()
             with connection:
@@ -41,7 +41,7 @@ def test_strangers_that_say_nothing_hold_up_nobody() -> None:
     with leader() as (listening, invitation), ThreadPoolExecutor(1) as thread, ExitStack() as open_:
         # More than are kept waiting at a time; all have connected before the follower does.
         strangers = [open_.enter_context(stranger(invitation)) for _ in range(100)]
-        admitted = thread.submit(welcome, listening, invitation.key, 1, patience=LONG, proof_seconds=LONG)
+        admitted = thread.submit(admit_followers, listening, invitation.key, 1, patience=LONG, proof_seconds=LONG)
         follower = open_.enter_context(connect(invitation))
         [connection] = admitted.result(timeout=60)
         with connection:
@@ -54,7 +54,7 @@ def test_strangers_that_say_nothing_hold_up_nobody() -> None:
 @pytest.mark.parametrize("said", [b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n", b"\0" * 32, b"\0" * 1000])
 def test_a_stranger_that_says_something_else_is_sent_away(said: bytes) -> None:
     with leader() as (listening, invitation), ThreadPoolExecutor(1) as thread:
-        admitted = thread.submit(welcome, listening, invitation.key, 1, patience=LONG, proof_seconds=LONG)
+        admitted = thread.submit(admit_followers, listening, invitation.key, 1, patience=LONG, proof_seconds=LONG)
         with stranger(invitation) as guest:
             guest.sendall(said)
             assert len(received(guest, 100)) == 32
@@ -64,7 +64,7 @@ def test_a_stranger_that_says_something_else_is_sent_away(said: bytes) -> None:
 
 def test_a_stranger_that_is_silent_too_long_is_sent_away_while_others_are_awaited() -> None:
     with leader() as (listening, invitation), ThreadPoolExecutor(1) as thread:
-        admitted = thread.submit(welcome, listening, invitation.key, 1, patience=LONG, proof_seconds=0.05)
+        admitted = thread.submit(admit_followers, listening, invitation.key, 1, patience=LONG, proof_seconds=0.05)
         with stranger(invitation) as guest:
             assert len(received(guest, 100)) == 32
         follower: socket.socket | None = None
@@ -78,7 +78,7 @@ def test_a_stranger_that_is_silent_too_long_is_sent_away_while_others_are_awaite
 
 def test_another_key_is_no_proof() -> None:
     with leader() as (listening, invitation), ThreadPoolExecutor(1) as thread:
-        admitted = thread.submit(welcome, listening, invitation.key, 1, patience=LONG)
+        admitted = thread.submit(admit_followers, listening, invitation.key, 1, patience=LONG)
         with pytest.raises(Unavailable, match="not admitted"):
             connect(Invitation(invitation.host, invitation.port, b"another"))
         with connect(invitation):
@@ -99,7 +99,7 @@ def test_a_follower_is_not_admitted_without_the_others() -> None:
         with leader() as (listening, invitation):
             connecting = thread.submit(connect, invitation)
             with pytest.raises(Unavailable, match=r"(1 process|2 processes) of the mesh did not connect"):
-                welcome(listening, invitation.key, 2, patience=0.2)
+                admit_followers(listening, invitation.key, 2, patience=0.2)
         with pytest.raises(Unavailable):
             connecting.result(timeout=60)
 
@@ -117,7 +117,7 @@ def test_a_leader_whose_followers_do_not_come_says_how_many() -> None:
         stranger(invitation),
         pytest.raises(Unavailable, match=r"3 processes of the mesh did not connect to 127\.0\.0\.1"),
     ):
-        welcome(listening, invitation.key, 3, patience=0.05)
+        admit_followers(listening, invitation.key, 3, patience=0.05)
 
 
 def test_a_leader_that_is_gone_or_never_was_is_named() -> None:

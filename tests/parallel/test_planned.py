@@ -91,7 +91,7 @@ def test_auto_is_one_device_where_other_settings_need_one(monkeypatch: pytest.Mo
 def test_auto_needs_gpus_to_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backends, "count_gpus", lambda: 0)
     config = FAMILIES["llama"]
-    with pytest.raises(BadRequest, match=r"no GPU here to be counted.*--tensor-parallel 8"):
+    with pytest.raises(BadRequest, match=r"no GPU here to count.*--tensor-parallel 8"):
         plan(
             ModelCheckpoint(savable_model(config), config),
             EngineConfig(device="cuda", tensor_parallel="auto"),

@@ -1,4 +1,4 @@
-"""What a backend is, and the opened model that it is asked about, made once for all that decides, plans or loads.
+"""What a backend is, and the opened model that it is asked about: made once, then used to choose, plan and load.
 
 A backend is one folder with a `backend` module, which imports neither torch nor JAX until it loads a model. It says
 which models it runs, plans the memory that they take, and loads them. `backends.choosing` lists the backends in order
@@ -49,7 +49,7 @@ class OpenedModel:
         return most_ranks(self.description, devices)
 
     def divided(self, ranks: int) -> "OpenedModel":
-        """The same model over a number of devices that is known."""
+        """The same model, divided over a known number of devices."""
         return replace(self, config=replace(self.config, tensor_parallel=ranks))
 
 
@@ -84,7 +84,7 @@ Reasons = Mapping[str, str]
 
 
 class Unloadable(Exception):
-    """The reason why a model that was not refused cannot be loaded after all: another backend may."""
+    """Why a model that was not refused cannot be loaded after all; another backend may be able to."""
 
 
 class Backend(Protocol):
@@ -93,7 +93,7 @@ class Backend(Protocol):
 
     @property
     def library(self) -> str | None:
-        """The extra that it needs: "torch" or "jax"."""
+        """The optional dependency that it needs: "torch" or "jax"."""
 
     def refuses(self, opened: OpenedModel) -> str | None:
         """The reason why another backend must run the model; None if this one can."""
@@ -102,7 +102,7 @@ class Backend(Protocol):
         """Raises BadRequest or Unsupported for settings that it does not take with this model."""
 
     def plan(self, opened: OpenedModel, memory: Memory) -> Parts:
-        """The memory that the model takes on a device with so much, from its config and its files' headers."""
+        """The memory that the model takes on a device with this much, from its config and its files' headers."""
 
     def load(self, opened: OpenedModel, following: Callable[[], None]) -> ModelRunner:
         """Raises Unloadable if only loading shows that it cannot run the model.

@@ -30,9 +30,9 @@ class Choice(NamedTuple):
 
 
 def choose(opened: OpenedModel, unloadable: Reasons | None = None) -> Choice:
-    """The first backend that can run the model. Raises if the settings name one that cannot, or do not suit it.
+    """The first backend that can run the model. Raises if the settings name one that cannot, or that they do not suit.
 
-    `unloadable` are backends that could not load the model, with the reasons.
+    `unloadable` gives the reasons of backends that could not load the model.
     """
     check_together(opened.config)
     opened.kind.check(opened.config)

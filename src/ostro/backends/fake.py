@@ -23,16 +23,16 @@ def _mix(state: int, value: int) -> int:
 
 
 def _slot_value(attended: int, token: int) -> int:
-    """What the slot of `token` holds, given the sum of all slots before it."""
+    """The value in the slot of `token`, given the sum of all slots before it."""
     return _mix(attended & _MASK, token + 1)
 
 
 class Script(NamedTuple):
-    """What to answer prompts that contain the key; of several keys in a prompt the last counts."""
+    """Answers to prompts that contain the key. If a prompt contains several keys, the last one counts."""
 
     key: list[int]
     answers: list[list[int]]
-    """One for each choice, in turn; the end of the sequence follows."""
+    """One per choice, in turn. The end-of-sequence token follows each."""
 
 
 class FakeRunner:
@@ -61,7 +61,7 @@ class FakeRunner:
         """
         self._scripts = list(scripts)
         self._scripted: dict[int, list[int] | None] = {}
-        """By sequence: what it answers, if that is scripted."""
+        """Scripted answers by sequence id; None for a sequence without one."""
         self._spec = RunnerSpec(
             page_size=page_size,
             num_pages=num_pages,
@@ -81,7 +81,7 @@ class FakeRunner:
         )
         self._strict = strict
         self._slots = [_UNWRITTEN] * (num_pages * page_size)
-        # What the last step sampled, for sequences whose next step begins before anyone was told.
+        # The last step's tokens, for sequences whose next step begins before the engine has read them.
         self._sampled: dict[int, SampledToken] = {}
 
     @property
@@ -100,7 +100,7 @@ class FakeRunner:
         return Step(lambda: output, sample if unmasked else None)
 
     def run(self, batch: Batch, unmasked: list[tuple[Sequence, int, int]] | None = None) -> StepOutput:
-        """Adds to `unmasked` whose masks are not known yet, with what else it takes to sample for them."""
+        """Adds to `unmasked` the sequences whose masks are not known yet, with the arguments to sample them later."""
         for source, target in batch.page_copies:
             self.write_page(target, self.read_page(source))
         output = StepOutput()
@@ -132,12 +132,12 @@ class FakeRunner:
         return self._slots[page * size : (page + 1) * size]
 
     def write_page(self, page: int, slots: list[int] | None = None) -> None:
-        """Without `slots`, what nobody has written."""
+        """Without `slots`, marks the page as never written."""
         size = self._spec.page_size
         self._slots[page * size : (page + 1) * size] = [_UNWRITTEN] * size if slots is None else slots
 
     def expected_tokens(self, seq: Sequence, count: int) -> list[int]:
-        """What the sequence must generate, stops aside, computed without pages: the oracle."""
+        """The oracle: the tokens that the sequence must generate, ignoring stops, computed without pages."""
         twin = Sequence(seq.id, seq.request, choice=seq.choice, max_len=seq.max_len)
         *_, attended = _attended(twin.token_ids)
         for at in range(count):
@@ -147,7 +147,7 @@ class FakeRunner:
         return twin.output_ids
 
     def expected_next(self, seq: Sequence) -> SampledToken:
-        """What the sequence must sample after its tokens, under its mask."""
+        """The token that the sequence must sample next, under its mask."""
         *_, attended = _attended(seq.token_ids)
         return self._sample(attended, seq, seq.num_output)
 
@@ -231,7 +231,7 @@ def _answer(scripts: Iterable[Script], prompt: list[int], choice: int) -> list[i
 
 
 def _last(prompt: list[int], key: list[int]) -> int:
-    """Where the key begins last in the prompt; -1 if it does not."""
+    """The last position at which the key begins in the prompt; -1 if it is not there."""
     starts = range(len(prompt) - len(key), -1, -1)
     return next((start for start in starts if prompt[start : start + len(key)] == key), -1)
 
@@ -249,7 +249,7 @@ def _allowed(mask: memoryview, draw: int, vocab: int) -> int:
 
 
 def _attended(token_ids: Iterable[int]) -> Iterator[int]:
-    """For each position, the sum of what all slots up to it must hold."""
+    """For each position, the sum of the values that all slots up to it must hold."""
     attended = 0
     for token in token_ids:
         attended += _slot_value(attended, token)

@@ -1,4 +1,4 @@
-"""Loads a model: opens it, chooses its backend, and has that load it. Imports only the library that runs the model."""
+"""Loads a model: opens it, chooses its backend, and lets that load it. Imports only the library that runs the model."""
 
 import logging
 from collections.abc import Callable
@@ -20,7 +20,7 @@ _log = logging.getLogger(__name__)
 def load_runner(
     checkpoint: Checkpoint, config: EngineConfig, *, following: Callable[[], None] = lambda: None
 ) -> ModelRunner:
-    """A runner for the checkpoint's model. `following` is for processes that another host's leads: `Backend.load`."""
+    """A runner for the checkpoint's model. For `following`, see `Backend.load`."""
     check_settings(config)
     opened = open_model(checkpoint, config)
     unloadable: dict[str, str] = {}

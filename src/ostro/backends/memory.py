@@ -1,4 +1,4 @@
-"""How many KV cache pages fit into memory. Needs only a model's shape; allocates nothing, and plans without torch."""
+"""How many KV cache pages fit into memory. Needs only a model's shape; allocates nothing, and imports no torch."""
 
 import sys
 from collections.abc import Sequence
@@ -91,15 +91,15 @@ def num_pages(
 
 
 def rounded(pages: int) -> int:
-    """Nearly as many, at most 3 % less: a number that the next start is likely to get too, though a little more or less
-    memory is free then. Programs that are compiled for a number of pages are of use only to that.
+    """The number of pages, rounded down by at most 3 %, so that the next start likely gets the same number though
+    the free memory differs a little. Programs compiled for a number of pages serve only that number.
     """
     step = 1 << max(0, pages.bit_length() - 6)
     return pages // step * step
 
 
 def rank_shape(shape: ModelShape, kv_heads: int) -> ModelShape:
-    """The shape as far as keys and values go, if they have this many heads there."""
+    """The shape with this many KV heads, to size keys and values."""
     return replace(shape, num_kv_heads=kv_heads)
 
 
@@ -195,8 +195,8 @@ def gpu_step_bytes(
     widened_bytes: int = 0,
     attention_bytes: int = 0,
 ) -> int:
-    """`expert_bytes` are those that a token's rows take in a mixture of experts, `widened_bytes` those of the largest
-    matrix that is packed, and widened for prompts, and `attention_bytes` those of attention without kernels.
+    """`expert_bytes` is the memory of a token's rows in a mixture of experts, `widened_bytes` that of the largest
+    packed matrix once widened for prompts, and `attention_bytes` that of attention without kernels.
     """
     # Activations are a few times the widest row per token. Add the logits, in float32 and in the model's dtype, with
     # sampling's temporaries, and a margin for kernels, graphs and libraries.

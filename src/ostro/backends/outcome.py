@@ -5,8 +5,8 @@ import math
 from ostro.engine.runner import NOT_FINITE, SampledToken, TokenLogprob
 
 ALL_BANNED = (
-    "Every token is banned. Loosen logit_bias, bad_words, stop_token_ids or min_tokens; with a structured output they "
-    "may leave none of the tokens that it allows."
+    "Every token is banned. Loosen logit_bias, bad_words, stop_token_ids or min_tokens; a structured output may allow "
+    "none of the tokens that they leave."
 )
 
 

@@ -1,10 +1,10 @@
-"""What the rows of a page table hold: row i belongs to a batch's i-th sequence. Knows no device."""
+"""The contents of a page table's rows: row i belongs to a batch's i-th sequence. Knows no device."""
 
 from collections.abc import Sequence
 
 
 class PageRows:
-    """Finds what has changed since the last batch, so that only that is written."""
+    """Finds what has changed since the last batch, so that only changes are written."""
 
     def __init__(self, rows: int, width: int) -> None:
         self._width = width

@@ -31,7 +31,7 @@ class Plan:
     model: str
     device: str
     devices: int
-    """How many the model is divided over. Those of a CPU share its memory."""
+    """Number of devices that the model is divided over. Those of a CPU share its memory."""
     runs_on: str
     """The name of the backend."""
     backend: str
@@ -40,14 +40,14 @@ class Plan:
     not_native: str | None
     """On a CPU, the reason why the native core is not used."""
     memory: int
-    """Free memory there, measured or as given."""
+    """Free memory of the device, measured or as given."""
     parameters: int
     active_parameters: int
-    """Those that a token goes through: fewer than all in a mixture of experts."""
+    """Parameters that a token uses: fewer than all in a mixture of experts."""
     weights_bytes: int
-    """In memory, including the second layout."""
+    """Size of the weights in memory, including the second layout."""
     active_bytes: int
-    """Size of the weights that a token goes through, in one layout."""
+    """Size of the weights that a token uses, in one layout."""
     second_layout_bytes: int
     page_size: int
     page_bytes: int
@@ -83,7 +83,7 @@ class Parts:
     parameters: int
     weights: int
     idle: int = 0
-    """Size of the experts' weights that a token does not go through."""
+    """Size of the experts' weights that a token does not use."""
     idle_parameters: int = 0
     second: int = 0
     page: int
@@ -92,9 +92,9 @@ class Parts:
     """Pages that hold no tokens."""
     other: int
     peak: int
-    """Only counts if it exceeds the total."""
+    """Peak memory; counts only if it exceeds the total."""
     host: int | None = None
-    """None on a CPU, where it is the total."""
+    """Host memory; None on a CPU, where it is the total."""
     devices: int = 1
     stored_as: str | None = None
     own_kernels: Mapping[str, str] | None = None

@@ -65,7 +65,7 @@ def _counted(opened: OpenedModel) -> OpenedModel:
     devices = opened.kind.count() if opened.config.tensor_parallel == "auto" else 1
     if not devices:
         raise BadRequest(
-            f"tensor_parallel is auto, but there is no {opened.kind.label} here to be counted. Give their number: "
+            f"tensor_parallel is auto, but there is no {opened.kind.label} here to count. Give their number: "
             "--tensor-parallel 8.",
             param="tensor_parallel",
         )

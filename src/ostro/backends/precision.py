@@ -7,13 +7,13 @@ from ostro.models.description import Causal, plain_decoder
 
 
 def in_words(weights: Iterable[str], cells: str | None) -> str:
-    """Such as: Q4_1 and Q8_0 weights, float16 keys and values. `cells` is None for a model without a KV cache."""
+    """For example: Q4_1 and Q8_0 weights, float16 keys and values. `cells` is None for a model without a KV cache."""
     kept = f"{' and '.join(weights)} weights"
     return kept if cells is None else f"{kept}, {cells} keys and values"
 
 
 def check_torch_format(described: Causal, quantize: str) -> None:
-    """Raises Unsupported if torch's modules of such a model cannot be quantized."""
+    """Raises Unsupported if torch cannot quantize the model's modules."""
     if quantize != "none" and described.has_experts:
         raise Unsupported(
             f"quantize {quantize} of a mixture of experts needs the native core, and this one runs on torch. Leave it "
@@ -25,8 +25,8 @@ def check_torch_format(described: Causal, quantize: str) -> None:
 
 
 def without_fused_kernels(reason: str) -> Unsupported:
-    """The error for quantize fp8 of a model that has none."""
+    """The error for quantize fp8 where fused kernels do not run the model."""
     return Unsupported(
-        f"quantize fp8 cannot be done: it needs the fused kernels, and the model has none: {reason}. Leave it out.",
+        f"quantize fp8 needs the fused kernels, which do not run this model: {reason}. Leave it out.",
         param="quantize",
     )

@@ -2,7 +2,7 @@
 starts it.
 
 main thread      ring ──> model                    collectives with the other ranks in between
-reader's end     the first rank is gone when its socket ends: exit at once, whatever is running
+socket watcher   the first rank is gone when its socket ends: exit at once, whatever is running
 """
 
 import logging
@@ -43,7 +43,7 @@ _log = logging.getLogger("ostro.backends.rank_process")
 
 
 class Upstream:
-    """The way back to the first rank. Sending is safe from several threads."""
+    """The connection to the first rank. Sending is safe from several threads."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket, self._lock = sock, threading.Lock()
@@ -98,7 +98,7 @@ class Worker:
 
 
 def leave_with(sock: socket.socket) -> None:
-    """Ends this process once the other end of the socket is closed, in the middle of anything."""
+    """Ends this process as soon as the other end of the socket is closed, whatever it is doing."""
 
     def wait() -> None:
         hung_up = select.poll()
@@ -110,7 +110,7 @@ def leave_with(sock: socket.socket) -> None:
 
 
 def main() -> None:
-    # Ctrl-C is the first rank's business.
+    # The first rank handles Ctrl-C.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sock = socket.socket(fileno=int(sys.argv[1]))
     leave_with(sock)
@@ -126,7 +126,7 @@ def main() -> None:
     except RingClosed:
         return
     except BaseException as error:  # noqa: BLE001  whatever it is, the others must not wait for this rank
-        # Should the first rank read no more, this one ends all the same.
+        # If the first rank no longer reads, this one ends all the same.
         end = threading.Timer(_LAST_WORDS_SECONDS, os._exit, (1,))
         end.daemon = True
         end.start()
@@ -139,7 +139,7 @@ def _failed(rank: int, error: BaseException) -> Failed:
         return Failed(type(error).__name__, error.message, error.param)
     _log.error("rank %d failed", rank, exc_info=error)
     reason = next(iter(str(error).splitlines()), "")
-    # Perhaps it passes: the first rank, too, is started again after an error of its own that nobody expected.
+    # Unavailable, because it may be temporary: the first rank, too, is restarted after an unexpected error.
     return Failed(Unavailable.__name__, f"Rank {rank} failed ({type(error).__name__}: {reason}). The log has more.")
 
 

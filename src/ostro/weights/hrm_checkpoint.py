@@ -96,7 +96,7 @@ class HrmCheckpoint:
 
     def stored(self) -> Stored:
         raise Unsupported(
-            f"{self.name} is an HRM, which keeps no keys and values: what it takes does not depend on how many "
+            f"{self.name} is an HRM, which keeps no keys and values: its memory does not depend on how many "
             "sequences run. Load it to see."
         )
 

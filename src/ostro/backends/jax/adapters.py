@@ -34,7 +34,7 @@ from ostro.weights.adapter import LowRank
 from ostro.weights.arrays import Floats
 
 Adapters = Mapping[str, Mapping[str, LowRank]]
-"""By name, then by the projection that a term is added to."""
+"""Low-rank terms by adapter name, then by the projection that they are added to."""
 
 
 class Term(NamedTuple):
@@ -56,12 +56,12 @@ class ByProjection(NamedTuple):
 
 
 class AdapterTables(NamedTuple):
-    """Also their specs."""
+    """The tables of all adapters; also their specs."""
 
     owners: ByProjection
     """The number of the adapter that each entry of the tables' width belongs to."""
     layers: tuple[ByProjection, ...]
-    """Terms."""
+    """The terms of each layer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class PlacedAdapters:
 
 @dataclass(frozen=True, slots=True)
 class _Tables:
-    """Makes the tables of layers."""
+    """Builds the layers' tables."""
 
     described: Architecture
     layout: AdapterLayout
@@ -145,7 +145,7 @@ class _Tables:
         with np.errstate(over="ignore"):
             found = (values * np.float32(scale)).astype(self.dtype)
         if not np.isfinite(found).all():
-            # In the rows of others, they would be multiplied by zero, which gives NaN.
+            # In other adapters' rows, infinity would be multiplied by zero, which gives NaN.
             raise BadCheckpoint(
                 f"Adapter {adapter!r} changes {part!r} by numbers that are too large for "
                 f"{np.dtype(self.dtype).name}. Use a wider dtype, or leave the adapter out."

@@ -4,7 +4,7 @@ A step's tokens are cut into tiles: up to `width` consecutive tokens of one sequ
 sequences' pages together, a block of pages per turn, with an online softmax. The number of turns is decided when the
 step runs, by its longest context, so one program serves all lengths.
 
-That runs on any platform; where there is a kernel (`triton_attention`, `tpu_attention`), it takes its place.
+This runs on any platform. Where there is a kernel (`triton_attention`, `tpu_attention`), the kernel replaces it.
 """
 
 from typing import Any, NamedTuple, Protocol
@@ -18,7 +18,7 @@ from ostro.backends.jax.shapes import PAGES_PER_TURN
 from ostro.models.architecture import AttentionSpec
 
 _MASKED = -1e30
-"""Finite, because a row of which everything is masked so far must not become NaN."""
+"""Finite, because a row that is fully masked so far must not become NaN."""
 
 
 class Tiles(NamedTuple):
@@ -48,7 +48,7 @@ class Attention(Protocol):
 
     @property
     def layout(self) -> type[Pages]:
-        """How it wants pages."""
+        """The page layout that it reads."""
 
     def __call__(
         self, queries: jax.Array, pages: Any, layer: int, tiles: Tiles, spec: AttentionSpec, *, width: int
@@ -77,7 +77,7 @@ class LoopAttention:
             best, total, output = state
             turned = lax.dynamic_slice_in_dim(table, number * PAGES_PER_TURN, PAGES_PER_TURN, 1)
             at = number * span + jnp.arange(span)
-            # One gather from all layers' pages: a layer's own, cut out first, would be a copy of them.
+            # Gathers from all layers' pages: slicing out the layer's own first would copy them.
             keys = _in_order(pages.keys[layer, turned])
             scores = jnp.einsum("nqkgd,nkcd->nqkgc", scaled, keys, precision=lax.Precision.HIGHEST)
             if spec.softcap is not None:

@@ -1,4 +1,4 @@
-"""JAX as a backend: TPUs, and any devices if it is asked for. Imports JAX only to load a model."""
+"""JAX as a backend: on TPUs, and on any device on request. Imports JAX only to load a model."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""Which programs a model needs, each for its shapes. Compiles none; knows no batch."""
+"""The programs that a model needs, with the shapes of each. Compiles none; knows no batch."""
 
 import math
 from collections.abc import Iterator
@@ -36,7 +36,7 @@ COPIES = 8
 
 @dataclass(frozen=True, slots=True)
 class Compiler:
-    """Which programs a model needs on its mesh for a runner's sizes."""
+    """Lists the programs that a model needs on its mesh for a runner's sizes."""
 
     placed: PlacedModel
     sizes: Sizes
@@ -47,13 +47,13 @@ class Compiler:
 
     @property
     def step_shapes(self) -> list[StepShape]:
-        """Those of all steps: with adapters, each shape twice."""
+        """The shapes of all steps: with adapters, each shape twice."""
         adapted = [] if self.placed.adapters is None else [shape._replace(adapted=True) for shape in self.shapes]
         return self.shapes + adapted
 
     @property
     def mask_words(self) -> int:
-        """Words of a mask, with those of the rows that pad the vocabulary."""
+        """32-bit words of a mask, including those for the vocabulary's padding."""
         return self.placed.cut.vocab * self.placed.cut.ranks // WORD_BITS
 
     def kept(self) -> KeptPrograms:
@@ -66,7 +66,7 @@ class Compiler:
     def recipes(self) -> list[Recipe]:
         """Keys: ("step", shape), ("copy",), ("draw", rows, kind), ("logprobs", rows), ("logits", last shape).
 
-        ("generate", shape, kind) too for few rows, ("gather", rows) if the mesh is over several processes.
+        Also ("generate", shape, kind) for few rows, and ("gather", rows) if the mesh spans several processes.
         """
         recipes = [*map(self.step, self.step_shapes), self._copy()]
         if self.placed.described.head is not None:
@@ -77,12 +77,12 @@ class Compiler:
         return recipes
 
     def largest(self) -> list[Recipe]:
-        """Those that may take most memory: the largest step and what is made from its logits."""
+        """The recipes that may take the most memory: the largest step, and the programs that read its logits."""
         last = self.step_shapes[-1]
         return [self.step(last), *(() if self.placed.described.head is None else self._draws(last.rows))]
 
     def _drawing_steps(self) -> Iterator[tuple[StepShape, DrawKind]]:
-        """Shapes of steps that also draw, and how."""
+        """The shapes of steps that also draw, with the kinds of draws."""
         return product((shape for shape in self.step_shapes if shape.draws), (DrawKind.PLAIN, DrawKind.TRUNCATED))
 
     def step(self, shape: StepShape) -> Recipe:
@@ -233,7 +233,7 @@ def _gathered(logits: jax.Array) -> jax.Array:
 
 
 def attention_for(platform: str, cut: Cut, dtype: npt.DTypeLike) -> Attention:
-    """The fastest that there is for the platform."""
+    """The fastest attention for the platform."""
     if platform == "cuda" and find_spec("jax_triton") is not None:
         from ostro.backends.jax.triton_attention import TritonAttention
 

@@ -12,7 +12,7 @@ from ostro.engine.sequence import Sequence
 from ostro.sampling_params import SamplingParams
 
 _TINY = float(np.finfo(np.float32).tiny)
-"""Stands for temperatures and shares that float32 would round to zero, which mean something else."""
+"""Replaces temperatures and shares that float32 would round to zero, since zero means something else."""
 
 DRAWN = frozenset({"temperature", "top_p", "top_k", "min_p", "seed"})
 """Fields of SamplingParams that `DrawWriter` passes on."""
@@ -24,7 +24,7 @@ Draws = Seq[tuple[int, Sequence]]
 
 
 class DrawWriter:
-    """Writes what `DrawSettings` is made of. From step to step, most draws are those of the same sequences."""
+    """Writes the array behind `DrawSettings`. From step to step, most draws are for the same sequences."""
 
     def __init__(self, vocab: int) -> None:
         self._vocab = vocab
@@ -32,7 +32,7 @@ class DrawWriter:
         self._written, self._seeded, self._kind = np.zeros((NUM_SETTINGS, 0), np.int32), list[int](), DrawKind.PLAIN
 
     def write(self, draws: Draws, rows: int) -> tuple[npt.NDArray[np.int32], DrawKind]:
-        """The settings, and which kind of program suffices for them."""
+        """The settings, and the simplest kind of program that handles them."""
         asked = [(row, seq.request.params) for row, seq in draws]
         if asked != self._asked or rows != self._written.shape[1]:
             self._asked = asked
@@ -46,7 +46,7 @@ class DrawWriter:
         return packed, self._kind
 
     def _unseeded(self, rows: int) -> tuple[npt.NDArray[np.int32], DrawKind]:
-        """All but the keys of random streams."""
+        """All settings but the keys of random streams."""
         packed = np.zeros((NUM_SETTINGS, rows), np.int32)
         floats, own = packed[-NUM_FLOATS:].view(np.float32), self._seeded
         floats[1] = 1.0

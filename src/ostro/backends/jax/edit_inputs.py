@@ -2,7 +2,8 @@
 JAX.
 
 Biases, penalties and bans are cells: a row, a token and an amount. A structured output is a mask, a bit per token.
-Penalties count a token that is still on the device: for the one that is pending in its row, a cell has another amount.
+Penalties also count the pending token, which is still on the device: a cell has a second amount for the case that it
+is the pending one.
 """
 
 from collections.abc import Callable, Iterator
@@ -42,12 +43,12 @@ _KINDS = {Change.ADD: CellKind.ADD, Change.SUBTRACT: CellKind.SUBTRACT}
 
 
 def num_cells(rows: int) -> int:
-    """Cells that a draw of so many rows has room for."""
+    """The number of cells that a draw of `rows` rows has room for."""
     return max(_FEWEST_CELLS, rows * _CELLS_PER_ROW)
 
 
 class EditInputs(NamedTuple):
-    """A draw's changes, but for masks. They travel as two arrays, because each argument makes launching slower."""
+    """A draw's changes, except masks. They travel as two arrays, because each argument makes launching slower."""
 
     row: Any
     token: Any
@@ -56,7 +57,7 @@ class EditInputs(NamedTuple):
     """Per row: the token that the step before this one drew for it, or -1 - its row there; NOBODY for none."""
     amount: Any
     amount_if_pending: Any
-    """Instead of `amount`, if the token is the pending one."""
+    """Used instead of `amount` if the token is the pending one."""
     repetition: Any
     """Per row, for the pending token: its repetition penalty, and its penalty if it has not occurred before."""
     occurrence: Any
@@ -101,9 +102,9 @@ class PackedEdits(NamedTuple):
 def packed_edits(
     seqs: Seq[Sequence], reference: Callable[[int], int], *, rows: int, vocab: int, words: int
 ) -> PackedEdits | None:
-    """The changes of each draw. None if a program cannot make them: those of top-n-sigma, or too many.
+    """The changes of each draw. None if a program cannot apply them: top-n-sigma, or too many.
 
-    `reference` gives what stands for a sequence's token that is still on the device.
+    `reference` maps a sequence to the reference of its token that is still on the device.
     """
     if any(map(cuts, seqs)):
         return None
@@ -145,7 +146,7 @@ def _listed(seqs: Seq[Sequence], vocab: int) -> Iterator[_Cells]:
 
 
 def _penalties(seqs: Seq[Sequence]) -> Iterator[_Cells]:
-    """For the tokens that are known."""
+    """Penalties for the tokens that the host knows."""
     for row, seq in enumerate(seqs):
         params, known = seq.request.params, seq.token_ids[: seq.num_known]
         if (penalty := params.repetition_penalty) != 1.0:

@@ -1,5 +1,5 @@
-"""Connections from the followers of a mesh to its leader. Whoever knows the mesh's key is a follower, and anybody else
-who connects is sent away and holds up nobody. Imports no JAX.
+"""Connections from the followers of a mesh to its leader. Whoever knows the mesh's key is a follower; any other
+connection is closed, and delays nobody. Imports no JAX.
 """
 
 import hmac
@@ -19,12 +19,12 @@ _PATIENCE = 60.0
 """Seconds that the leader waits for all followers to connect, and each of them to reach it."""
 _PROOF_SECONDS = 5.0
 """Seconds in which a connection has to prove that it is a follower's."""
-_MOST_GUESTS = 64
-"""Connections without a proof at a time."""
+_MOST_CANDIDATES = 64
+"""Unproven connections at a time."""
 _MOST_RECEIVED = 1 << 20
 _KEY_BYTES = 32
 _ADMITTED = b"\1"
-"""What followers hear once all of them have come."""
+"""Sent to the followers once all of them have connected."""
 
 
 class Invitation(msgspec.Struct, array_like=True):
@@ -36,8 +36,8 @@ class Invitation(msgspec.Struct, array_like=True):
 
 
 def listen(host: str, bound: str | None = None) -> tuple[socket.socket, Invitation]:
-    """A socket for followers, who find this host under the name or address `host`, and what they have to know of it. It
-    listens on `bound`, if that is another address.
+    """A socket for followers, which reach this host as `host`, and the invitation to send them. It listens on `bound`
+    if that is given.
     """
     bound = bound or host
     try:
@@ -85,7 +85,7 @@ def _is_admitted(leader: socket.socket, key: bytes) -> bool:
     return received(leader, len(_ADMITTED)) == _ADMITTED
 
 
-def welcome(
+def admit_followers(
     listening: socket.socket,
     key: bytes,
     count: int,
@@ -93,24 +93,24 @@ def welcome(
     patience: float = _PATIENCE,
     proof_seconds: float = _PROOF_SECONDS,
 ) -> list[socket.socket]:
-    """Connections of `count` followers, which are told once all have come. Raises Unavailable if that takes longer than
-    `patience` seconds.
+    """The connections of `count` followers, admitted once all have connected. Raises Unavailable if that takes longer
+    than `patience` seconds.
     """
-    with _Reception(listening, key, proof_seconds) as reception:
+    with _Handshakes(listening, key, proof_seconds) as handshakes:
         until = time.monotonic() + patience
-        while len(reception.followers) < count:
+        while len(handshakes.followers) < count:
             if time.monotonic() >= until:
-                missing = count - len(reception.followers)
+                missing = count - len(handshakes.followers)
                 raise Unavailable(
                     f"{missing} {'process' if missing == 1 else 'processes'} of the mesh did not connect to "
                     f"{listening.getsockname()[0]}. Open the network between the hosts."
                 )
-            reception.wait(until)
-        return reception.taken()
+            handshakes.wait(until)
+        return handshakes.taken()
 
 
 def received(connection: socket.socket, count: int) -> bytes:
-    """So many bytes, or fewer if the connection ends or times out before."""
+    """`count` bytes, or fewer if the connection ends or times out first."""
     found = bytearray()
     while len(found) < count:
         try:
@@ -124,36 +124,36 @@ def received(connection: socket.socket, count: int) -> bytes:
 
 
 def _proof(key: bytes, challenge: bytes) -> bytes:
-    """Shows that the key is known, without the key: it is never sent over these connections."""
+    """Proves knowledge of the key, which itself is never sent over these connections."""
     return hmac.digest(key, challenge, "sha256")
 
 
 @dataclass(slots=True)
-class _Guest:
-    """A connection that has not proved yet that it is a follower's."""
+class _Candidate:
+    """A connection that has yet to prove that it is a follower's."""
 
     until: float
     challenge: bytes = field(default_factory=lambda: secrets.token_bytes(_KEY_BYTES))
     answer: bytes = b""
 
 
-class _Reception:
-    """Serves all guests at a time, since any of them may stay silent."""
+class _Handshakes:
+    """Serves all candidates concurrently, since any of them may stay silent."""
 
     def __init__(self, listening: socket.socket, key: bytes, proof_seconds: float) -> None:
         self.followers: list[socket.socket] = []
         self._listening, self._key, self._proof_seconds = listening, key, proof_seconds
-        self._guests: dict[socket.socket, _Guest] = {}
+        self._candidates: dict[socket.socket, _Candidate] = {}
         self._selector = selectors.DefaultSelector()
         listening.setblocking(False)
         self._selector.register(listening, selectors.EVENT_READ)
 
-    def __enter__(self) -> "_Reception":
+    def __enter__(self) -> "_Handshakes":
         return self
 
     def __exit__(self, *_: object) -> None:
-        for guest in list(self._guests):
-            self._dismiss(guest)
+        for candidate in list(self._candidates):
+            self._reject(candidate)
         for follower in self.followers:
             follower.close()
         self._selector.close()
@@ -162,55 +162,57 @@ class _Reception:
         """The followers, which are admitted now. The caller closes their connections."""
         followers, self.followers = self.followers, []
         for follower in followers:
-            # One that is gone already is noticed like one that goes later.
+            # A follower that is already gone is noticed like one that leaves later.
             with suppress(OSError):
                 follower.sendall(_ADMITTED)
         return followers
 
     def wait(self, until: float) -> None:
-        """Handles what happens next, if anything does until then."""
-        next_end = min([until, *(guest.until for guest in self._guests.values())])
+        """Handles the next events, waiting for them up to that time."""
+        next_end = min([until, *(candidate.until for candidate in self._candidates.values())])
         for ready, _ in self._selector.select(max(0.0, next_end - time.monotonic())):
             if ready.fileobj is self._listening:
                 self._accept()
-            elif isinstance(ready.fileobj, socket.socket) and ready.fileobj in self._guests:
-                self._hear(ready.fileobj)
-        for connection in [each for each, guest in self._guests.items() if guest.until <= time.monotonic()]:
-            self._dismiss(connection)
+            elif isinstance(ready.fileobj, socket.socket) and ready.fileobj in self._candidates:
+                self._receive(ready.fileobj)
+        for connection in [each for each, candidate in self._candidates.items() if candidate.until <= time.monotonic()]:
+            self._reject(connection)
 
     def _accept(self) -> None:
         try:
             arrived, _ = self._listening.accept()
         except OSError:
-            # It has gone again.
+            # It has already disconnected.
             return
-        if len(self._guests) == _MOST_GUESTS:
-            # The oldest one, since followers answer at once.
-            self._dismiss(next(iter(self._guests)))
-        guest = self._guests[arrived] = _Guest(time.monotonic() + self._proof_seconds)
+        if len(self._candidates) == _MOST_CANDIDATES:
+            # Rejects the oldest, since followers answer at once.
+            self._reject(next(iter(self._candidates)))
+        candidate = self._candidates[arrived] = _Candidate(time.monotonic() + self._proof_seconds)
         arrived.setblocking(False)
         self._selector.register(arrived, selectors.EVENT_READ)
         with suppress(OSError):
-            arrived.sendall(guest.challenge)
+            arrived.sendall(candidate.challenge)
 
-    def _hear(self, connection: socket.socket) -> None:
-        guest = self._guests[connection]
-        more = received(connection, _KEY_BYTES - len(guest.answer))
-        guest.answer += more
-        if len(guest.answer) == _KEY_BYTES and hmac.compare_digest(guest.answer, _proof(self._key, guest.challenge)):
+    def _receive(self, connection: socket.socket) -> None:
+        candidate = self._candidates[connection]
+        more = received(connection, _KEY_BYTES - len(candidate.answer))
+        candidate.answer += more
+        if len(candidate.answer) == _KEY_BYTES and hmac.compare_digest(
+            candidate.answer, _proof(self._key, candidate.challenge)
+        ):
             self._admit(connection)
-        elif not more or len(guest.answer) == _KEY_BYTES:
-            self._dismiss(connection)
+        elif not more or len(candidate.answer) == _KEY_BYTES:
+            self._reject(connection)
 
     def _admit(self, connection: socket.socket) -> None:
-        del self._guests[connection]
+        del self._candidates[connection]
         self._selector.unregister(connection)
         connection.setblocking(True)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         self.followers.append(connection)
 
-    def _dismiss(self, connection: socket.socket) -> None:
-        del self._guests[connection]
+    def _reject(self, connection: socket.socket) -> None:
+        del self._candidates[connection]
         self._selector.unregister(connection)
         connection.close()

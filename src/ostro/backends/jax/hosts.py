@@ -24,22 +24,22 @@ import numpy as np
 from jax._src.distributed import global_state
 from jax.experimental.multihost_utils import broadcast_one_to_all, process_allgather
 
-from ostro.backends.jax.handshake import Invitation, connect, listen, received, welcome
+from ostro.backends.jax.handshake import Invitation, admit_followers, connect, listen, received
 from ostro.backends.jax.programs import Key, Programs
 from ostro.errors import BadRequest, Unavailable
 from ostro.system.mesh_hosts import HOW_TO_START, mesh_hosts
 
 _AGREEMENT_MS = 3_600_000
-"""Hosts may take long to download or compile. One that dies ends the others too, long before this."""
+"""Long, because hosts may download or compile first. A host that dies ends the others long before this."""
 _LONGEST_SHOWN = 60
 _INVITATION_BYTES = 256
-"""One of them holds the length of what follows; 200 are left for the host's name."""
+"""One byte holds the length of the rest; about 200 are left for the host's name."""
 
 
 def join_hosts(environ: Mapping[str, str] = os.environ) -> None:
-    """Connects this process to those that the environment names, if it names any. Call it before JAX is used.
+    """Connects this process to the others that the environment names, if any. Call it before JAX is used.
 
-    Raises BadRequest if the environment is wrong, and Unavailable if the processes do not meet.
+    Raises BadRequest if the environment is wrong, and Unavailable if the processes cannot connect.
     """
     hosts = mesh_hosts(environ)
     if hosts is None or jax.distributed.is_initialized():
@@ -56,8 +56,8 @@ def join_hosts(environ: Mapping[str, str] = os.environ) -> None:
 
 
 def agree(stage: str, facts: Mapping[str, str]) -> None:
-    """Returns once every process has come to this stage with the same facts. Otherwise raises BadRequest in each of
-    them, which says what differs. One model comes to a stage once. Raises Unavailable if a process is lost meanwhile.
+    """Returns once every process has reached this stage with the same facts. Otherwise raises BadRequest in each of
+    them, naming what differs. A model reaches a stage once. Raises Unavailable if a process is lost meanwhile.
     """
     # The coordinator's store, which needs no devices. It has no public name in JAX.
     client, count = global_state.client, global_state.num_processes
@@ -86,21 +86,21 @@ def agree(stage: str, facts: Mapping[str, str]) -> None:
 
 
 def disconnect() -> None:
-    """Leaves the mesh, together with all other processes: whoever ended first would otherwise abort the others before
-    they can tell why.
+    """Leaves the mesh together with all other processes: otherwise the first to end would abort the others before they
+    can report why.
     """
     with suppress(RuntimeError):
         jax.distributed.shutdown()
 
 
 def _gone(error: Exception | None = None) -> str:
-    """What to say if a process is lost. `error` is how that was noticed."""
+    """The message for a lost process. `error` is how the loss was noticed."""
     reason = "" if error is None else f" ({(str(error) or repr(error)).splitlines()[0]})"
     return f"A process of the mesh is gone{reason}. All of them have to start again."
 
 
 def _differences(told: Sequence[Mapping[str, str]]) -> list[str]:
-    """What is not the same everywhere, in words: `jax (0.10.2 on host 0, 0.10.1 on host 2)`."""
+    """What differs between hosts, in words: `jax (0.10.2 on host 0, 0.10.1 on host 2)`."""
     found = []
     for name in dict.fromkeys(name for each in told for name in each):
         facts = [each.get(name, "none") for each in told]
@@ -115,7 +115,7 @@ def _digest(text: str) -> str:
 
 
 def least(number: int) -> int:
-    """The least of all processes' numbers, in each of them."""
+    """The minimum over all processes, returned in each of them."""
     if jax.process_count() == 1:
         return number
     return int(np.min(process_allgather(np.array([number], np.int32))))
@@ -153,8 +153,8 @@ class _Call(msgspec.Struct, array_like=True):
 
 @dataclass(slots=True)
 class LeadingPrograms:
-    """Programs that all processes call. Stands in for `Programs` in the leader. A call raises Unavailable if one of the
-    processes is lost.
+    """Programs that all processes call; replaces `Programs` in the leader. A call raises Unavailable if a process is
+    lost.
     """
 
     programs: Programs
@@ -173,7 +173,7 @@ class LeadingPrograms:
 
     @property
     def failure(self) -> str | None:
-        """Why no step can be run any more. Followers send nothing, so one whose socket can be read is gone."""
+        """Why no further step can run. Followers send nothing, so one whose socket is readable is gone."""
         watched = select.poll()
         for follower in self._followers:
             watched.register(follower, select.POLLIN)
@@ -199,7 +199,7 @@ class LeadingPrograms:
             self._count += 1
 
     def _drop(self, address: int, number: int) -> None:
-        # Another array may have the address by now.
+        # Another array may have this id by now.
         if self._numbers.get(address) == number:
             del self._numbers[address]
         self._dropped.append(number)
@@ -217,7 +217,7 @@ class LeadingPrograms:
 
 
 def lead(programs: Programs, arrays: Any) -> LeadingPrograms:
-    """For the first process. `arrays` is a tree of those that every process has before the first call."""
+    """For the first process. `arrays` is a tree of the arrays that every process has before the first call."""
     _agree_on(programs)
     leading = LeadingPrograms(programs, _gather_followers(), _numbered(programs))
     leading.add(arrays)
@@ -257,7 +257,7 @@ def _agree_on(programs: Programs) -> None:
 
 
 def _numbered(programs: Programs) -> dict[Key, int]:
-    # Sorted: processes may have compiled them in another order.
+    # Sorted, because processes may have compiled them in different orders.
     return {key: number for number, key in enumerate(sorted(programs, key=repr))}
 
 
@@ -269,7 +269,7 @@ def _called(program: Any, leaves: Sequence[Any]) -> Any:
 
 
 def _divided(argument: Any, sharding: Any) -> Any:
-    """Each process has to pass its own part of what is divided over the mesh and comes from the host."""
+    """Each process has to pass its own part of a host array that is divided over the mesh."""
     if not isinstance(argument, np.ndarray) or sharding is None or sharding.is_fully_replicated:
         return argument
     return jax.make_array_from_callback(argument.shape, sharding, lambda index: argument[index])
@@ -291,11 +291,11 @@ def _gather_followers() -> list[socket.socket]:
     listening, invitation = listen(first, bound)
     with listening:
         _broadcast(invitation)
-        return welcome(listening, invitation.key, jax.process_count() - 1)
+        return admit_followers(listening, invitation.key, jax.process_count() - 1)
 
 
 def _broadcast(invitation: Invitation | None) -> Invitation:
-    """The leader's, in every process."""
+    """The leader's invitation, in every process."""
     sent = np.zeros(_INVITATION_BYTES, np.uint8)
     if invitation is not None:
         encoded = msgspec.msgpack.encode(invitation)

@@ -64,7 +64,7 @@ class InputWriter:
     """Writes batches into arrays. Holds the page table, of which little changes from step to step."""
 
     def __init__(self, sizes: Sizes, shapes: Sequence[StepShape], number: Callable[[str | None], int]) -> None:
-        """`number` gives an adapter's."""
+        """`number` maps an adapter's name to its number."""
         self._number = number
         self._page_size, self._num_slots = sizes.page_size, sizes.num_pages * sizes.page_size
         self._table = np.zeros((shapes[-1].rows, shapes[-1].pages), np.int32)
@@ -73,7 +73,7 @@ class InputWriter:
         self._padding: dict[StepShape, Ints] = {}
 
     def write(self, chunks: Sequence[Chunk], shape: StepShape, reference: Callable[[int], int]) -> Ints:
-        """`reference` gives what stands for a sequence's token that is still on the device."""
+        """`reference` maps a sequence to the reference of its token that is still on the device."""
         if shape not in self._padding:
             self._padding[shape] = StepInputs.padding(shape, self._num_slots)
         integers = self._padding[shape].copy()

@@ -5,7 +5,7 @@ ROOT/programs/DIGEST/NAME     the checksum of a program, then the program as JAX
 
 The digest covers whatever a program depends on: the model's description, the shapes, the devices, the versions of Ostro
 and JAX, and Ostro's own code. A serialised program is code, so a file that another user could have written is not read.
-A file that is damaged is compiled again, as are all of a directory whose loading crashed a process.
+A damaged program is compiled again, as are all those of a directory whose loading crashed a process.
 """
 
 import hashlib
@@ -31,7 +31,7 @@ from ostro.version import __version__
 _log = logging.getLogger(__name__)
 
 _MOST_DIRECTORIES = 16
-# What unpickling raises for something that is not what it was, and XLA for a program that it cannot run.
+# Raised by unpickling for changed or damaged data, and by XLA for a program that it cannot run.
 _UNLOADABLE = (
     *(AttributeError, EOFError, ImportError, LookupError, RuntimeError, TypeError, ValueError),
     pickle.UnpicklingError,
@@ -52,7 +52,7 @@ class KeptPrograms:
         touch(self._directory)
 
     def load(self, name: str, arguments: Any, results: Any) -> Any:
-        """The program compiled for this name; None if there is none that can be used. `arguments` and `results` have
+        """The program compiled for this name; None if there is no usable one. `arguments` and `results` have
         the structure of its arguments and results.
         """
         path = self._path(name)
@@ -80,10 +80,10 @@ class KeptPrograms:
             self._write(self._path(name), serialised)
         except (OSError, DiskFull, DownloadFailed, ValueError, RuntimeError) as error:
             # NotImplementedError, for what cannot be serialised, is a RuntimeError.
-            _log.debug("a program is not kept: %s", error)
+            _log.debug("a program cannot be cached: %s", error)
 
     def drop_oldest(self) -> None:
-        """Deletes the programs that were used least recently, if there are many."""
+        """Deletes the least recently used programs, if there are many."""
         with suppress(OSError):
             found = [path for path in self._directory.parent.iterdir() if path.is_dir()]
             for old in sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)[_MOST_DIRECTORIES:]:

@@ -84,7 +84,7 @@ def _vector_sizes(described: Architecture, cut: Cut) -> Iterator[tuple[str, int]
 
 
 def matrix_values(described: Architecture, cut: Cut) -> int:
-    """How many numbers a rank's matrices have, with copied KV heads and with the rows that pad the vocabulary."""
+    """How many numbers a rank's matrices have, including copied KV heads and the vocabulary's padding."""
     shape, head = described.shape, described.head
     tables = 1 if head is None or head.is_tied else 2
     values = tables * cut.vocab * shape.hidden_size
@@ -112,15 +112,15 @@ class AdapterLayout:
     starts: tuple[Mapping[str, int], ...]
     """By the number of the projection: where each adapter that changes it begins."""
     widths: tuple[int, ...]
-    """By the number of the projection; 0 if no adapter changes it. Powers of two, so that a model with one adapter more
-    often has the programs that it had.
+    """By the number of the projection; 0 if no adapter changes it. Powers of two, so that adding an adapter often
+    changes no program.
     """
     numbers: Mapping[str, int]
-    """By adapter, from 1 on: 0 is none."""
+    """Each adapter's number, from 1 on; 0 means no adapter."""
 
     @classmethod
     def of(cls, described: Architecture, ranks: Mapping[str, Mapping[str, int]]) -> "AdapterLayout":
-        """From each adapter's ranks, by the names of the parts that it changes."""
+        """Built from each adapter's ranks, by the names of the parts that it changes."""
         starts: list[dict[str, int]] = []
         widths: list[int] = []
         for projections in zip(*(layer.projections for layer in described.layers), strict=True):
@@ -161,7 +161,7 @@ _LANES = 128
 """Numbers in a row of a TPU's register."""
 _REGISTER_ROWS = 8
 _ROW_BYTES = 4
-"""Narrower numbers share a place in a row."""
+"""Bytes per place in a row; narrower numbers share one."""
 
 
 def fits_tpu_kernel(kv_heads: int, itemsize: int) -> bool:
@@ -171,5 +171,5 @@ def fits_tpu_kernel(kv_heads: int, itemsize: int) -> bool:
 
 
 def in_whole_rows(head_dim: int) -> int:
-    """The width of a head with the zeros that the kernel wants after it."""
+    """The width of a head, padded with zeros to whole rows as the kernel requires."""
     return -(-head_dim // _LANES) * _LANES

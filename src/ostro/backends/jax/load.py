@@ -33,16 +33,16 @@ from ostro.weights import Checkpoint
 from ostro.weights.adapter import read_adapter
 
 _DTYPES: dict[str, npt.DTypeLike] = {"float32": np.float32, "float16": np.float16, "bfloat16": jnp.bfloat16}
-# Pages of the program that shows how much memory a step takes, which does not depend on their number.
+# Pages in the program that measures a step's memory, which does not depend on their number.
 _TRIAL_PAGES = 8
-# Parts of the weights' files by which they are recognised.
+# Weight files are recognised by this many samples of this size.
 _NUM_SAMPLES, _SAMPLE_BYTES = 256, 4096
 
 _log = logging.getLogger(__name__)
 
 
 def jax_runner(opened: OpenedModel, *, following: Callable[[], None] = lambda: None) -> JaxRunner:
-    """If `tensor_parallel` is "auto", the model is divided over as many devices as it can be.
+    """If `tensor_parallel` is "auto", the model is divided over as many devices as possible.
 
     Of several processes that share a mesh, only the first gets a runner. The others call `following` once they follow
     it, and end when it does.
@@ -134,7 +134,7 @@ def adapters_digest(adapters: Adapters) -> str:
 
 
 def _sampled_offsets(size: int, count: int) -> Iterator[int]:
-    """Spread evenly, from the first to the last possible."""
+    """Offsets spread evenly from the first possible to the last."""
     last = max(0, size - _SAMPLE_BYTES)
     yield from sorted({last * number // max(1, count - 1) for number in range(count)})
 
@@ -159,7 +159,7 @@ def _prepare(config: ResolvedConfig) -> None:
 
 
 def _cpu_pages(placed: PlacedModel, config: ResolvedConfig) -> int:
-    """All ranks share the machine's memory."""
+    """Pages on a CPU, where all ranks share the machine's memory."""
     return num_pages(
         rank_shape(placed.described.shape, placed.cut.kv_heads * placed.cut.ranks),
         page_size=config.page_size,
@@ -173,7 +173,7 @@ def _cpu_pages(placed: PlacedModel, config: ResolvedConfig) -> int:
 
 
 def _device_pages(placed: PlacedModel, sizes: Sizes, config: ResolvedConfig) -> int:
-    """Pages beside the weights and the largest step, whose programs are compiled to see what they take."""
+    """Pages that fit beside the weights and the largest step, whose programs are compiled to measure them."""
     compiler = Compiler(placed, sizes)
     trial = Programs(placed.mesh, None if is_over_processes(placed.mesh) else compiler.kept())
     trial.add(*compiler.largest())
@@ -186,7 +186,7 @@ def _device_pages(placed: PlacedModel, sizes: Sizes, config: ResolvedConfig) -> 
         total=total,
         step=trial.step_bytes(),
         kv_memory=config.kv_memory,
-        # On a GPU, JAX was given that share to begin with.
+        # On a GPU, JAX was limited to that share from the start.
         utilization=1.0 if placed.platform == "cuda" else config.gpu_memory_utilization,
         limit=config.kv_memory_limit,
         max_tokens=config.max_running_tokens,
@@ -194,9 +194,9 @@ def _device_pages(placed: PlacedModel, sizes: Sizes, config: ResolvedConfig) -> 
 
 
 def _memory(placed: PlacedModel) -> tuple[int, int]:
-    """Total and free bytes of the device that has least left."""
+    """Total and free bytes of the device with the least left."""
     stats = [device.memory_stats() for device in placed.mesh.local_devices]
     if not all(stats):
-        raise ModelError(f"JAX does not tell how much memory its {placed.platform} devices have. Set kv_memory.")
+        raise ModelError(f"JAX does not report how much memory its {placed.platform} devices have. Set kv_memory.")
     free, total = min((each["bytes_limit"] - each["bytes_in_use"], each["bytes_limit"]) for each in stats)
     return total, free

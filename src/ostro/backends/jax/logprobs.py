@@ -1,5 +1,5 @@
 """Log-probabilities of logits that are divided over ranks; the twin of `backends.sampling.arrays`. Ranks
-exchange the best tokens of each, never their logits.
+exchange their best tokens, never their logits.
 """
 
 from typing import Any, NamedTuple
@@ -24,7 +24,7 @@ class Logprobs(NamedTuple):
 
     token: Ints
     rank: Ints
-    """From 1."""
+    """The token's rank, from 1."""
     own: Floats
     """The token's log-probability."""
     top_tokens: Ints
@@ -40,7 +40,7 @@ class Logprobs(NamedTuple):
         return cls(token, rank, own.copy().view(np.float32), tokens, numbers.copy().view(np.float32))
 
     def entry(self, number: int, top: int) -> TokenLogprob:
-        """A position's, with its `top` most likely tokens."""
+        """One position's log-probability, with its `top` most likely tokens."""
         listed = zip(self.top_tokens[number, :top].tolist(), self.top[number, :top].tolist(), strict=True)
         return TokenLogprob(int(self.token[number]), float(self.own[number]), int(self.rank[number]), tuple(listed))
 
@@ -79,7 +79,7 @@ def _largest(values: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
     """Sorts no whole row: the largest values are in the blocks with the largest maxima, in the lower of equal ones."""
     blocks = values.reshape(len(values), -1, BLOCK)
     _, chosen = lax.top_k(blocks.max(-1), min(count, blocks.shape[1]))
-    # In order, so that equals stay sorted by id.
+    # In order, so that ties stay sorted by id.
     chosen = jnp.sort(chosen, -1)
     candidates = jnp.take_along_axis(blocks, chosen[:, :, None], 1).reshape(len(values), -1)
     best, at = lax.top_k(candidates, count)

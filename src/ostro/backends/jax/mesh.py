@@ -33,8 +33,8 @@ def make_mesh(ranks: int, platform: str | None = None) -> Mesh:
 
 
 def fitting_ranks(described: Description, platform: str) -> int:
-    """How many devices "auto" divides a model over: as many as it can be, but one on a CPU, where it gains nothing. A
-    mesh of several processes needs all of theirs.
+    """How many devices "auto" divides a model over: as many as possible, but one on a CPU, where more gain nothing. A
+    mesh of several processes needs all of their devices.
     """
     number = len(_devices(platform))
     if jax.process_count() > 1:
@@ -43,8 +43,8 @@ def fitting_ranks(described: Description, platform: str) -> int:
 
 
 def check_whole_mesh(described: Description, devices: int) -> None:
-    """Raises BadRequest if the model cannot be divided over all devices of several processes, which have to take part
-    whatever `tensor_parallel` is.
+    """Raises BadRequest if the model cannot be divided over all devices of several processes, each of which has to take
+    part whatever `tensor_parallel` is.
     """
     possible = possible_ranks(divisible(described))
     if devices not in possible:
@@ -56,7 +56,7 @@ def check_whole_mesh(described: Description, devices: int) -> None:
 
 
 def count_devices(platform: str | None) -> int:
-    """Those of all processes."""
+    """The number of devices of all processes."""
     return len(_devices(platform))
 
 

@@ -14,7 +14,7 @@ from ostro.backends.jax.mesh import AXIS
 
 
 class PagesShape(NamedTuple):
-    """What pages hold; on a rank, its own heads."""
+    """The shape of the pages; on a rank, with its own heads only."""
 
     layers: int
     pages: int
@@ -37,12 +37,12 @@ class Pages(Protocol):
         """How the arrays are divided over a mesh: by KV heads."""
 
     def stored(self, layer: int, slots: jax.Array, keys: jax.Array, values: jax.Array) -> Self:
-        """With the keys and values of some tokens, [tokens, heads, head_dim], in their slots. Slots beyond the last
-        page are written nowhere.
+        """The pages with the keys and values of some tokens, [tokens, heads, head_dim], in their slots. Writes beyond
+        the last page are dropped.
         """
 
     def copied(self, pairs: jax.Array) -> Self:
-        """With pages pairs[0] copied to pairs[1] in all layers; a target beyond the last page is dropped."""
+        """The pages with pairs[0] copied to pairs[1] in all layers; a target beyond the last page is dropped."""
 
 
 class SplitPages(NamedTuple):
@@ -115,7 +115,7 @@ class InterleavedPages(NamedTuple):
         return type(self)(_copied(self.both, pairs))
 
     def padded(self, heads: jax.Array) -> jax.Array:
-        """Heads as wide as those in the pages."""
+        """The heads, padded to the width of those in the pages."""
         return jnp.pad(heads, ((0, 0), (0, 0), (0, self.both.shape[-1] - heads.shape[-1])))
 
 

@@ -1,4 +1,4 @@
-"""A model's weights on a mesh, and the size of what goes beside them. Knows no programs and no batch."""
+"""A model's weights on a mesh, and the sizes of adapters and pages beside them. Knows no programs and no batch."""
 
 from dataclasses import dataclass
 
@@ -52,7 +52,7 @@ class PlacedModel:
 
     @property
     def platform(self) -> str:
-        """In Ostro's words: cpu, cuda or tpu."""
+        """The platform by Ostro's name: cpu, cuda or tpu."""
         name: str = self.mesh.devices.flat[0].platform
         return "cuda" if name == "gpu" else name
 

@@ -26,10 +26,10 @@ from ostro.models.cut import Cut, cut
 _MIB = 1 << 20
 # Measured, minus the model: Python with JAX, after compiling. Loading kept programs takes 70 MiB less.
 _PROCESS = 320 * _MIB
-# With devices of their own memory: what the process takes of the host's.
+# Host memory of the process where devices have memory of their own.
 _DEVICE_PROCESS = 2048 * _MIB
 _FLOAT = 4
-# Measured: what a draw that changes scores and applies top-k and top-p holds at a time, in logits.
+# Measured: temporary memory of a draw with edits, top-k and top-p, as a multiple of its logits.
 _DRAW_COPIES = 6
 _ITEMSIZE = {"float32": 4, "float16": 2, "bfloat16": 2}
 

@@ -82,7 +82,7 @@ class StepProgram:
         *,
         shape: StepShape,
     ) -> StepResult:
-        """`adapters` are only for a shape that is adapted."""
+        """`adapters` are passed only for an adapted shape."""
         inputs = StepInputs.cut(integers, shape)
         vectors = _Vectors(weights.vectors[0], VectorLayout.of(self.described, self.cut))
         start = inputs.positions.at[inputs.tile_first].get(mode="fill", fill_value=0)

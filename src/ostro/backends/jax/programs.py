@@ -66,7 +66,7 @@ def _compilers() -> Iterator[ThreadPoolExecutor]:
         try:
             yield threads
         finally:
-            # If one has failed, the others are not wanted.
+            # Once one has failed, the others are not needed.
             threads.shutdown(cancel_futures=True)
     finally:
         threading.stack_size(usual)
@@ -99,7 +99,7 @@ class Programs:
         return max(each.temp_size_in_bytes for each in found) + 2 * results
 
     def add(self, *recipes: Recipe) -> None:
-        """Compiles programs, or loads them: several at a time, with a line in the log for each."""
+        """Compiles or loads programs, several at a time, and logs a line for each."""
         began = time.monotonic()
         with _compilers() as threads:
             made = [threads.submit(self._made, recipe) for recipe in recipes]

@@ -6,8 +6,8 @@
     logprobs  logits -> log-probabilities
     logits    hidden states -> logits of further rows, for prompt log-probabilities
 
-Draws also change scores as requests ask for. Only top-n-sigma, or more changes than a program has room for, make logits
-travel to the host and back, so that `launch` waits for the device.
+Draws also apply the requests' changes of scores. Only for top-n-sigma, or for more changes than a program has room for,
+do logits travel to the host and back, so that `launch` waits for the device.
 """
 
 import shutil
@@ -106,11 +106,11 @@ class JaxRunner:
         program = self.programs["step", step_shape]
         result = StepResult(*program(self._weights, self._pages, self._tokens, integers, *adapters))
         self._pages = result.pages
-        # Freed now if no result is made from it: that of a large batch takes 100 MB.
+        # Freed now if no result needs it: a large batch's takes 100 MB.
         hidden = result.hidden if reads_hidden else None
         launched = _Launched(batch, shape, hidden)
         if any(_is_mask_unknown(seq) for _, seq in draws):
-            # Until then, the engine will have reserved the place of the token that is drawn.
+            # By then, the engine will have reserved the place of the drawn token.
             kept = [(row, _as_it_is(seq)) for row, seq in draws]
             return Step(
                 partial(self._results, launched), partial(self._draw_late, launched, result.logits, draws, kept)
@@ -130,21 +130,21 @@ class JaxRunner:
         return output
 
     def follow(self, connected: Callable[[], None] = lambda: None) -> None:
-        """Repeats the steps of the leader's runner until it is gone, and calls `connected` once it does so. For all
-        processes of a mesh but the first.
+        """For all processes of a mesh but the first: repeats the leader's steps until it is gone. Calls `connected`
+        once it follows.
         """
         assert isinstance(self.programs, Programs)
         follow(self.programs, self._arrays, connected)
 
     @property
     def _arrays(self) -> tuple[Any, ...]:
-        """All that programs take from the devices before the first step."""
+        """All arrays on the devices that programs read before the first step."""
         return self._weights, self._pages, self._tokens, self._adapters
 
     def _shape_of(self, batch: Batch) -> StepShape:
         """The smallest shape that holds the batch."""
         if any(chunk.scored for chunk in batch.chunks):
-            # The only one with a program for scoring.
+            # The only shape with a program for scoring.
             return self._shapes[-1]
         longest = max(chunk.length for chunk in batch.chunks)
         return smallest_shape(self._shapes, tokens=batch.num_tokens, sequences=len(batch.chunks), longest=longest)
@@ -169,13 +169,13 @@ class JaxRunner:
         self._draw(launched, logits, kept)
 
     def _draw(self, launched: "_Launched", logits: Any, draws: Draws) -> None:
-        """Draws in blocks of as many as there are rows: the choices of one prompt may be more."""
+        """Draws in blocks of `rows`: one prompt may have more choices than there are rows."""
         if not draws:
             self._last = _LastDrawn()
             return
         rows = launched.shape.rows
         if len(draws) > rows:
-            # Blocks after the first could not look pending tokens up: its tokens are there by then.
+            # Blocks after the first could not look up pending tokens: the first one's have replaced them.
             draws = [(row, self._known(seq)) for row, seq in draws]
         for at in range(0, len(draws), rows):
             launched.drawn.append(self._draw_block(logits, draws[at : at + rows], rows))
@@ -223,7 +223,7 @@ class JaxRunner:
             blocks[0].copy_to_host()
             self._last = _LastDrawn(blocks[0].drawn, {seq.id: number for number, seq in enumerate(blocks[0].seqs)})
             return
-        # The next step could not look tokens up in several arrays: it gets their values.
+        # The next step cannot look up tokens in several arrays, so it gets their values.
         known: dict[int, int] = {}
         for block in blocks:
             known |= {seq.id: int(token) for seq, token in zip(block.seqs, block.drawn.on_host()[0], strict=False)}
@@ -257,7 +257,7 @@ class JaxRunner:
 
     def _copy_pages(self, copies: Seq[tuple[int, int]]) -> None:
         for at in range(0, len(copies), COPIES):
-            # A page beyond the last one is written nowhere.
+            # A copy to a page beyond the last one is dropped.
             pairs = np.full((2, COPIES), self._sizes.num_pages, np.int32)
             own = np.array(copies[at : at + COPIES], np.int32).T
             pairs[:, : own.shape[1]] = own
@@ -312,7 +312,7 @@ class _DrawnBlock:
     """As `Logprobs` reads them; None if nobody asked for any."""
 
     def copy_to_host(self) -> None:
-        """Begins to, before anybody waits for it."""
+        """Starts the copy before anybody waits for it."""
         self.drawn.results.copy_to_host_async()
         if self.logprobs is not None:
             self.logprobs.copy_to_host_async()
@@ -320,12 +320,12 @@ class _DrawnBlock:
 
 @dataclass(frozen=True, slots=True)
 class _Launched:
-    """What is left of a step on the device until its results are wanted."""
+    """A launched step's arrays on the device, until its results are read."""
 
     batch: Batch
     shape: StepShape
     hidden: Any
-    """None if no result is made from it."""
+    """None if no result needs it."""
     drawn: list[_DrawnBlock] = field(default_factory=list)
 
 
@@ -343,7 +343,7 @@ def _changes_scores(seq: Sequence) -> bool:
 
 
 def _needs_logits(seq: Sequence) -> bool:
-    """Whether more is made from the logits of its next token than a draw."""
+    """Whether the logits of its next token serve for more than a draw."""
     return _changes_scores(seq) or _is_mask_unknown(seq) or seq.request.params.logprobs is not None
 
 
@@ -352,7 +352,7 @@ def _is_mask_unknown(seq: Sequence) -> bool:
 
 
 def _as_it_is(seq: Sequence) -> Sequence:
-    """A copy that does not change with the sequence."""
+    """A snapshot that does not change with the sequence."""
     view = copy(seq)
     view.token_ids = list(seq.token_ids)
     return view
@@ -380,7 +380,7 @@ class _LastDrawn:
 
 
 def _reads_hidden(chunk: Chunk) -> bool:
-    """Whether the step's results for it are made from hidden states."""
+    """Whether its results are computed from hidden states."""
     return bool(chunk.scored) or chunk.seq.request.task is Task.EMBED
 
 
@@ -396,7 +396,7 @@ class JaxProfiler(Profiler):
     def __init__(self) -> None:
         self._directory = TemporaryDirectory(prefix="ostro-profile-")
         options = jax.profiler.ProfileOptions()
-        # Every call of a Python function would be an event, and take longer.
+        # Otherwise every Python call would be an event, which slows it down.
         options.python_tracer_level = 0
         jax.profiler.start_trace(self._directory.name, create_perfetto_trace=True, profiler_options=options)
 

@@ -24,7 +24,7 @@ from ostro.models.cut import BLOCK
 _GAP_BITS = 31
 """A gap is never negative: its sign bit is 0."""
 _SUMMED = 32
-"""Partial sums added in a row. Short rows of sums keep float32's rounding errors small."""
+"""Partial sums added one after another. Few at a time keep float32's rounding errors small."""
 
 
 class DrawSettings(NamedTuple):
@@ -74,14 +74,14 @@ class DrawKind(StrEnum):
     TRUNCATED = "truncated"
     """With top-k and top-p."""
     EDITED = "edited"
-    """With changes of scores. It finds out by itself whether any row has a top-k or top-p: a second program would take
-    time to compile.
+    """With changes of scores. The program itself checks whether any row has a top-k or top-p, because a second program
+    would take time to compile.
     """
 
 
 def draw(logits: jax.Array, last: jax.Array, packed: jax.Array, *edits: jax.Array, kind: DrawKind) -> Drawn:
-    """One token per draw, the same on every rank. `logits` is [rows, vocabulary of the rank], `packed` is what
-    `DrawSettings` is made of.
+    """One token per draw, the same on every rank. `logits` is [rows, vocabulary of the rank], `packed` is the
+    array behind `DrawSettings`.
 
     `edits` are those of `PackedEdits`, if the kind is EDITED.
     """
@@ -158,7 +158,7 @@ def _top_p(bits: jax.Array, weights: jax.Array, top_p: jax.Array) -> jax.Array:
     last = _smallest(lambda limit: total(bits <= limit[:, None]) >= share, bits[:, 0])
     closer = bits < last[:, None]
     equal = jnp.where((bits == last[:, None]) & (weights > 0), weights, 0)
-    # Equals have one weight: what comes before the n-th of them is their number times it.
+    # Equal gaps have equal weights, so the sum before the n-th of them is n times that weight.
     number = jnp.cumsum(equal > 0, -1, dtype=jnp.int32) - 1 + _before((equal > 0).sum(-1, dtype=jnp.int32))[:, None]
     return closer | ((equal > 0) & (total(closer)[:, None] + number * equal < share[:, None]))
 

@@ -25,13 +25,13 @@ def edited(scores: jax.Array, last: jax.Array, masks: jax.Array, integers: jax.A
     own, pending_own = _columns(inputs.token, width), _columns(pending, width)
 
     def columns(is_meant: jax.Array, is_pending_meant: jax.Array | bool) -> jax.Array:
-        """Where changes are made; out of range for those that are not."""
+        """The columns to change; out of range for changes that do not apply."""
         return jnp.concatenate((jnp.where(is_meant, own, width), jnp.where(is_pending_meant, pending_own, width)))
 
     at = row, columns(inputs.kind == CellKind.ADD, False)
     scores = scores.at[at].add(jnp.concatenate((amount, jnp.zeros(rows))), mode="drop")
     at = row, columns(inputs.kind == CellKind.DISCOURAGE, True)
-    # A token that is meant twice gets the same score twice: both are computed from the one before.
+    # A token that occurs twice gets the same score twice: both are computed from the original.
     penalty, before = jnp.concatenate((amount, inputs.repetition)), scores.at[at].get(mode="fill", fill_value=0)
     scores = scores.at[at].set(jnp.where(before > 0, before / penalty, before * penalty), mode="drop")
     at = row, columns(inputs.kind >= CellKind.OCCURRENCE, ~has_occurred)
@@ -41,7 +41,7 @@ def edited(scores: jax.Array, last: jax.Array, masks: jax.Array, integers: jax.A
 
 
 def _columns(tokens: jax.Array, width: int) -> jax.Array:
-    """A rank's columns of tokens; out of range for those of others."""
+    """The tokens' columns on this rank; out of range for other ranks' tokens."""
     columns = tokens - lax.axis_index(AXIS) * width
     return jnp.where((columns >= 0) & (columns < width), columns, width)
 

@@ -1,4 +1,4 @@
-"""Which shapes steps come in: few, so that few programs are compiled. Imports no JAX, so that planning can read it."""
+"""The shapes that steps are padded to: few, so that few programs are compiled. Imports no JAX, for planning."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

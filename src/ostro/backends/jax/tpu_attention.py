@@ -1,4 +1,4 @@
-"""`attention` on TPUs: JAX's own kernel for ragged batches. It was shown to lower for a TPU, but never run on one."""
+"""`attention` on TPUs: JAX's own kernel for ragged batches. It lowers for a TPU, but has never run on one."""
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +8,7 @@ from ostro.backends.jax.attention import Tiles
 from ostro.backends.jax.pages import InterleavedPages
 from ostro.models.architecture import AttentionSpec
 
-# The kernel looks up better sizes for the TPU that it is traced on, but only for models that its authors have measured.
+# The kernel looks up better sizes for the TPU that it is traced on, but only for models that its authors measured.
 _KEYS_PER_BLOCK = 1024
 _QUERIES_PER_BLOCK = 32
 
@@ -27,7 +27,7 @@ class TpuAttention:
         lengths = jnp.zeros(rows, jnp.int32).at[tiles.row].add(tiles.length)
         contexts = jnp.zeros(rows, jnp.int32).at[tiles.row].max(tiles.ends)
         starts = jnp.concatenate((jnp.zeros(1, jnp.int32), jnp.cumsum(lengths, dtype=jnp.int32)))
-        # All layers' pages are one row of pages to the kernel: a layer's own, cut out, would be a copy.
+        # The kernel gets all layers' pages as one list: slicing out the layer's own would copy them.
         flat = pages.both.reshape(-1, *pages.both.shape[2:])
         attended = ragged_paged_attention(
             pages.padded(queries),

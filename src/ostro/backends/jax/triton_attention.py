@@ -27,9 +27,9 @@ class _Tuning(NamedTuple):
         return self._replace(block=max(_LEAST_DIM, self.block * _USUAL_DIM // head_dim), stages=2)
 
 
-# The widest heads of most models.
+# The head width up to which these sizes fit: the widest in most models.
 _USUAL_DIM = 128
-# Tensor cores multiply no narrower matrices.
+# The narrowest matrices that tensor cores multiply.
 _LEAST_DIM = 16
 _SINGLE = _Tuning(rows=16, block=128, warps=4)
 _LONGER = _Tuning(rows=128, block=64, warps=8)
@@ -54,7 +54,7 @@ class TritonAttention:
         tuning = (self._single if width == 1 else self._longer).fitted(padded_dim)
         return jax_triton.triton_call(
             queries,
-            # All layers' pages, as if they were those of one: a layer's own, cut out, would be a copy.
+            # All layers' pages as if they were one layer's: slicing out the layer's own would copy them.
             *(own.reshape(-1, *own.shape[2:]) for own in pages),
             tiles.table + layer * pages.num_pages,
             jnp.stack((tiles.row, tiles.first, tiles.start, tiles.length), 1),
@@ -79,5 +79,5 @@ class TritonAttention:
 
 
 def _power_of_2(number: int) -> int:
-    """The smallest that is not less than the number."""
+    """The smallest power of two that is at least the number."""
     return 1 << (number - 1).bit_length()

@@ -272,12 +272,12 @@ class _Placer:
         if len(waiting) == place.num_parts:
             parts = tuple(waiting[number] for number in range(place.num_parts))
             fused = parts[0] if len(parts) == 1 else _fused(parts, mesh=self.mesh)
-            # Wait, so that only one array's parts are on the devices twice.
+            # Waits, so that at most one array is on the devices both fused and in parts.
             self._arrays[place.array] = fused.block_until_ready()
             del self._parts[place.array]
 
     def weights(self, described: Architecture, vectors: jax.Array) -> Weights:
-        """Once all matrices have been added."""
+        """The model's weights, once all matrices have been added."""
         head, positions, arrays = described.head, described.embedding.positions, self._arrays
         return Weights(
             vectors=vectors,

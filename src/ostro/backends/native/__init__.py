@@ -3,7 +3,7 @@
 support     decides from a model's description whether the kernels can run it
 lowering    translates a model's description into steps and packed tensors
 packing     packs a checkpoint's tensors into a file
-load        finds that file or has it made; reports why a model cannot run natively
+load        finds that file or makes it; reports why a model cannot run natively
 runner      runs batches
 sampling    edits scores before the core samples from them
 logprobs    log-probabilities of tokens, in numpy

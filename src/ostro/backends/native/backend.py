@@ -29,7 +29,7 @@ class NativeBackend:
         config = opened.config
         if config.backend not in ("auto", self.name):
             return f"backend is {config.backend}"
-        # "auto" never is: without a GPU or TPU it means one device.
+        # "auto" never divides here: without a GPU or TPU it means one device.
         if config.tensor_parallel not in (1, "auto"):
             return "the model is divided over devices"
         if not opened.kind.has_native_core:
@@ -37,25 +37,25 @@ class NativeBackend:
         if (missing := why_missing()) is not None:
             return missing.rstrip(".")
         try:
-            return _way(opened).refuses()
+            return _variant(opened).refuses()
         except NotNative as error:
             return str(error)
 
     def check(self, opened: OpenedModel, reasons: Reasons) -> None:
-        _way(opened).check()
+        _variant(opened).check()
 
     def plan(self, opened: OpenedModel, memory: Memory) -> Parts:
-        return _way(opened).plan(memory)
+        return _variant(opened).plan(memory)
 
     def load(self, opened: OpenedModel, following: Callable[[], None]) -> ModelRunner:
-        runner = _way(opened).load()
+        runner = _variant(opened).load()
         if opened.config.device == "auto" and has_idle_gpu():
             _log.warning("This machine has a GPU, but the model runs on the CPU. %s", needs("The GPU", "torch"))
         return runner
 
 
-class _Way(Protocol):
-    """One of the two ways in which the core runs models."""
+class _Variant(Protocol):
+    """How the core runs a kind of model: a decoder or an encoder."""
 
     def refuses(self) -> str | None:
         """Raises NotNative like `native_program`."""
@@ -65,7 +65,7 @@ class _Way(Protocol):
     def load(self) -> ModelRunner: ...
 
 
-def _way(opened: OpenedModel) -> _Way:
+def _variant(opened: OpenedModel) -> _Variant:
     """Raises NotNative for a model that is neither a plain decoder nor an encoder."""
     if isinstance(opened.description, Encoder):
         return _Encoding(opened, opened.description)
@@ -94,7 +94,7 @@ class _Decoding:
         return decoder_parts(self.opened, self.described, memory)
 
     def load(self) -> ModelRunner:
-        # Imports numpy, and maps the library.
+        # Imported late: it imports numpy and maps the library.
         from ostro.backends.native.load import decoder_runner
 
         return decoder_runner(self.opened, self.described)

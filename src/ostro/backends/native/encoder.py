@@ -58,7 +58,7 @@ class NativeEncoderRunner:
             packed,
             isa=isa,
             num_pages=0,
-            # The text that uses up a step's tokens is computed whole. Memory that is not written to is not taken.
+            # A step's last text is computed whole, even beyond the step's tokens. Unwritten memory is not taken.
             max_tokens=max_batch_tokens + shape.max_seq_len,
             max_asked=max_batch_seqs,
             threads=threads,
@@ -67,7 +67,7 @@ class NativeEncoderRunner:
         layers = [at for at, step in enumerate(spec.steps) if step.op is Op.ATTEND_TEXT]
         self._stops = [*layers[1:], spec.logits_step]
         self._spec = RunnerSpec(
-            # A page is a seat in the batch: there is nothing to keep.
+            # A page is a seat in the batch: it holds nothing.
             page_size=shape.max_seq_len,
             num_pages=2 * max_batch_seqs,
             max_seq_len=shape.max_seq_len,
@@ -183,7 +183,7 @@ class DenseLayer:
         self._weight, self._bias = found["linear.weight"], found.get("linear.bias")
 
     def __call__(self, vectors: Floats) -> Floats:
-        # Row by row, because a matmul of several rows rounds in another order than that of one.
+        # Row by row, because a matmul of several rows sums in another order than a matmul of one.
         return np.stack([self._one(vector) for vector in vectors])
 
     def _one(self, vector: Floats) -> Floats:

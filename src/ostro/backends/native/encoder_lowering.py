@@ -13,9 +13,7 @@ from ostro.models.encoder import Classifier, Encoder, EncoderLayer
 
 
 class EncoderLowering(LayerSteps):
-    """Further buffers, of a row per text: pooled states; for a classifier, what its dense layer makes of them, and its
-    outputs.
-    """
+    """Further buffers, with a row per text: pooled states; for a classifier, its dense layer's outputs and its own."""
 
     _POOLED, _DENSE, _LABELS = range(5, 8)
 

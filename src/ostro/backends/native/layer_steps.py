@@ -90,7 +90,7 @@ class LayerSteps:
         return width
 
     def _gate_and_up(self, mlp: MLP, read: Read) -> None:
-        """Interleaves panels of gates and ups, so that whichever thread has computed both multiplies them."""
+        """Interleaves panels of gates and ups, so that one thread computes both and multiplies them."""
         up = mlp.up
         if len({self._kind(part) for part in up.parts}) > 1:
             raise NotNative("its gates and ups are kept in different types")
@@ -163,7 +163,7 @@ class LayerSteps:
         return self._vector(f"{norm.name}.weight", norm.size)
 
     def _bias(self, norm: Norm) -> int:
-        """A layer norm's: the kernel always adds one."""
+        """A layer norm's bias; zeros if it has none, because the kernel always adds one."""
         if norm.biased:
             return self._vector(f"{norm.name}.bias", norm.size)
         if norm.size not in self._zeros:

@@ -1,4 +1,4 @@
-"""Builds a native runner from a checkpoint: finds the model's packed weights or has them made. Imports no torch."""
+"""Builds a native runner from a checkpoint: finds the model's packed weights or packs them. Imports no torch."""
 
 import logging
 import time

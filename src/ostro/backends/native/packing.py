@@ -66,7 +66,7 @@ class _Matrix(NamedTuple):
     @property
     def kind(self) -> int:
         kind = kind_of(self.weight.format)
-        assert kind is not None, "it was checked"
+        assert kind is not None, "formats are checked beforehand"
         return kind
 
 
@@ -135,7 +135,7 @@ class _Tensors:
 
 
 def _ordered(rows: npt.NDArray[_Number], place: StoredTensor) -> npt.NDArray[_Number]:
-    """What there is for each row, in our order. A stack's matrices follow each other."""
+    """The entries of all rows, in our order. A stack's matrices follow each other."""
     if place.order is None:
         return rows
     stack = rows.reshape(place.shape[0] if place.stacked else 1, -1)
@@ -157,7 +157,7 @@ class _Packer:
         return found
 
     def experts(self, matrices: ExpertMatrices, *, bits: int, by_turns: bool) -> int:
-        # Kept until they are packed: the addresses are all that the writer has.
+        # Kept alive until packed: the writer only has addresses.
         parts = [[self._tensors.matrix(name) for name in matrices.weight_names(part)] for part in matrices.parts]
         ordered = self._by_expert(matrices, [[own.addresses for own in part] for part in parts], by_turns)
         kind = self.kind(next(matrices.tensors()).name)
@@ -172,7 +172,7 @@ class _Packer:
     def _by_expert(
         self, matrices: ExpertMatrices, parts: list[list[npt.NDArray[_Number]]], by_turns: bool
     ) -> npt.NDArray[_Number]:
-        """What there is for each row: the experts' one after the other, padded with zeros to whole panels."""
+        """The entries of all rows, expert by expert, each padded with zeros to whole panels."""
         rows = np.concatenate([np.concatenate(part).reshape(matrices.experts, -1) for part in parts], 1)
         height = padded_rows(matrices.rows, self.panel, by_turns=by_turns)
         ordered = np.zeros((matrices.experts, height), rows.dtype)

@@ -122,7 +122,7 @@ def decoder_parts(opened: OpenedModel, architecture: Architecture, memory: Memor
 
 
 def encoder_parts(opened: OpenedModel, encoder: Encoder) -> Parts:
-    """There is no KV cache: the texts of a batch have seats only."""
+    """An encoder has no KV cache: its pages are just seats in the batch."""
     stored, config = opened.checkpoint.stored(), opened.resolved
     program = native_program(opened.checkpoint, encoder, config.quantize)
     shape, layout = encoder.shape, program.layout
@@ -131,7 +131,7 @@ def encoder_parts(opened: OpenedModel, encoder: Encoder) -> Parts:
     row = 4 * sum(buffer.cols * buffer.per_token for buffer in program.spec.buffers if not buffer.asked)
     if config.quantize != "none":
         row += max(inner, shape.hidden_size) // GROUP * _GROUP_BYTES
-    # The text that uses up a step's tokens is computed whole.
+    # A step's last text is computed whole, even beyond the step's tokens.
     rows = opened.kind.encoded_tokens(opened.config) + shape.max_seq_len
     # Each thread packs one head's keys and values, and has some rows of scores.
     own = 4 * shape.max_seq_len * (2 * shape.head_dim + _SCORED_ROWS)
@@ -153,7 +153,7 @@ def encoder_parts(opened: OpenedModel, encoder: Encoder) -> Parts:
 
 
 def _idle_bytes(program: ProgramSpec, layout: PackedLayout) -> int:
-    """Size of the experts' matrices that a token does not go through."""
+    """Size of the experts' matrices that a token does not use."""
     steps = [step for step in program.steps if step.op in (Op.EXPAND, Op.EXPERT)]
     packed = [(step, layout.matrices[step.matrix].nbytes) for step in steps if step.matrix is not None]
     return sum(nbytes * (step.experts - step.chosen) // step.experts for step, nbytes in packed)

@@ -9,12 +9,12 @@ from ostro.kernels.cpu.program import Program
 
 
 class NativeProfiler(SpanProfiler):
-    """Each launch has a span per kind of operation: its time in all layers, not one of its calls."""
+    """Each launch has a span per kind of operation: its total time in all layers, not that of one call."""
 
     def __init__(self, program: Program) -> None:
         super().__init__()
         self._program = program
-        # Drops what was added up before.
+        # Resets the counters.
         program.profile()
 
     @contextmanager

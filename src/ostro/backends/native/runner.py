@@ -65,14 +65,14 @@ def draws_of(rows: Seq[Row], vocab: int) -> "Array[CDraw]":
     return draws
 
 
-# A multiplication of floats, as attention does them, takes as long as so many of codes.
+# A float multiplication, as in attention, takes as long as this many multiplications of codes.
 _FLOAT_PRICE = 4.5
 
 Rows = npt.NDArray[np.int32]
 
 
 class NativeShape:
-    """A program's shape, as sizing memory asks for it."""
+    """A program's shape, for sizing memory."""
 
     def __init__(self, spec: ProgramSpec) -> None:
         self.vocab_size, self.hidden_size = spec.vocab_size, spec.hidden_size
@@ -90,7 +90,7 @@ def _context_price(spec: ProgramSpec, packed: PackedFile) -> float:
 
 
 class NativeRunner:
-    """Owns the program, and with it the memory of keys and values."""
+    """Owns the program, and with it the KV cache."""
 
     strides = 0
     failure = None
@@ -152,7 +152,7 @@ class NativeRunner:
         pooling: Pooling | None = None,
         adapters: NativeAdapters | None = None,
     ) -> Self:
-        """With as many pages as memory holds."""
+        """A runner with as many pages as memory holds."""
         cells = CELLS[config.kv_dtype]
         pages = num_pages(
             NativeShape(ProgramSpec.from_json(packed.program)),
@@ -184,7 +184,7 @@ class NativeRunner:
 
     @property
     def computes_with(self) -> list[str]:
-        """What its results depend on beside the model."""
+        """What its results depend on besides the model."""
         return [self.isa]
 
     @property
@@ -192,7 +192,7 @@ class NativeRunner:
         return self.program.page_bytes
 
     def check_tiers(self, config: EngineConfig) -> None:
-        """Any size that settings can have will do."""
+        """Accepts any size."""
 
     def page_store(self, config: EngineConfig, disk: PageDisk | None) -> PageStore | None:
         return None if disk is None else DiskStore(self.program, disk, outlives=config.kv_persist)
@@ -249,7 +249,7 @@ class NativeRunner:
         return pieces
 
     def _adapters_of(self, chunks: Seq[Chunk]) -> Rows | None:
-        """Each row's own, where any has one."""
+        """Each row's adapter number; None if no row has an adapter."""
         if self._adapters is None or all(chunk.seq.request.adapter is None for chunk in chunks):
             return None
         numbers = [self._adapters.number(chunk.seq.request.adapter) for chunk in chunks]
@@ -258,8 +258,8 @@ class NativeRunner:
     def _drawn(
         self, rows: Seq[Row], draws: "Array[CDraw]", logits: Mapping[int, Floats] | None = None
     ) -> dict[tuple[int, int], SampledToken]:
-        """What was drawn, by row and sequence id. `logits` are the model's own where those in the buffer were changed,
-        by their rows.
+        """The drawn tokens, by row and sequence id. `logits` has the model's own logits, by row, where those in the
+        buffer were changed.
         """
         found = {}
         for (row, seq), draw in zip(rows, draws, strict=True):
@@ -281,7 +281,7 @@ class NativeRunner:
         return self._drawn(rows, draws, own)
 
     def _logits(self) -> Floats:
-        """What the last run has left: a row for each that was asked for."""
+        """The last run's logits: a row for each requested one."""
         number = self.program.spec.logits
         assert number is not None, "the model has no head"
         return self.program.buffer(number)[:, : self._spec.vocab_size]

@@ -1,5 +1,5 @@
-"""What a lowered model's weights go to, by name: the sink in `packing` writes a packed file; `Sizes` only counts, which
-tells both loading and planning how large that file will be.
+"""Where a lowered model's weights go, by name: the sink in `packing` writes a packed file; `Sizes` only counts, so that
+loading and planning know how large that file will be.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,7 +16,7 @@ _FLOATS = ("F32", "F16", "BF16")
 KINDS = {each.name: kind for kind, each in GGML_TYPES.items() if each.block_size > 1 or each.name in _FLOATS}
 """GGUF's number of each format that is packed as stored, if there are kernels for it."""
 FLOAT32 = KINDS["F32"]
-# safetensors' names.
+# By safetensors' names.
 _WIDENED = ("F64", "F8_E4M3", "F8_E5M2")
 
 

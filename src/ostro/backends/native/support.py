@@ -12,7 +12,7 @@ GATED: Mapping[Activation, After] = {**_EITHER, "clamped_silu": After.CLAMPED_SI
 ACTIVATIONS: Mapping[Activation, After] = {**_EITHER, "relu": After.RELU}
 
 MOST_TEXT = 1 << 20
-"""Tokens of an encoder's context, for all of which there are rotations: no KV cache limits a text's length."""
+"""The longest context of an encoder: rotations are stored for all of it, and no KV cache limits a text's length."""
 
 
 class NotNative(Exception):
@@ -58,5 +58,5 @@ def _check_encoder(described: Encoder) -> None:
 
 
 def _mlps(mlp: MLP | Experts) -> tuple[MLP | Experts, ...]:
-    """Including the one that a mixture's tokens share."""
+    """A layer's MLPs, including the one that a mixture's tokens share."""
     return (mlp,) if isinstance(mlp, MLP) or mlp.shared is None else (mlp, mlp.shared)

@@ -1,1 +1,1 @@
-"""Tensor parallelism on torch: one process per rank, of which the first has the engine."""
+"""Tensor parallelism on torch: one process per rank; the first runs the engine."""

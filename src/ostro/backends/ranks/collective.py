@@ -13,7 +13,7 @@ from torch._C._distributed_c10d import AllgatherOptions
 
 from ostro.backends.ranks.messages import Join
 
-# A step's own limit is the engine's watchdog; this one is for ranks that wait while another compiles or packs weights.
+# The engine's watchdog limits a step; this limits ranks that wait while another compiles or packs weights.
 _TIMEOUT = timedelta(minutes=10)
 _JOIN_TIMEOUT = timedelta(minutes=2)
 
@@ -35,7 +35,7 @@ class GlooCollective:
         self._ranks = join.ranks
 
     def connect(self) -> None:
-        """Nothing: the ranks were connected when the group was made."""
+        """Does nothing: making the group connected the ranks."""
 
     def sum(self, x: Tensor) -> Tensor:
         return self._reduced(x, dist.ReduceOp.SUM)
@@ -55,7 +55,7 @@ class GlooCollective:
         x.copy_(host)
 
     def abort(self) -> None:
-        """Nothing: gloo notices by itself that a rank is gone."""
+        """Does nothing: gloo itself notices that a rank is gone."""
 
     def _reduced(self, x: Tensor, op: Any) -> Tensor:
         options = dist.AllreduceOptions()
@@ -115,13 +115,13 @@ class NcclCollective:
 
 
 def _in_order(options: Any) -> Any:
-    """On the current stream, not on one of NCCL's own, which would take two events for each operation."""
+    """Options for the current stream instead of NCCL's own, which would take two events per operation."""
     options.asyncOp = False
     return options
 
 
 def _queued(work: Any) -> None:
-    """NCCL gives nothing to wait for if it has used the current stream."""
+    """NCCL returns nothing to wait for if it used the current stream."""
     if work is not None:
         work.wait()
 

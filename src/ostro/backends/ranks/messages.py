@@ -1,7 +1,7 @@
-"""What ranks tell each other besides tensors: the first plans each step, and all carry it out.
+"""What ranks send each other besides tensors: the first plans each step, and all carry it out.
 
-To the others go messages in the ring (`backends.ranks.ring`), from them come frames on their sockets: four bytes of
-length, then MessagePack, as for all of Ostro's processes.
+The first rank sends messages through the ring (`backends.ranks.ring`); the others reply with frames on their sockets:
+four bytes of length, then MessagePack, as between all of Ostro's processes.
 """
 
 import socket
@@ -34,7 +34,7 @@ class Join(Message, frozen=True):
     store: str
     """A file through which the ranks find each other."""
     devices: Sequence[int] = ()
-    """Each rank's GPU; none on CPUs."""
+    """Each rank's GPU; empty on CPUs."""
 
 
 class Load(Message, frozen=True):
@@ -87,19 +87,19 @@ class Peers(Protocol):
     """The other ranks, for the runner that is the first."""
 
     ranks: int
-    """How many there are, the first included."""
+    """Number of ranks, including the first."""
     can_capture: bool
     """Whether collectives may be part of CUDA graphs."""
 
     @property
     def failure(self) -> str | None:
-        """Why they can compute no more; None while they can."""
+        """Why they can no longer compute; None while they can."""
 
     def send(self, message: ToRank) -> None:
-        """To all of them. Raises Unavailable if one is gone."""
+        """Sends to all of them. Raises Unavailable if one is gone."""
 
     def in_step(self) -> AbstractContextManager[None]:
-        """Around whatever all ranks do together. An error in it leaves them at different places, so it is their end."""
+        """Wraps whatever all ranks do together. An error inside leaves them out of step, so all of them end."""
 
 
 def frame(message: FromRank) -> bytes:

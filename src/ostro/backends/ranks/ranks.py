@@ -28,7 +28,7 @@ from ostro.processes.log_relay import Logged
 from ostro.processes.spawn import spawn
 
 _EXIT_SECONDS = 5.0
-# That a rank is gone shows in a collective first, and a moment later in its socket.
+# A lost rank shows in a collective first, and a moment later in its socket.
 _NOTICE_SECONDS = 2.0
 
 _log = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ class Ranks:
     """Ranks 1 onwards of a group, as child processes. They end with this object or this process, whichever is first."""
 
     def __init__(self, ranks: int, *, backend: Group, devices: Sequence[int] = ()) -> None:
-        """`devices` are the GPUs of all ranks, this one included; none on CPUs. Returns once all ranks have joined."""
+        """`devices` are the GPUs of all ranks, including this one; none on CPUs. Returns once all ranks have joined."""
         self.ranks, self.can_capture = ranks, backend == "nccl"
         self._watched = _Watched(ranks)
         self._finalizer = weakref.finalize(self, _end, self._watched)
@@ -54,7 +54,7 @@ class Ranks:
                 raise self.lost(ModelError("A rank ended."))
             self.collective.connect()
         except BaseException as error:
-            # They do not meet if one is gone, which nobody could tell from its words.
+            # Joining fails if a rank is gone, but its error does not say so.
             lost = self.lost(error) if isinstance(error, RuntimeError) else error
             self.close()
             if lost is error:
@@ -79,7 +79,7 @@ class Ranks:
 
     @property
     def failure(self) -> str | None:
-        """Why the ranks can compute no more; None while they can."""
+        """Why the ranks can no longer compute; None while they can."""
         return self._watched.failure
 
     def send(self, message: ToRank) -> None:
@@ -91,11 +91,11 @@ class Ranks:
 
     @contextmanager
     def in_step(self) -> Iterator[None]:
-        """Around whatever all ranks do together. An error in it leaves them at different places, so it is their end."""
+        """Wraps whatever all ranks do together. An error inside leaves them out of step, so all of them end."""
         try:
             yield
         except BaseException as error:
-            # A collective fails when a rank is gone, which nobody could tell from its words.
+            # A collective fails when a rank is gone, but its error does not say so.
             lost = self.lost(error) if isinstance(error, RuntimeError) else error
             self._give_up()
             if lost is error:
@@ -113,7 +113,7 @@ class Ranks:
                 sock.shutdown(socket.SHUT_RDWR)
 
     def agree_on_pages(self, num_pages: int) -> int:
-        """As many as there is memory for on every rank, this one included. Raises the error of a rank that could not
+        """As many pages as every rank has memory for, including this one. Raises the error of a rank that could not
         load its part.
         """
         return min(num_pages, *(loaded.num_pages for loaded in self._from_each() if isinstance(loaded, Loaded)))
@@ -154,7 +154,7 @@ class _Watched:
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
     sockets: list[socket.socket] = field(default_factory=list)
     answers: SimpleQueue[Here | Loaded | None] = field(default_factory=SimpleQueue)
-    """None is the end of a rank."""
+    """Ranks' answers; None marks the end of a rank."""
     failed: OstroError | None = None
     """A rank's own error, if it ended with one."""
     failure: str | None = None
@@ -200,14 +200,14 @@ def _lose(watched: _Watched, index: int) -> None:
         else:
             reason = f"{ended}: {watched.failed.message}"
         watched.failure = watched.failure or reason
-    # Before collectives end: nobody may begin another.
+    # Set before collectives are aborted, so that nobody begins another.
     watched.ring.close()
     watched.lost.set()
     for _ in watched.processes:
         watched.answers.put(None)
     if watched.collective is not None:
-        # Last, because it may take as long as there are graphs. Also in closing: otherwise whoever frees the group
-        # would have to wait.
+        # Last, because it waits until no graph uses the group. Also when closing: otherwise freeing the group would
+        # wait.
         watched.collective.abort()
 
 

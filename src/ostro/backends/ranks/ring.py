@@ -19,7 +19,7 @@ from typing import Final
 _DOORBELL: Final = struct.Struct("<QQ")
 _INLINE: Final = (1 << 64) - 1
 CAPACITY: Final = 16 << 20
-"""Bytes; only those that are written take memory."""
+"""Bytes of shared memory; only those that are written take space."""
 
 
 class RingClosed(Exception):
@@ -45,7 +45,7 @@ class RingWriter:
         return self._file
 
     def connect(self, sockets: Sequence[socket.socket]) -> None:
-        """The sockets to the readers, before the first message."""
+        """Sets the readers' sockets. Call it before the first message."""
         self._sockets, self._read = list(sockets), [0] * len(sockets)
 
     def send(self, data: bytes) -> None:
@@ -81,7 +81,7 @@ class RingWriter:
         os.close(self._file)
 
     def _wait_for_room(self, oldest: int) -> None:
-        """Until everybody has read what lies before `oldest`."""
+        """Waits until all readers have read everything before `oldest`."""
         if min(self._read) >= oldest:
             return
         with self._changed:
@@ -104,7 +104,7 @@ class RingReader:
         self._socket = sock
         self._reported = 0
         self.position = 0
-        """All before it was read."""
+        """Everything before this position was read."""
 
     def receive(self) -> bytes:
         """The next message; waits for it. Raises RingClosed once the writer is gone."""
@@ -117,7 +117,7 @@ class RingReader:
         return data
 
     def due(self) -> int | None:
-        """The position to acknowledge now; None if there is no hurry."""
+        """The position to acknowledge now; None if none is due."""
         if self.position - self._reported < self._capacity // 4:
             return None
         self._reported = self.position
@@ -138,7 +138,7 @@ class RingReader:
 
 
 def _memory_file(size: int) -> int:
-    """A file without a name that is never written to disk, where the system has such."""
+    """An unnamed file that is never written to disk, where the system supports that."""
     if hasattr(os, "memfd_create"):
         file = os.memfd_create("ostro-ring")
     else:

@@ -1,5 +1,5 @@
-"""The directory of the file through which ranks find each other. A killed process removes nothing: the next that makes
-a directory of its own removes what was left.
+"""The directory of the file through which ranks find each other. A killed process leaves its directory behind; the next
+process that makes one removes it.
 """
 
 import fcntl
@@ -16,7 +16,7 @@ class StoreDirectory:
     """A new directory, locked until it is removed or this process ends."""
 
     def __init__(self, parent: Path | None = None) -> None:
-        """Removes those in `parent`, by default the system's directory for temporary files, that nobody has locked."""
+        """Removes abandoned ones, which nobody has locked, in `parent`: by default, the temporary directory."""
         parent = parent or Path(tempfile.gettempdir())
         for path in parent.glob(f"{_PREFIX}*"):
             _remove_abandoned(path)
@@ -33,14 +33,14 @@ def _locked(parent: Path) -> tuple[Path, int]:
         with suppress(FileNotFoundError):
             lock = os.open(path, os.O_RDONLY)
             fcntl.flock(lock, fcntl.LOCK_EX)
-            # Another process may have taken it for abandoned before it was locked.
+            # Before it was locked, another process may have removed it as abandoned.
             if path.exists():
                 return path, lock
             os.close(lock)
 
 
 def _remove_abandoned(path: Path) -> None:
-    # It may be another user's, locked, or gone by now.
+    # It may belong to another user, be locked, or be gone by now.
     with suppress(OSError):
         lock = os.open(path, os.O_RDONLY)
         try:

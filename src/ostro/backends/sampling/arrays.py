@@ -33,8 +33,8 @@ def is_edited(seq: Sequence) -> bool:
 
 
 def edit(logits: Floats, rows: Seq[Row]) -> None:
-    """Changes the rows of `logits`, in place, as their sequences ask for."""
-    # The choices of one request draw their first tokens from one row, and ask for the same.
+    """Applies the sequences' changes to their rows of `logits`, in place."""
+    # The choices of one request draw their first tokens from one row, with the same changes.
     seqs = dict(rows)
     numbers = np.array(list(seqs), np.intp)
     with np.errstate(invalid="ignore", over="ignore"):

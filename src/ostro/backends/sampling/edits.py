@@ -1,4 +1,4 @@
-"""Changes a request makes to its scores before a token is chosen: logit bias, penalties, bans and finally top-n-sigma.
+"""Changes that a request makes to its scores before a token is chosen: logit bias, penalties, bans, top-n-sigma.
 Imports no torch.
 
 All but the last affect a few tokens per row, so each is a list of cells (row, token, amount) gathered for the whole
@@ -64,7 +64,7 @@ def edits_without_penalties(seqs: Sequence[sequence.Sequence], vocab: int) -> It
 
 
 def occurrence_penalties(params: SamplingParams, counts: npt.ArrayLike) -> npt.NDArray[np.float64]:
-    """What is subtracted from the scores of tokens that were generated so many times."""
+    """The amounts to subtract from the scores of tokens that were generated `counts` times."""
     return params.presence_penalty + params.frequency_penalty * np.asarray(counts, np.float64)
 
 

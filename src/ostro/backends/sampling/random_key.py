@@ -12,7 +12,7 @@ SHIFT_1, FACTOR_1 = 30, 0xBF58476D1CE4E5B9
 SHIFT_2, FACTOR_2 = 27, 0x94D049BB133111EB
 SHIFT_3 = 31
 _MANY = 12
-"""As many keys take as long one by one as all at once."""
+"""The number of keys from which computing all at once is faster than one by one."""
 
 
 def stream_key(seed: int, choice: int, position: int) -> int:
@@ -24,7 +24,7 @@ def stream_key(seed: int, choice: int, position: int) -> int:
 
 
 def stream_keys(streams: Sequence[tuple[int, int, int]]) -> npt.NDArray[np.int64]:
-    """`stream_key` of each."""
+    """`stream_key` of each stream."""
     if len(streams) < _MANY:
         return np.array([stream_key(*each) for each in streams], np.int64)
     state = np.zeros(len(streams), np.uint64)

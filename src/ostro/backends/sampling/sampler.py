@@ -1,4 +1,4 @@
-"""Logits to tokens: one token a sequence, each row with its own settings. Keeps no state between steps.
+"""Logits to tokens: one token per sequence, each row with its own settings. Keeps no state between steps.
 
     logits ── edits, masks (`score_edits`) ── greedy: the best
        │                                   └─ gaps / temperature ── top-k ── top-p ── min-p ── draw
@@ -64,7 +64,7 @@ def sample(logits: Tensor, seqs: Sequence[sequence.Sequence]) -> list[SampledTok
 
 @dataclass(frozen=True, slots=True)
 class _Settings:
-    """What the drawn rows ask for: one tensor a setting, one entry a row."""
+    """The drawn rows' settings: one tensor per setting, one entry per row."""
 
     keys: Tensor
     temperature: Tensor
@@ -77,7 +77,7 @@ class _Settings:
     @classmethod
     def of(cls, seqs: Sequence[sequence.Sequence], scores: Tensor) -> Self:
         table = np.empty((5, len(seqs)))
-        # A key has 64 bits and travels as they are: made into a float it would be rounded.
+        # A key's 64 bits travel unchanged: a float would round them.
         keys = table[0].view(np.int64)
         largest_top_k = 0
         for row, seq in enumerate(seqs):
@@ -125,7 +125,7 @@ def _groups(seqs: Sequence[sequence.Sequence], vocab: int) -> dict[_Method, list
 
 
 def _index(rows: list[int], scores: Tensor) -> Tensor | slice:
-    # A slice is a view: a batch that wants one thing throughout is not copied row by row.
+    # A slice is a view: a batch whose rows all use one method is not copied.
     return slice(None) if len(rows) == len(scores) else torch.tensor(rows).to(scores.device, non_blocking=True)
 
 
@@ -142,7 +142,7 @@ def _draw_min_p(gaps: Tensor, settings: _Settings) -> Tensor:
 def _draw_top_k(gaps: Tensor, settings: _Settings) -> Tensor:
     best, ids = ranked(gaps, settings.largest_top_k)
     weights = weigh(best, settings.temperature)
-    # What lies beyond a row's own k must not count towards the whole that top-p takes a share of.
+    # Tokens beyond a row's own k must not count towards the total that top-p takes a share of.
     weights *= torch.arange(weights.shape[-1], device=weights.device) < settings.top_k.unsqueeze(-1)
     ends = weights.cumsum(dim=-1, dtype=torch.float64)
     kept = _cut(weights, ends, settings.top_p * ends[:, -1], settings.min_p)
@@ -161,7 +161,7 @@ def _draw_nucleus(gaps: Tensor, settings: _Settings) -> Tensor:
 
 
 def _draw_candidates(gaps: Tensor, count: int, share: Tensor, settings: _Settings) -> tuple[Tensor, Tensor]:
-    """Tokens drawn from the nuclei that hold `share`, and in which rows `count` candidates are too few for it."""
+    """Tokens drawn from the nuclei that hold `share`, and the rows for which `count` candidates are too few."""
     best, ids = ranked(gaps, count)
     weights = weigh(best, settings.temperature)
     ends = weights.cumsum(dim=-1, dtype=torch.float64)

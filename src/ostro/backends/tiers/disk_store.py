@@ -1,5 +1,5 @@
-"""The disk below pages that are in host memory already: they are written from where they are, and read to where they
-belong. Small ones on temporary files time what copies take. Knows no engine beyond its port.
+"""The disk tier below pages that are already in host memory: pages are written from and read to where they are. Small
+trial stores on temporary files measure how long copies take. Knows no engine beyond its port.
 """
 
 import logging
@@ -24,7 +24,7 @@ class OverDisk:
     """The part of a PageStore that asks a disk."""
 
     def __init__(self, disk: PageDisk, *, outlives: bool) -> None:
-        """`outlives` if the disk is for the next engine as well."""
+        """`outlives` says whether the disk's pages are kept for the next engine."""
         self._disk, self._outlives = disk, outlives
 
     @property
@@ -73,7 +73,7 @@ class DiskStore(OverDisk):
                     digests = [source for source in sources if isinstance(source, bytes)]
                     self._disk.read(ticket, digests, [self._pages.page(page) for page in pages])
                 case Offer(ticket=ticket, digests=offered, pages=pages):
-                    # Not copied: nobody writes to them.
+                    # Not copied, because nobody writes to them.
                     views = [self._pages.page(page) for page in pages]
                     self._disk.offer(ticket, list(zip(offered, views, strict=True)))
                 case Store():
@@ -101,7 +101,7 @@ _log = logging.getLogger(__name__)
 
 
 class TrialStores(NamedTuple):
-    """Each tier that a runner can have, small and by itself, to time its copies."""
+    """Each tier that a runner can have, small and on its own, to time its copies."""
 
     page_bytes: int
     host: PageStore | None

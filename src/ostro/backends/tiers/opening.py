@@ -34,8 +34,8 @@ _log = logging.getLogger(__name__)
 
 
 def open_tiers(checkpoint: Checkpoint, config: EngineConfig, runner: ModelRunner) -> Tiers | None:
-    """None if the settings ask for none, or the disk that they ask for cannot be used, which is logged. Raises
-    Unsupported for a runner that has no tiers.
+    """None if the settings ask for none, or if the disk cannot be used, which is logged. Raises Unsupported for a
+    runner that has no tiers.
     """
     if not config.has_tiers:
         return None
@@ -67,16 +67,16 @@ class TieredRunner(Protocol):
 
     @property
     def computes_with(self) -> list[str]:
-        """What its results depend on beside the model."""
+        """What its results depend on besides the model."""
 
     def check_tiers(self, config: EngineConfig) -> None:
-        """Raises BadRequest for sizes that it cannot have."""
+        """Raises BadRequest for sizes that it does not support."""
 
     def page_store(self, config: EngineConfig, disk: PageDisk | None) -> PageStore | None:
         """The tiers that the settings ask for, on this disk; None if there are none without one."""
 
     def trial_stores(self) -> AbstractContextManager[TrialStores]:
-        """Each of its tiers, small and by itself."""
+        """Each of its tiers, small and on its own."""
 
 
 @contextmanager
@@ -143,7 +143,7 @@ def _open_file(checkpoint: Checkpoint, config: EngineConfig, identity: bytes, pa
 
 
 def _roots(identity: bytes, config: EngineConfig) -> Callable[[Salt], bytes | None]:
-    """What pages on disk begin with: nothing of requests with a salt, which say that their text is nobody else's."""
+    """The root digest of a chain of pages on disk. None for requests with a salt: their text is not for others."""
     adapters = {name: _content_of(Path(path).expanduser()) for name, path in config.adapters}
 
     def root(salt: Salt) -> bytes | None:

@@ -2,8 +2,8 @@
 
     DIR/IDENTITY/RANDOM.pages     a bundle: a file of `page_file` with an index, written once
 
-A bundle gets its name when it is whole, and never changes. The oldest make room for new ones. Whoever can write there
-can make engines say anything: a directory or file of other users, or that others can write, is not used.
+A bundle gets its name once it is complete, and never changes. The oldest are deleted to make room. Whoever can write
+there controls what engines answer, so a directory or file that others own or can write is not used.
 
 `holds` and `len` are safe from any thread; the rest belongs to one.
 """
@@ -22,13 +22,13 @@ from typing import NamedTuple
 from ostro.backends.tiers.page_file import Bytes, PageFile, PageFileUnusable, file_bytes, pages_within
 from ostro.system.file_trust import why_untrusted
 
-# Files of any other name are nobody's business.
+# Files of any other name are left alone.
 _NAME = re.compile(r"[0-9a-f]{24}\.pages")
 _UNFINISHED = re.compile(r"[0-9a-f]{24}\.part")
-# What a writer that died has left is removed after this time.
+# Unfinished files of dead writers are removed after this time.
 _UNFINISHED_SECONDS = 3600.0
-# A listing is believed for so long if the directory says that it has not changed: object stores that are mounted as
-# file systems do not tell. Clocks of file systems tick slowly, so that a change may have the time of the one before.
+# While the directory's mtime is unchanged, a listing is trusted for this long: object stores mounted as file systems do
+# not update it. File system clocks tick slowly, so two changes may have the same mtime.
 _BELIEVED_SECONDS = 5.0
 _TICK_SECONDS = 0.1
 
@@ -45,13 +45,13 @@ class PageBundles:
         """The bundles of one model with its settings (`identity`) take up to `limit` bytes. Raises PageFileUnusable."""
         self.page_bytes, self._identity, self._limit = page_bytes, identity, limit
         self.most_pages = pages_within(limit, page_bytes)
-        """In one bundle."""
+        """Pages per bundle, at most."""
         self.directory = directory / identity.hex()
         self._places: dict[bytes, _Place] = {}
         self._bundles: dict[str, tuple[bytes, ...]] = {}
-        """What each has; nothing if it must not be used."""
+        """The digests in each bundle; empty for one that must not be used."""
         self._reading: tuple[str, PageFile] | None = None
-        """The bundle that was read last stays open: the next page is usually there."""
+        """The bundle that was read last. It stays open, because it usually has the next page."""
         self._changed, self._listed = 0, 0.0
         self._is_full = False
         try:
@@ -66,8 +66,8 @@ class PageBundles:
         return digest in self._places
 
     def look(self, *, thoroughly: bool = False) -> None:
-        """Finds out which bundles there are; `thoroughly`, also if the directory says that nothing has changed. Raises
-        OSError if the directory cannot be used.
+        """Lists the bundles again; `thoroughly`, even if the directory's mtime is unchanged. Raises OSError if the
+        directory cannot be used.
         """
         with self._entered() as place:
             changed = os.fstat(place).st_mtime_ns
@@ -85,7 +85,7 @@ class PageBundles:
                     self._take_up(place, name)
 
     def read(self, digest: bytes, into: memoryview) -> bool:
-        """Whether there is such a page, and whole: if not, nobody may use what it has left in `into`."""
+        """Whether the page was found intact. If not, the contents of `into` must not be used."""
         found = self._places.get(digest)
         if found is None:
             return False
@@ -96,15 +96,15 @@ class PageBundles:
         if file is not None and file.read(found.record, digest, into):
             return True
         if file is not None:
-            _log.warning("%s is damaged, and removed", self.directory / found.bundle)
+            _log.warning("%s is damaged and was removed", self.directory / found.bundle)
             with suppress(OSError), self._entered() as place:
                 os.unlink(found.bundle, dir_fd=place)
         self._forget(found.bundle)
         return False
 
     def write(self, pages: Sequence[tuple[bytes, Bytes]]) -> int:
-        """Shares these pages, as one bundle. Returns how many, from the first on: none if the disk is full, which is
-        logged once.
+        """Shares these pages as one bundle. Returns how many, from the first on: 0 if the disk is full, which is logged
+        once.
         """
         pages = pages[: self.most_pages]
         if not pages:
@@ -132,7 +132,7 @@ class PageBundles:
         descriptor = os.open(unfinished, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=place)
         file = self._file(descriptor, size)
         try:
-            # The file system's clock, which all who share it have.
+            # The file system's clock, which all who share it agree on.
             self._make_room(place, size, now=os.fstat(descriptor).st_mtime)
             file.prepare()
             for record, (digest, page) in enumerate(pages):
@@ -191,7 +191,7 @@ class PageBundles:
         gone = {digest for digest in self._bundles.pop(name, ()) if self._places[digest].bundle == name}
         for digest in gone:
             del self._places[digest]
-        # Another may have some of them as well.
+        # Other bundles may have some of them as well.
         for other, digests in self._bundles.items() if gone else ():
             for record, digest in enumerate(digests):
                 if digest in gone:
@@ -227,13 +227,13 @@ class PageBundles:
 
     @contextmanager
     def _entered(self) -> Iterator[int]:
-        """The directory, which is made if it is not there. Raises OSError if others could write to it."""
+        """The directory's descriptor; creates the directory if needed. Raises OSError if others could write to it."""
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             status = os.fstat(descriptor)
             if status.st_uid not in (os.geteuid(), 0) or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-                raise OSError(f"{self.directory} is another user's, or others can write to it")
+                raise OSError(f"{self.directory} belongs to another user, or others can write to it")
             yield descriptor
         finally:
             os.close(descriptor)

@@ -1,9 +1,9 @@
-"""Pages on disk by their digests: which there are, and a thread that reads and writes them. Knows no engine.
+"""Pages on disk by their digests: an index, and a thread that reads and writes them. Knows no engine.
 
 Some are in this engine's own file, others in bundles that engines share; either may be missing.
 
 Jobs are done in the order in which they were given, so that a page that is still being written can already be read.
-The index belongs to the caller's thread: what the other finds out, it tells in `ended`.
+The index belongs to the caller's thread; the other thread reports through `ended`.
 """
 
 import logging
@@ -21,14 +21,14 @@ from typing import NamedTuple
 from ostro.backends.tiers.page_bundles import PageBundles
 from ostro.backends.tiers.page_file import Bytes, PageFile
 
-# Pages that wait to be written take up to so much memory, but at least a few; others are dropped then.
+# Pages waiting to be written take at most this much memory, but at least a few may wait; further ones are dropped.
 _MOST_WAITING = 256 << 20
 _FEWEST_WAITING = 8
 # How often to look for new bundles.
 _LOOK_SECONDS = 0.5
-# Pages that are shared when an engine ends are in bundles of this size: whoever ends it may be in a hurry.
+# Pages shared when an engine ends go into bundles of this size, so that little is lost if it is killed meanwhile.
 _BUNDLE_BYTES = 64 << 20
-# The thread's priority: a tenth of a core where steps want all of it.
+# The thread's niceness: it gets a tenth of a core where steps want all of it.
 _NICE = 10
 
 _log = logging.getLogger(__name__)
@@ -65,18 +65,18 @@ _Job = _Write | _Read | _Offer | _Look
 
 
 class Ended(NamedTuple):
-    """A read that has ended, with the pages that are right, from the first on; or an offer, with those written."""
+    """A finished read, with its leading intact pages; or a finished offer, with the pages written."""
 
     ticket: int
     num_good: int
     lost: tuple[bytes, ...]
-    """The digest of the first that was not, if any."""
+    """The digest of the first page that was not intact, if any."""
     seconds: float
 
 
 class PageDisk:
     def __init__(self, file: PageFile | None, bundles: PageBundles | None = None) -> None:
-        """At least one of them."""
+        """At least one of both must be given."""
         pages = bundles if file is None else file
         assert pages is not None, "there is nowhere to keep a page"
         self._file, self._bundles, self.page_bytes = file, bundles, pages.page_bytes
@@ -100,7 +100,7 @@ class PageDisk:
         self._thread.start()
 
     def __len__(self) -> int:
-        """Pages of its own."""
+        """Number of pages in its own file."""
         return len(self._index)
 
     @property
@@ -110,19 +110,19 @@ class PageDisk:
 
     @property
     def shares(self) -> bool:
-        """Whether there are bundles, for others to find."""
+        """Whether it shares pages in bundles."""
         return self._bundles is not None
 
     def holds(self, digest: bytes) -> bool:
         return digest in self._index or self.is_shared(digest)
 
     def is_shared(self, digest: bytes) -> bool:
-        """Whether others find the page as well."""
+        """Whether other engines can find the page."""
         return self._bundles is not None and self._bundles.holds(digest)
 
     def write(self, digest: bytes, page: Callable[[], Bytes], done: Callable[[], None] = lambda: None) -> None:
-        """Has what `page` returns written, unless too many wait for that already: then the page is not kept. Calls
-        `done`, perhaps in another thread, when the bytes are not needed any more.
+        """Writes the result of `page` in the background, or drops the page if too many already wait. Calls `done`,
+        perhaps in another thread, once the bytes are no longer needed.
         """
         if self.num_records and not self._is_failing and self._room.acquire(blocking=False):
             self._begin(digest, page(), self._order, done)
@@ -130,8 +130,8 @@ class PageDisk:
             done()
 
     def write_all(self, pages: Sequence[tuple[bytes, Callable[[], Bytes]]]) -> None:
-        """Has those pages written that are not there yet, the most recently used first, and waits where `write` would
-        give up. Others make room for them.
+        """Writes the pages that are not there yet, most recently used first; waits where `write` would drop a page.
+        Older pages make room for them.
         """
         pages = pages[: self.num_records]
         for digest, _ in reversed(pages):
@@ -154,7 +154,7 @@ class PageDisk:
         self._jobs.put(_Write(record, digest, order, page, done))
 
     def read(self, ticket: int, digests: Sequence[bytes], into: Sequence[Bytes]) -> None:
-        """Begins to read pages; `ended` tells when they are there."""
+        """Begins to read pages; `ended` reports when they have arrived."""
         records: list[int | None] = []
         for digest in digests:
             if (record := self._index.get(digest)) is not None:
@@ -162,19 +162,19 @@ class PageDisk:
             elif not self.is_shared(digest):
                 break
             records.append(record)
-        # Before it begins: an interrupt in between must not free the memory that it reads to.
+        # Recorded before the read begins: an interrupt in between must not free the memory that it reads to.
         self.under_way.add(ticket)
         self._jobs.put(_Read(ticket, tuple(zip(records, digests, into, strict=False))))
 
     def offer(self, ticket: int, pages: Sequence[tuple[bytes, Bytes]], done: Callable[[], None] = lambda: None) -> None:
-        """Begins to share pages; `ended` tells how many it has. Calls `done`, in another thread, when the bytes are not
-        needed any more.
+        """Begins to share pages; `ended` reports how many were shared. Calls `done`, in another thread, once the bytes
+        are no longer needed.
         """
         self.under_way.add(ticket)
         self._jobs.put(_Offer(ticket, tuple(pages), done))
 
     def offer_all(self, pages: Sequence[tuple[bytes, Callable[[], Bytes]]]) -> None:
-        """Shares those pages that are not yet, in bundles, the first of them first."""
+        """Shares the pages that are not shared yet, in bundles, in order."""
         each = max(1, min(self.most_waiting, _BUNDLE_BYTES // self.page_bytes))
         fresh = [(digest, page) for digest, page in pages if not self.is_shared(digest)]
         for at in range(0, len(fresh), each):
@@ -204,9 +204,7 @@ class PageDisk:
         return ended
 
     def close(self, hot: Sequence[tuple[bytes, Callable[[], Bytes]]] = (), *, outlives: bool = False) -> None:
-        """Keeps the pages that are hot, if the file outlives this process, and shares them. Waits until all is
-        written.
-        """
+        """Shares the hot pages, and keeps them if the file outlives this process. Waits until everything is written."""
         if outlives:
             self.write_all(hot)
         if self.shares:
@@ -238,7 +236,7 @@ class PageDisk:
                     job.done()
 
     def _next_job(self) -> _Job | None:
-        """Between two of them, looks for new bundles now and then."""
+        """The next job. While it waits, looks for new bundles from time to time."""
         if self._bundles is None:
             return self._jobs.get()
         while True:
@@ -279,7 +277,7 @@ class PageDisk:
         began = time.perf_counter()
         for at, (record, digest, into) in enumerate(job.wanted):
             if not self._is_right(record, digest, into):
-                # A bundle may have made room for others: that is no damage.
+                # A bundle may have been deleted to make room, which is not damage.
                 lost = () if record is None else (digest,)
                 return Ended(job.ticket, at, lost, time.perf_counter() - began)
         return Ended(job.ticket, len(job.wanted), (), time.perf_counter() - began)
@@ -299,7 +297,7 @@ class PageDisk:
         try:
             self._file.write(job.record, job.digest, job.order, job.page.data)
         except OSError as error:
-            # What is in the file can still be read. What the index has and the file has not is found out when read.
+            # The file can still be read. Reading finds out which pages of the index are not in it.
             self._is_failing = True
             _log.warning("no more pages are written to disk: %s. Free some space, and restart.", error)
         except Exception:  # noqa: BLE001  without this thread, every read would wait for ever

@@ -4,8 +4,8 @@
     record 0   digest, order, their checksum, checksum of all | a page's bytes
     record 1   ...
 
-A record that is damaged, cut off, or of another page is not found: `read` says so, and raises nothing. A file of
-another model or format, or one that others can write, is not used at all.
+A record that is damaged, truncated, or of another page counts as missing: `read` returns False, and raises nothing. A
+file of another model or format, or one that others can write, is not used at all.
 """
 
 import fcntl
@@ -26,8 +26,8 @@ from ostro.system.file_trust import why_untrusted
 Bytes = npt.NDArray[np.uint8]
 
 _MAGIC = b"ostro pages 2\n\0\0"
-# CRC-32, as file systems have it: cryptographic digests take longer than reading, and detect no forger who can write
-# the file.
+# CRC-32, as in file systems: cryptographic digests take longer than reading, and do not stop a forger who can write the
+# file.
 _CHECKSUM = Struct("<I")
 # Magic, identity, page bytes; then a checksum of these.
 _HEADER = Struct("<16s32sQ")
@@ -49,7 +49,7 @@ class Found(NamedTuple):
 
 
 class PageFile:
-    """Takes over an open file, of which up to `limit` bytes are used. `prepare` it, or check that it `is_ours`."""
+    """Takes over an open file, and uses up to `limit` bytes of it. Call `prepare`, or check `is_ours`, first."""
 
     def __init__(self, descriptor: int, *, identity: bytes, page_bytes: int, limit: int) -> None:
         self._descriptor, self.page_bytes = descriptor, page_bytes
@@ -58,13 +58,11 @@ class PageFile:
         self._header = header + _sum_of(header)
 
     def is_ours(self) -> bool:
-        """Whether it is a file of these pages."""
+        """Whether the file holds pages of this identity and size."""
         return os.pread(self._descriptor, len(self._header), 0) == self._header
 
     def prepare(self) -> None:
-        """Makes it an empty file if it is not a file of these pages, and cuts off what is beyond the limit. Raises
-        OSError if it cannot be written.
-        """
+        """Empties the file if it is not ours, and truncates it to the limit. Raises OSError if it cannot be written."""
         if not self.is_ours():
             os.ftruncate(self._descriptor, 0)
             os.pwrite(self._descriptor, self._header, 0)
@@ -75,7 +73,7 @@ class PageFile:
         os.close(self._descriptor)
 
     def found(self) -> Iterator[Found]:
-        """Records whose heads are whole; only reading one shows whether its page is as well."""
+        """The records whose heads are intact; only reading one shows whether its page is too."""
         stop = min(self.num_records, (os.fstat(self._descriptor).st_size - _HEADER_BYTES) // self._stride)
         for record in range(stop):
             head = os.pread(self._descriptor, _RECORD.size + _CHECKSUM.size, self._offset(record))
@@ -85,7 +83,7 @@ class PageFile:
                 yield Found(order, digest, record)
 
     def read(self, record: int, digest: bytes, into: memoryview) -> bool:
-        """Whether the record is of that page and whole: if not, nobody may use what it has left in `into`."""
+        """Whether the record is that page, intact. If not, the contents of `into` must not be used."""
         head = bytearray(_RECORD_BYTES)
         try:
             num_read = os.preadv(self._descriptor, [head, into], self._offset(record))
@@ -97,18 +95,18 @@ class PageFile:
         return bytes(head) == _head(own, into)
 
     def write(self, record: int, digest: bytes, order: int, page: memoryview) -> None:
-        """Raises OSError, and leaves a record that is not found, if there is no room."""
+        """Raises OSError if there is no room; the record then counts as missing."""
         head = _head(_RECORD.pack(digest, order), page)
         if os.pwritev(self._descriptor, [head, page], self._offset(record)) != self._stride:
             raise OSError("the disk took only a part of a page")
 
     def write_index(self, digests: Sequence[bytes]) -> None:
-        """Ends the file, whose records have these digests: who opens it later need not look at each of them."""
+        """Ends the file with an index of its records' digests, so that opening it later need not scan the records."""
         index = b"".join(digests)
         os.pwrite(self._descriptor, index + _sum_of(index), self._offset(len(digests)))
 
     def read_index(self) -> tuple[bytes, ...] | None:
-        """The digests of its records; None if the file does not end with a whole index of all that is in it."""
+        """The digests of its records; None if the file does not end with an intact index of all of them."""
         size = os.fstat(self._descriptor).st_size - _HEADER_BYTES - _CHECKSUM.size
         num_records, rest = divmod(size, self._stride + _DIGEST_BYTES)
         if num_records < 0 or rest or num_records > self.num_records:
@@ -139,7 +137,7 @@ def _sum_of(*parts: bytes | memoryview) -> bytes:
 
 
 def open_page_file(directory: Path, name: str | None, *, identity: bytes, page_bytes: int, limit: int) -> PageFile:
-    """A file that outlives the process, or without a name one that ends with it. Raises PageFileUnusable."""
+    """A file that outlives the process, or, without a name, one that disappears with it. Raises PageFileUnusable."""
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor = _temporary(directory) if name is None else _lasting(directory / name)
@@ -161,11 +159,11 @@ def _temporary(directory: Path) -> int:
 
 
 def _lasting(path: Path) -> int:
-    """Opens the file for this process alone; nobody else may read what prompts have left in it."""
+    """Opens the file for this process alone. Nobody else may read it: it holds keys and values of prompts."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     reason = why_untrusted(descriptor, group_may_write=False)
     if reason is None and os.fstat(descriptor).st_nlink != 1:
-        # What it would overwrite belongs elsewhere as well.
+        # Writing would also change the file under its other name.
         reason = "has more than one hard link"
     if reason is None:
         try:
@@ -188,12 +186,12 @@ def _lasting(path: Path) -> int:
 
 
 def pages_within(limit: int, page_bytes: int) -> int:
-    """How many pages a file of so many bytes has room for."""
+    """How many pages fit into a file of `limit` bytes."""
     return max(0, (limit - _HEADER_BYTES) // (_RECORD_BYTES + page_bytes))
 
 
 def file_bytes(num_pages: int, page_bytes: int) -> int:
-    """The size of a file that has so many pages, without an index."""
+    """The size of a file of `num_pages` pages, without an index."""
     return _HEADER_BYTES + num_pages * (_RECORD_BYTES + page_bytes)
 
 

@@ -1,4 +1,4 @@
-"""Torch as a backend: whatever no other one runs, on CPUs, GPUs and Macs. Imports torch only to load a model."""
+"""Torch as a backend: all models that no other one runs, on CPUs, GPUs and Macs. Imports torch only to load a model."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,24 +26,24 @@ class TorchBackend:
         return None
 
     def check(self, opened: OpenedModel, reasons: Reasons) -> None:
-        _way(opened).check(reasons)
+        _variant(opened).check(reasons)
 
     def plan(self, opened: OpenedModel, memory: Memory) -> Parts:
-        return _way(opened).plan(memory)
+        return _variant(opened).plan(memory)
 
     def load(self, opened: OpenedModel, following: Callable[[], None]) -> ModelRunner:
-        return _way(opened).load()
+        return _variant(opened).load()
 
 
-class _Way(Protocol):
-    """One of the ways in which torch runs models."""
+class _Variant(Protocol):
+    """How torch runs a kind of model."""
 
     def check(self, reasons: Reasons) -> None: ...
     def plan(self, memory: Memory) -> Parts: ...
     def load(self) -> ModelRunner: ...
 
 
-def _way(opened: OpenedModel) -> _Way:
+def _variant(opened: OpenedModel) -> _Variant:
     match opened.description:
         case Architecture() | HrmText() as described:
             return _Paged(opened, described)
@@ -114,7 +114,7 @@ class _Recomputing:
     def plan(self, memory: Memory) -> Parts:
         name = self.opened.checkpoint.name
         raise Unsupported(
-            f"{name} is an HRM, which keeps no keys and values: what it takes does not depend on how many sequences "
+            f"{name} is an HRM, which keeps no keys and values: its memory does not depend on how many sequences "
             "run. Load it to see."
         )
 

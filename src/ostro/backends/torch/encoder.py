@@ -62,7 +62,7 @@ class EncoderRunner:
         self._dense = [DenseLayer(each, like=parameter) for each in (() if pooling is None else pooling.dense)]
         self._pack()
         self._spec = RunnerSpec(
-            # A page is a seat in the batch: there is nothing to keep.
+            # A page is a seat in the batch: it holds nothing.
             page_size=shape.max_seq_len,
             num_pages=2 * max_batch_seqs,
             max_seq_len=shape.max_seq_len,
@@ -104,7 +104,7 @@ class EncoderRunner:
         return StepOutput(pooled={chunk.seq.id: row for chunk, row in zip(chunks, found, strict=True)})
 
     def _stride(self) -> None:
-        """A layer is done: a long text may take minutes, and must not look stuck."""
+        """Reports a finished layer: a long text may take minutes, and must not look stuck."""
         self.strides += 1
 
     def _types(self, chunks: Seq[Chunk]) -> Tensor | None:
@@ -133,7 +133,7 @@ class DenseLayer:
     def __init__(self, described: Dense, *, like: Tensor) -> None:
         self._act = _ACTIVATIONS[described.activation]
         tensors, shape = dict(dense_tensors(described)), (described.rows, described.columns)
-        # Before memory is allocated: the sizes are only a config's.
+        # Checked before memory is allocated: the sizes come from a config.
         if (weight := tensors.get("linear.weight")) is not None and weight.shape != shape:
             raise misshapen("linear.weight", weight.shape, shape)
         if weight is None:

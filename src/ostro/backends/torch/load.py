@@ -1,6 +1,6 @@
 """Builds torch runners: loads the weights, sizes the KV cache, divides a model over ranks on a CPU.
 
-What an NVIDIA GPU's runner shares with these is here, too: `backends.cuda.load` uses it.
+Code shared with NVIDIA GPUs' runners is here, too: `backends.cuda.load` uses it.
 """
 
 import logging
@@ -107,7 +107,7 @@ def load_model(opened: OpenedModel, described: Causal, device: torch.device, sha
     return model
 
 
-# Before anybody has set another number.
+# Read before anybody sets another number.
 _ALL_THREADS = torch.get_num_threads()
 
 
@@ -141,7 +141,7 @@ def make_runner(
 
 
 def adapters_of(model: Model, config: EngineConfig) -> Adapters | None:
-    """To be found before quantization, which replaces the projections that a checkpoint names."""
+    """The settings' adapters. Call it before quantization, which replaces the projections that a checkpoint names."""
     found = {name: read_adapter(path) for name, path in config.adapters}
     return Adapters(model, found) if found else None
 
@@ -190,7 +190,7 @@ def _fitting_pages(model: Model, config: ResolvedConfig, ranks: int) -> int:
 
 
 def chosen_ranks(opened: OpenedModel, devices: int) -> int:
-    """The number of ranks; the log tells what "auto" means."""
+    """The number of ranks; logs what "auto" resolved to."""
     ranks = opened.ranks(devices)
     if opened.config.tensor_parallel == "auto":
         _log.info("tensor_parallel is auto: the model runs on %d of %d %s devices", ranks, devices, opened.kind.name)
@@ -201,10 +201,10 @@ def with_ranks(
     opened: OpenedModel, group: Group, devices: Sequence[int], load: "Callable[[Ranks], ModelRunner]"
 ) -> ModelRunner:
     """Starts the other ranks, which load their parts while `load` loads the first one's."""
-    # Not for those who have one device.
+    # Imported late: not needed with one device.
     from ostro.backends.ranks.ranks import Ranks
 
-    # Refuses what does not divide before any process is started.
+    # Refuses a model that does not divide before any process is started.
     divided(opened)
     ranks = Ranks(opened.resolved.tensor_parallel, backend=group, devices=devices)
     try:
@@ -219,13 +219,13 @@ def divided(opened: OpenedModel) -> Cut:
 
 
 def first_rank(opened: OpenedModel, ranks: "Ranks") -> TorchRunner:
-    """Loads a model onto ranks that have started, in place of any that they have."""
+    """Loads a model onto running ranks, replacing any that they have."""
     pooling = opened.checkpoint.pooling
     return load_first(opened, ranks, lambda model: make_runner(model, opened.config, pooling=pooling, ranks=ranks))
 
 
 def load_first(opened: OpenedModel, ranks: "Ranks", make: Callable[[Model], T]) -> T:
-    """What is made of the first rank's part, while the others load theirs."""
+    """The result of `make` for the first rank's part, while the others load theirs."""
     shard = Shard(0, divided(opened), ranks.collective)
     ranks.send(Load(str(opened.checkpoint.path), opened.config))
     try:
@@ -238,12 +238,12 @@ class Part(Protocol):
     """One rank's part of a model, ready to run."""
 
     def carry_out(self, message: object) -> None:
-        """What the first rank has sent."""
+        """Carries out a message from the first rank."""
 
 
 def load_part(opened: OpenedModel, rank: int, join: Join, group: Collective) -> tuple[int, Callable[[int], Part]]:
-    """For ranks other than the first: the number of pages that there is memory for, and what makes a part with as many
-    as are agreed on.
+    """For ranks other than the first: the number of pages that fit into memory, and a function that makes a part with
+    the agreed number of pages.
     """
     model = load_shard(opened, rank, group)
     config, adapters = opened.resolved, adapters_of(model, opened.config)

@@ -30,7 +30,7 @@ class TorchPart:
         self._hidden = parameter.new_empty(0)
 
     def forward(self, step: Forward) -> Tensor:
-        """Hidden states of all tokens in the step. Idempotent but for the copies."""
+        """Hidden states of all tokens in the step. Idempotent except for the copies."""
         if not self._packed and len(step.ids) > 1:
             self._pack_weights()
         if self.adapters is not None:
@@ -44,7 +44,7 @@ class TorchPart:
         return self._hidden
 
     def carry_out(self, message: object) -> None:
-        """What the first rank has sent."""
+        """Carries out a message from the first rank."""
         match message:
             case Forward():
                 self.forward(message)
@@ -60,7 +60,7 @@ class TorchPart:
         self._packed = True
         modules = self.model.modules()
         matrices = [each for each in modules if isinstance(each, Matrix) and not isinstance(each, Table)]
-        # The other ranks want as much of the same memory.
+        # The other ranks need as much of the same memory.
         size = self._ranks * sum(matrix.weight.nbytes for matrix in matrices)
         if self.device.type == "cpu" and second_layout_fits(size, free_memory()):
             for matrix in matrices:

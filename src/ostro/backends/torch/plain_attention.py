@@ -1,4 +1,4 @@
-"""Torch's plain attention on a GPU: which models need it, and what it takes. Imports no torch."""
+"""Torch's plain attention on a GPU: which models need it, and how much memory it takes. Imports no torch."""
 
 from ostro.config import EngineConfig
 from ostro.errors import BadRequest

@@ -45,12 +45,12 @@ _FLOATS = ("F32", "F16", "BF16")
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What a GPU keeps as small as it is stored in a quantised checkpoint."""
+    """The weights of a quantised checkpoint that a GPU keeps in their stored form."""
 
     forms: Mapping[str, Form] = field(default_factory=dict)
-    """By tensor, with and without the backbone's prefix."""
+    """Forms by tensor name, with and without the backbone's prefix."""
     largest_packed: int = 0
-    """Weights in the largest projection that is packed, which is widened as a whole for prompts."""
+    """Number of weights in the largest packed projection, which is widened as a whole for prompts."""
 
 
 def host_parts(opened: OpenedModel, described: Causal, memory: Memory) -> Parts:
@@ -154,7 +154,7 @@ def gpu_parts(opened: OpenedModel, described: Causal, memory: Memory, kept: Kept
 
 
 def encoder_parts(opened: OpenedModel, described: Encoder, memory: Memory) -> Parts:
-    """On any device. Without a KV cache, a batch has seats for its sequences only."""
+    """On any device. Without a KV cache, pages are just seats in the batch."""
     stored, config, kind, dtype = opened.checkpoint.stored(), opened.resolved, opened.kind, opened.compute_dtype
     itemsize, shape = _ITEMSIZE[dtype], described.shape
     kept = sum(tensor.values for tensor in stored.tensors) * itemsize
@@ -184,7 +184,7 @@ def _backend(device: str, ranks: int) -> str:
 
 
 def _rank(stored: Stored, described: Causal, ranks: int) -> tuple[Stored, ModelShape]:
-    """What one of `ranks` ranks keeps of the tensors, and its shape."""
+    """The tensors that one of `ranks` ranks keeps, and its shape."""
     if ranks == 1:
         return stored, described.shape
     own = cut(described, ranks)
@@ -218,8 +218,8 @@ def _count(
     one_layout: frozenset[str] = frozenset(),
     kept: Kept | None = None,
 ) -> _Weights:
-    """For as many equal ranks as `copies`, in the same memory. Those of `one_layout` have no second one, and those that
-    are `kept` are not widened.
+    """For `copies` equal ranks in the same memory. Tensors in `one_layout` get no second layout, and those in `kept`
+    are not widened.
     """
     quantize, few_bits, tensors = config.quantize, config.quantize in ("int8", "int4"), stored.tensors
     adapters = adapter_values(config, tensors)
@@ -255,7 +255,7 @@ def _kept_bytes(tensor: TensorHeader, quantize: str, itemsize: int, kept: "Kept 
 
 
 def _kept_in(tensor: TensorHeader, quantize: str) -> str | None:
-    """The quantized format of a tensor; None if it is kept as it is."""
+    """The quantized format of a tensor; None if it stays unquantized."""
     if quantize == "none" or len(tensor.shape) != 2 or (quantize == "fp8" and not tensor.in_layer):
         return None
     if quantize == "int4" and not (tensor.in_layer and tensor.shape[-1] % _GROUP == 0):

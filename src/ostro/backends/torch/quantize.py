@@ -2,7 +2,7 @@
 float32. Norms and biases are unchanged.
 
 With 4 bits, only the layers' projections, most of a model, are 4-bit. Embeddings and the head keep 8 bits, because they
-distinguish tokens, and so do what stands outside of layers and matrices whose rows do not divide into groups.
+distinguish tokens, and so do matrices outside of layers and those whose rows do not divide into groups.
 """
 
 import mmap
