@@ -32,7 +32,7 @@ CONFIG: Mapping[str, object] = {
     "seq_len": 64,
     "halt_max_steps": 4,
     "dialect": "upstream",
-    "told_by": "all_config.yaml",
+    "settings_files": "all_config.yaml",
 }
 MOE = {"num_experts": 5, "num_experts_per_tok": 2}
 LEARNED = {"pos_encodings": "learned"}
@@ -452,7 +452,11 @@ def test_a_context_can_be_given_and_lowered() -> None:
         ({"num_heads": None}, BadCheckpoint, "'num_heads' is not in all_config.yaml, .* or give --num-heads"),
         ({"H_cycles": 0}, BadCheckpoint, "^all_config.yaml: 'H_cycles' must be an integer"),
         ({"H_cycles": None, "L_cycles": None}, BadCheckpoint, "'H_cycles' and 'L_cycles' .* --h-cycles and --l-cycles"),
-        ({"H_cycles": None, "told_by": None}, BadCheckpoint, "There is no brain.json, .* --hrm-config, or --h-cycles"),
+        (
+            {"H_cycles": None, "settings_files": None},
+            BadCheckpoint,
+            "^There is no brain.json, .* or --h-cycles",
+        ),
         ({"halt_max_steps": None}, BadCheckpoint, "^all_config.yaml has no 'halt_max_steps', .*; add it there"),
         ({"num_experts": 4}, BadCheckpoint, "num_experts_per_tok"),
         ({**MOE, "num_experts_per_tok": 6}, BadCheckpoint, "only 5 experts"),

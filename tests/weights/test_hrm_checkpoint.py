@@ -84,7 +84,7 @@ def test_the_config_of_a_brain(tmp_path: Path) -> None:
         "vocab_size": 300,
         "hidden_size": 32,
         "intermediate_size": 48,
-        "told_by": str(tmp_path / "brain.json"),
+        "settings_files": str(tmp_path / "brain.json"),
         "num_heads": 4,
         "H_cycles": 2,
         "L_cycles": 2,
@@ -405,7 +405,7 @@ def test_errors_about_upstreams_settings_name_their_file_and_their_keys(tmp_path
     with pytest.raises(BadCheckpoint, match=r"^/.*/all_config\.yaml: 'hidden_size' 32 .* 5 heads \('num_heads'\)"):
         HrmConfig.read(open_hrm(path).config)
     (tmp_path / "all_config.yaml").write_text(ARCH_YAML)
-    with pytest.raises(BadCheckpoint, match=r"^/.*/all_config\.yaml does not tell the context \('seq_len'\)"):
+    with pytest.raises(BadCheckpoint, match=r"^/.*/all_config\.yaml has no context length \('seq_len'\)"):
         HrmConfig.read(open_hrm(path).config)
     with pytest.raises(BadCheckpoint, match=r"^/.*/all_config\.yaml has no 'halt_max_steps'"):
         HrmConfig.read(open_hrm(path).config, max_seq_len=9)

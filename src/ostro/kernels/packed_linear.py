@@ -43,7 +43,7 @@ class Int4Weight:
 
 
 def quantize_int8(weight: Tensor) -> Int8Weight:
-    """With one scale per row."""
+    """Quantizes with one scale per row."""
     values = torch.empty(weight.shape, dtype=torch.int8)
     scales = torch.empty(len(weight))
     for rows in _blocks(weight):
@@ -56,7 +56,7 @@ def quantize_int8(weight: Tensor) -> Int8Weight:
 
 
 def quantize_int4(weight: Tensor) -> Int4Weight:
-    """In groups of GROUP values, which must divide the row length."""
+    """Quantizes in groups of GROUP values, which must divide the row length."""
     out_features, in_features = weight.shape
     values = torch.empty(out_features, in_features // 2, dtype=torch.uint8)
     scales = torch.empty(out_features, in_features // GROUP, dtype=torch.float16)

@@ -52,7 +52,7 @@ class KVCache:
 
     @classmethod
     def of(cls, stack: Tensor) -> Self:
-        """For layers that all have the same heads."""
+        """A cache whose layers all have the same heads."""
         return cls([stack], [Cell(0, index) for index in range(len(stack))])
 
     @property
@@ -161,7 +161,7 @@ class PagedAttention:
         return out.flatten(1)
 
     def slots_from(self, piece: Piece, first: int) -> Tensor:
-        """Those of a sequence's positions from `first` on: found once for all layers."""
+        """The slots of a sequence's positions from `first` on: found once for all layers."""
         key = piece.offset, first
         if key not in self._found:
             found = runs(piece.pages, self.page_size, first, piece.end)

@@ -16,7 +16,7 @@ class Shaped(Protocol):
 
 class Reorderable(Shaped, Protocol):
     def ordered(self, order: RowOrder | None) -> Self:
-        """With its outputs in our order, if a checkpoint's is another."""
+        """The term with its outputs in our order, where a checkpoint's differs."""
 
 
 TermT = TypeVar("TermT", bound=Shaped)
@@ -26,7 +26,7 @@ ReorderableT = TypeVar("ReorderableT", bound=Reorderable)
 def described_terms(
     described: Architecture, adapters: Mapping[str, Mapping[str, ReorderableT]]
 ) -> dict[str, dict[str, ReorderableT]]:
-    """All adapters' terms, keyed by the names of the model's parts of projections, whose rows they have in order.
+    """All adapters' terms, keyed by the names of the projections' parts, with their rows in our order.
 
     Raises BadCheckpoint if an adapter belongs to another model, UnsupportedModel if it changes experts.
     """

@@ -10,8 +10,8 @@ reads it: the torch modules, the native core's lowering, the GPU's fused kernels
         x = stream_scale * (x + input(x))                                            where the layer has these
     logits = softcap(scale * head(norm(x)))
 
-`SideExperts` says what experts beside the MLP add to its output; `LayerInputs` and `LayerInput`, what a layer's own
-input is. Tensors have their full names in Hugging Face checkpoints.
+`SideExperts` describes experts beside the MLP; `LayerInputs` and `LayerInput` describe a layer's own
+input. Tensors have their full names in Hugging Face checkpoints.
 """
 
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ from ostro.models.rope_settings import RopeSettings
 from ostro.models.row_order import RowOrder
 
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "clamped_silu"]
-"""The last exists only between gates and ups: both are capped at CLAMP, ups also at -CLAMP, and a gate g and an up u
+"""The last one combines gates and ups: both are capped at CLAMP, ups also at -CLAMP, and a gate g and an up u
 become g * sigmoid(SLOPE * g) * (u + 1).
 """
 CLAMP, SLOPE = 7.0, 1.702
@@ -88,7 +88,7 @@ class Norm:
     biased: bool = True
     """Whether a layer norm adds a bias."""
     weighted: bool = True
-    """Whether it has a weight at all; the name is then of no use."""
+    """Whether it has a weight; without one, the name is unused."""
 
     def tensors(self) -> Iterator[StoredTensor]:
         if not self.weighted:
@@ -117,7 +117,7 @@ class Part(NamedTuple):
     name: str
     rows: int
     order: RowOrder | None = None
-    """In which checkpoints store them, if it is not ours."""
+    """The order in which checkpoints store the rows, where it differs from ours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,9 +191,9 @@ class Attention:
     value_norm: Norm | None = None
     """Norm of each head's values, without a weight."""
     values_are_keys: bool = False
-    """Whether values are what keys are before they are normed and rotated; `qkv` has none then."""
+    """Whether the keys, before norm and rotation, serve as values; `qkv` then has no values."""
     kv_layer: int | None = None
-    """An earlier layer whose keys and values it reads; `qkv` has queries alone then."""
+    """An earlier layer whose keys and values it reads; `qkv` then has only queries."""
     query_norm: Norm | None = None
     """Norm of each head's queries, where there are no keys."""
     sinks: Sinks | None = None
@@ -235,7 +235,7 @@ class ExpertMatrices:
     name has none holds the rows of all experts, [experts, rows, columns].
     """
     weight: str = ".weight"
-    """What tensors' names end with."""
+    """The ending of tensors' names."""
     bias: str | None = None
     """The same for biases; None if there are none."""
     transposed: bool = False
@@ -276,7 +276,7 @@ def is_stacked(part: Part) -> bool:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experts:
     """A mixture of experts: each token's row goes through the few gated MLPs for which the router's logits are highest,
-    and their outputs are added up, each times a weight. Of equal logits, the first expert's counts as higher.
+    and their weighted outputs are summed. Among equal logits, the first expert's counts as higher.
     """
 
     router: Projection
@@ -308,7 +308,7 @@ class Experts:
 
     @property
     def whole_router(self) -> Projection:
-        """What decides about a token, as one matrix: a row per expert, then that of the shared MLP's gate, if any."""
+        """The router as one matrix: a row per expert, then the row of the shared MLP's gate, if any."""
         if self.shared_gate is None:
             return self.router
         assert self.router.bias == self.shared_gate.bias
@@ -316,7 +316,7 @@ class Experts:
 
     @property
     def projections(self) -> tuple[Projection, ...]:
-        """Those that all tokens go through, but for the router."""
+        """The projections that all tokens use, except the router."""
         return () if self.shared is None else self.shared.projections
 
     @property
@@ -339,7 +339,7 @@ class Experts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SideExperts:
-    """Experts beside a layer's MLP. Where there are some, what `mlp_post_norm` reads is
+    """Experts beside a layer's MLP. With them, `mlp_post_norm` reads
 
         mlp_norm(mlp(…)) + post_norm(experts(norm(x)))
 
@@ -378,11 +378,11 @@ class LayerInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerInputs:
-    """A further input of each layer, where x is the token's embedding:
+    """An additional input for each layer, where x is the token's embedding:
 
         scale * (norm(projection_scale * projection(x)) + table_scale * table(id))
 
-    Projection and table have the parts of all layers one after the other.
+    Projection and table hold the parts of all layers in order.
     """
 
     table: Part
@@ -429,13 +429,13 @@ class Layer:
 
     @property
     def norms(self) -> tuple[Norm, ...]:
-        """Each once: the norm before attention may be the one before the MLP too."""
+        """The layer's norms, each once: attention and MLP may share one."""
         norms = (self.attention_norm, self.attention_post_norm, self.mlp_norm, self.mlp_post_norm)
         return tuple(dict.fromkeys(norm for norm in norms if norm is not None))
 
     @property
     def experts(self) -> Experts | None:
-        """Those in place of the MLP, or beside it."""
+        """The experts in place of the MLP, or beside it."""
         if isinstance(self.mlp, Experts):
             return self.mlp
         return None if self.side is None else self.side.experts
@@ -539,7 +539,7 @@ class Architecture:
 
     @property
     def idle_weights(self) -> int:
-        """Numbers in the matrices of experts that a token does not go through."""
+        """Number of weights in the experts that a token does not use."""
         mixtures = [layer.experts for layer in self.layers if layer.experts is not None]
         matrices = [(each.count - each.chosen, own) for each in mixtures for own in (each.up, each.down)]
         return sum(idle * own.rows * own.columns for idle, own in matrices)
@@ -593,7 +593,7 @@ class HrmText:
     backbone: str = "model"
 
     layers: ClassVar[tuple[Layer, ...]] = ()
-    """None that could be described one by one."""
+    """Empty: its layers cannot be described one by one."""
     has_experts: ClassVar[bool] = False
     expert_width: ClassVar[int] = 0
     idle_weights: ClassVar[int] = 0

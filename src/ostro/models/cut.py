@@ -7,7 +7,7 @@ from ostro.models.architecture import MLP, Architecture, Layer, ModelShape, Proj
 from ostro.models.description import Description, plain_decoder
 
 BLOCK = 128
-"""Tokens that race as one when a token is drawn (`backends.sampling.distribution`): no rank holds part of a block."""
+"""Tokens per block of a draw (`backends.sampling.distribution`): no rank holds part of a block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class Cut:
     kv_copies: int
     """Ranks that share a KV head, if there are more ranks than KV heads; each keeps a copy of it."""
     vocab: int
-    """Rows of the embedding and head, with those that pad the vocabulary to whole blocks."""
+    """Rows of the embedding and head, including padding of the vocabulary to whole blocks."""
 
     def first_kv_head(self, rank: int) -> int:
         return rank * self.kv_heads // self.kv_copies
@@ -40,7 +40,7 @@ class Share:
     padding: int = 0
     """Unused rows below them, which make all ranks' matrices equally large."""
     summed: bool = False
-    """Whether a rank's products are only terms of the whole matrix's: its inputs are cut."""
+    """Whether the ranks' products have to be summed, because the inputs are divided."""
 
 
 def divisible(described: Description) -> Architecture:

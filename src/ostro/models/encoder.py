@@ -41,7 +41,7 @@ class EncoderLayer:
     attention_norm: Norm | None
     mlp_norm: Norm
     norms_last: bool
-    """Whether the sum of a part's input and output is normed, and not its input."""
+    """Whether norms apply to the sum of a part's input and output instead of its input."""
     rope: int | None = None
     """Index of the model's rope that rotates queries and keys; None for no rotation."""
     reach: int | None = None

@@ -22,14 +22,14 @@ Dialect = Literal["upstream", "aios"]
 Positions = Literal["rope", "learned"]
 DIALECTS: tuple[Dialect, ...] = ("upstream", "aios")
 MODEL_TYPE = "hrm_act_v1"
-TOLD_BY = "told_by"
+SETTINGS_FILES = "settings_files"
 """The config key that names the source files, for errors."""
 _POSITIONS: tuple[Positions, ...] = ("rope", "learned")
 # From this width on, AI-OS scales embeddings like upstream.
 _AIOS_SCALED_FROM = 512
 _AIOS_EXPERTS_PER_TOKEN = 2
 # Values that no tensor shape reveals, with the setting that provides them if no file does.
-_TOLD_ONLY = {"num_heads": "--num-heads", "H_cycles": "--h-cycles", "L_cycles": "--l-cycles"}
+_STATED_ONLY = {"num_heads": "--num-heads", "H_cycles": "--h-cycles", "L_cycles": "--l-cycles"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,8 +107,8 @@ class HrmConfig:
         `max_seq_len` is the context length to serve. It is required only if the checkpoint does not state its own, as
         with upstream's rotary positions.
         """
-        _check_told(config)
-        reader = ConfigReader(config, source=str(config.get(TOLD_BY) or "The HRM's settings"))
+        _check_stated(config)
+        reader = ConfigReader(config, source=str(config.get(SETTINGS_FILES) or "The HRM config"))
         hidden, heads = reader.integer("hidden_size", most=MOST_HIDDEN), reader.integer("num_heads", most=MOST_HEADS)
         positions = reader.text("pos_encodings")
         if positions not in _POSITIONS:
@@ -151,25 +151,25 @@ class HrmConfig:
         )
 
 
-def _check_told(config: Mapping[str, object]) -> None:
-    missing = [key for key in _TOLD_ONLY if config.get(key) is None]
+def _check_stated(config: Mapping[str, object]) -> None:
+    missing = [key for key in _STATED_ONLY if config.get(key) is None]
     if not missing:
         return
-    keys, flags = " and ".join(map(repr, missing)), " and ".join(_TOLD_ONLY[key] for key in missing)
-    files = config.get(TOLD_BY)
+    keys, flags = " and ".join(map(repr, missing)), " and ".join(_STATED_ONLY[key] for key in missing)
+    files = config.get(SETTINGS_FILES)
     if files is None:
         raise BadCheckpoint(
             f"There is no brain.json, checkpoint_metadata.json or all_config.yaml with these weights, and the tensors "
-            f"do not tell {keys}. Give such a file with --hrm-config, or {flags}."
+            f"do not reveal {keys}. Give such a file with --hrm-config, or {flags}."
         )
-    raise BadCheckpoint(f"{keys} is not in {files}, and the tensors do not tell it. Add it there, or give {flags}.")
+    raise BadCheckpoint(f"{keys} is not in {files}, and the tensors do not reveal it. Add it there, or give {flags}.")
 
 
 def _dialect(reader: ConfigReader, given: str | None) -> Dialect:
     name = given if given is not None else reader.get("dialect")
     if name is None:
         raise UnsupportedModel(
-            "This HRM checkpoint does not tell its dialect, which its numbers depend on. "
+            "This HRM checkpoint does not name its dialect, which determines what it computes. "
             "Give --hrm-dialect upstream or --hrm-dialect aios."
         )
     if name not in DIALECTS:
@@ -180,7 +180,7 @@ def _dialect(reader: ConfigReader, given: str | None) -> Dialect:
 def _seq_len(reader: ConfigReader, max_seq_len: int | None) -> int:
     own = reader.optional_integer("seq_len")
     if own is None and max_seq_len is None:
-        raise BadCheckpoint(f"{reader.source} does not tell the context ('seq_len'). Give --max-seq-len.")
+        raise BadCheckpoint(f"{reader.source} has no context length ('seq_len'). Give --max-seq-len.")
     if own is not None and max_seq_len is not None and max_seq_len > own:
         raise BadRequest(
             f"max_seq_len is {max_seq_len}, but the model knows only {own} positions; lower it to {own} or less.",

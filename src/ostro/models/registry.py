@@ -51,7 +51,7 @@ _FILES = (
 )
 _ENCODER_FILES = ("bert", "modernbert", "roberta", "xlm_roberta")
 _RECURRENT = re.compile(r"Qwen3(_5|Next)\w*|qwen3_(5|next)\w*")
-"""Architectures and model types."""
+"""Matches architectures and model types with a recurrent state."""
 
 
 def _families(files: tuple[str, ...]) -> tuple[Family, ...]:
@@ -59,9 +59,9 @@ def _families(files: tuple[str, ...]) -> tuple[Family, ...]:
 
 
 FAMILIES = _families(_FILES)
-"""Those that generate."""
+"""The families that generate text."""
 ENCODERS = _families(_ENCODER_FILES)
-"""Those that embed or classify; their `architecture` is the classifier's."""
+"""The families that embed or classify; their `architecture` is the classifier's."""
 
 
 def describe(config: Mapping[str, object], *, max_seq_len: int | None = None) -> Description:

@@ -36,7 +36,7 @@ class RopeSettings:
 
     def rotary_dim(self, head_dim: int) -> int:
         """The leading dimensions of a head that rotate; the rest pass through."""
-        # All do if it is proportional: most of them by no angle.
+        # With proportional scaling all do, most of them by angle zero.
         return head_dim if self.kind == "proportional" else self.turning_dim(head_dim)
 
     def turning_dim(self, head_dim: int) -> int:

@@ -1,6 +1,6 @@
-"""Orders in which checkpoints store a projection's rows, where it is not ours: all queries, then all keys, then all
-values; all gates, then all ups; and within a head, the dimensions that rotate together half of the rotated ones apart.
-Imports no numpy.
+"""Orders in which checkpoints store a projection's rows, where they differ from ours: all queries, then all keys, then
+all values; all gates, then all ups; and within a head, the dimensions that rotate together half of the rotated ones
+apart. Imports no numpy.
 """
 
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ class ByHead:
 
 @dataclass(frozen=True, slots=True)
 class ByTurns:
-    """Rows of the first and of the second half follow each other by turns: gates and ups."""
+    """Rows of the first and the second half alternate: gates and ups."""
 
     def stored(self, rows: int) -> list[int]:
         return [*range(0, rows, 2), *range(1, rows, 2)]

@@ -27,7 +27,7 @@ def misshapen(name: str, shape: Sequence[int], asked: Sequence[int]) -> BadCheck
 def not_floats(name: str, dtype: str) -> BadCheckpoint:
     return BadCheckpoint(
         f"Tensor {name!r} holds {dtype}, not floating-point numbers: the checkpoint is quantised in a way that its "
-        "config does not tell. Fetch the unquantised model."
+        "config does not name. Fetch the unquantised model."
     )
 
 

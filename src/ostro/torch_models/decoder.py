@@ -34,7 +34,7 @@ class Table(Embedding):
 
 
 class LayerInputs(Module):
-    """The inputs that each layer has of its own, for all layers.
+    """The per-layer inputs, for all layers.
 
     ids ── table ──────────────────────┐
     embedded ids ── projection ── norm ┴── sum ── [tokens, layers, width]
@@ -50,13 +50,13 @@ class LayerInputs(Module):
         self.width, self.projection_scale, self.scale = described.width, described.projection_scale, described.scale
 
     def forward(self, ids: Tensor, x: Tensor) -> Tensor:
-        """x are the ids' embeddings."""
+        """x holds the ids' embeddings."""
         projected = self.projection(x).mul_(self.projection_scale).unflatten(1, (-1, self.width))
         return (self.norm(projected) + self.table(ids).view_as(projected)).mul_(self.scale)
 
 
 class LayerInput(Module):
-    """What one layer adds to the stream because of its input."""
+    """One layer's contribution from its own input to the stream."""
 
     def __init__(self, described: arch.LayerInput) -> None:
         super().__init__()
@@ -212,7 +212,7 @@ class CausalLM(Model):
         backbone_name: str,
         shard: Shard | None = None,
     ) -> None:
-        """`shape` is that of the part that is here."""
+        """`shape` is that of this rank's part."""
         super().__init__()
         self.shape, self.backbone_name = shape, backbone_name
         self._shard = shard

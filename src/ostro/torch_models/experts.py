@@ -24,12 +24,12 @@ MOST_SLOTS = 1 << 15
 
 
 def route(logits: Tensor, chosen: int, *, normalized: bool, scales_inputs: bool = False) -> tuple[Tensor, Tensor]:
-    """Each row's experts, by falling logit, and their weights in float32: see `arch.Experts`."""
+    """Each row's experts, highest logit first, and their weights in float32: see `arch.Experts`."""
     # A stable sort, because topk picks any of several equal logits.
     ranked, experts = logits.float().sort(dim=-1, descending=True, stable=True)
     if scales_inputs:
         return experts[:, :chosen], ranked[:, :chosen].sigmoid()
-    # The softmax of the chosen alone is their part of all, made to add up to one.
+    # The softmax over the chosen alone is their share of the full softmax, normalised to one.
     weights = ranked[:, :chosen].softmax(-1) if normalized else ranked.softmax(-1)[:, :chosen]
     return experts[:, :chosen], weights
 
@@ -105,7 +105,7 @@ class Experts(Module):
 
     @property
     def num_active(self) -> int:
-        """Numbers in the experts that a token goes through."""
+        """Number of weights in the experts that a token uses."""
         return (self.up.weight.numel() + self.down.weight.numel()) * self.chosen // self.count
 
     def forward(self, x: Tensor, routed: Tensor | None = None) -> Tensor:

@@ -72,13 +72,13 @@ class Matrix(Weighted):
 
 
 class OwnPart(NamedTuple):
-    """What a rank has of a described projection: all of it, if there is one rank."""
+    """A rank's part of a described projection: all of it, if there is one rank."""
 
     described: arch.Projection
     share: Share
 
     def rows(self) -> list[tuple[range, ...]]:
-        """The rows of each part of the projection that are here, numbered within the part."""
+        """The rank's rows of each part of the projection, numbered within the part."""
         return part_rows(self.described, self.share)
 
 
@@ -91,9 +91,9 @@ class Linear(Matrix):
         self.adapt: Callable[[Tensor, Tensor], None] | None = None
         """Adds the adapters' terms for the rows of x to y; see `torch_models.lora`."""
         self.reduce: Callable[[Tensor], Tensor] | None = None
-        """Sums up the ranks' results, if each has a part of the inputs only."""
+        """Sums the ranks' results, if each has only a part of the inputs."""
         self.own: OwnPart | None = None
-        """What this is of a described projection, if it is one."""
+        """The rank's part of a described projection, if it is one."""
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.matmul(x, self.bias)
@@ -103,14 +103,14 @@ class Linear(Matrix):
 
 
 class Projection(Linear):
-    """A described projection, which checkpoints may store in several parts; of one rank of several, its share."""
+    """A described projection, which checkpoints may store in several parts; with several ranks, one rank's share."""
 
     def __init__(self, described: arch.Projection, share: Share | None = None, shard: Shard | None = None) -> None:
         own = share or Share((range(described.rows),), range(described.columns))
         super().__init__(len(own.columns), sum(map(len, own.rows)) + own.padding, bias=described.bias)
         self.described, self.share, self.is_whole = described, own, share is None
         self.own = OwnPart(described, own)
-        # Not filled from a checkpoint: whatever was in memory there would be multiplied.
+        # Zeroed, because no checkpoint fills it and it is multiplied like the rest.
         self.weight.data[len(self.weight) - own.padding :].zero_()
         self.adds_bias = not own.summed or shard is None or shard.rank == 0
         """Whether this rank adds the bias: only one of the ranks whose results are summed does."""
@@ -262,7 +262,7 @@ class CutWidthNorm(WidthNorm):
         halves = qk.flatten(1).float().split(self.widths, 1)
         squares = self._shard.group.sum(torch.stack([half.square().sum(1) for half in halves], 1))
         norms = self.described.query, self.described.key
-        # A KV head that several ranks have was counted as often.
+        # A KV head that several ranks hold was counted once for each.
         sizes = norms[0].size, norms[1].size * self._shard.cut.kv_copies
         scaled = [
             half * torch.rsqrt(squares[:, index : index + 1] / size + self.eps)
@@ -335,7 +335,7 @@ class Sinks(Weighted):
 
 
 class Vector(Weighted):
-    """Numbers that multiply others."""
+    """A vector of factors."""
 
     def __init__(self, name: str, size: int) -> None:
         super().__init__()
@@ -375,7 +375,7 @@ class Attention(Module):
     def forward(
         self, x: Tensor, rotation: Rotation | None, ctx: AttentionContext, query_scales: Tensor | None = None
     ) -> Tensor:
-        """`query_scales` are a factor per token, [tokens, 1, 1]."""
+        """`query_scales` has a factor per token, [tokens, 1, 1]."""
         heads = self.qkv_proj(x).view(x.shape[0], -1, self.head_dim)
         if self.values_are_keys:
             qk, v = heads, heads[:, self.q_and_k[0] :]

@@ -32,10 +32,10 @@ class Picked(NamedTuple):
     """The whole tensor's."""
     rows: tuple[int, ...]
     dim: int = 0
-    """The one that numbers the rows."""
+    """The dimension of the rows."""
 
     def of(self, tensor: Tensor) -> Tensor:
-        # In the order of memory, so that rows are copied whole.
+        # In memory order, so that rows are copied whole.
         swapped = self.dim == tensor.dim() - 1 and _is_transposed(tensor)
         if swapped:
             return Picked(self.shape, self.rows, self.dim - 1).of(tensor.transpose(-1, -2)).transpose(-1, -2)
@@ -54,7 +54,7 @@ class Place:
     taken: Taken | Picked | None = None
     """The part of the tensor that is stored; None for all of it."""
     left_out: bool = False
-    """Whether zeros are stored instead: another rank adds it."""
+    """Whether zeros are stored instead, because another rank adds the tensor."""
     stacks_vectors: bool = False
     """Whether the tensor has a vector in each row, such as the biases of all experts."""
 
@@ -72,7 +72,7 @@ class Place:
             tensor = self.taken.of(tensor)
         memory = self.memory
         if _is_transposed(tensor):
-            # A device is sent contiguous numbers: the host would have to transpose these.
+            # Copies to a device must be contiguous, so the host would transpose these first.
             memory, tensor = memory.transpose(-1, -2), tensor.transpose(-1, -2)
         memory.copy_(tensor)
         if self.offset:
@@ -80,7 +80,7 @@ class Place:
 
 
 def _is_transposed(tensor: Tensor) -> bool:
-    """Whether memory has its columns one after the other."""
+    """Whether its columns are contiguous in memory."""
     return tensor.dim() > 1 and tensor.stride(-1) != 1 and tensor.stride(-2) == 1
 
 

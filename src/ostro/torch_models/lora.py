@@ -16,7 +16,7 @@ matmul per part would:
                                  [  0 Bk  0 ]
                                  [  0  0 Bv ]
 
-A rank of several has its share of each term, and `Linear.reduce` adds up what the ranks computed of a whole one:
+With several ranks, each has its share of a term, and `Linear.reduce` sums the ranks' partial results:
 
     inputs cut      A by columns, B whole        the ranks' terms add up, as their products do
     outputs cut     A whole, B by rows           a rank has the outputs that its matrix has
@@ -57,7 +57,7 @@ class LowRank(Protocol):
     @property
     def shape(self) -> tuple[int, int]: ...
     def ordered(self, order: RowOrder | None) -> "LowRank":
-        """With its outputs in our order, if a checkpoint's is another."""
+        """The term with its outputs in our order, where a checkpoint's differs."""
 
 
 class Adapters:
@@ -181,7 +181,7 @@ class _Correction:
 
 
 class _Term(NamedTuple):
-    """What a module adds of a `LowRank`."""
+    """A module's share of a `LowRank`."""
 
     a: npt.NDArray[np.float32]
     b: npt.NDArray[np.float32]
@@ -197,7 +197,7 @@ class _Place:
     shape: tuple[int, int]
     """The whole projection's."""
     outputs: tuple[range, ...]
-    """The projection's outputs that are here, and its inputs."""
+    """The outputs and inputs of the projection that this rank holds."""
     inputs: range
     order: RowOrder | None = None
 
@@ -245,7 +245,7 @@ def _by_module(
 
 
 def _stacked(adapters: Sequence[Sequence[_Part]], out_features: int, like: Tensor) -> _Stack:
-    """For adapters of the same shape."""
+    """The stack of adapters of the same shape."""
     a = torch.stack([torch.from_numpy(np.concatenate([term.a for _, term in parts]).T) for parts in adapters]).to(like)
     b = torch.zeros(len(adapters), a.shape[2], out_features).to(like)
     for own, parts in zip(b, adapters, strict=True):

@@ -25,13 +25,13 @@ from ostro.sources.files import HRM_PUBLISHED, hrm_step
 from ostro.weights.hrm_settings import (
     BRAIN,
     HrmSettings,
+    SettingTables,
     Shapes,
-    Told,
     hrm_config,
     is_upstream,
     lower_keys,
     nearby,
-    read_told,
+    read_settings_files,
 )
 from ostro.weights.pooling import Pooling
 from ostro.weights.stored import Stored
@@ -66,17 +66,17 @@ class HrmCheckpoint:
     pooling: Pooling | None
     weights: Path
     shapes: Shapes
-    told: Told
+    stated: SettingTables
 
     def with_settings(self, settings: HrmSettings) -> "HrmCheckpoint":
         """The same weights; the operator's settings override those in the files."""
-        return replace(self, config=hrm_config(self.shapes, self.told.below(settings)))
+        return replace(self, config=hrm_config(self.shapes, self.stated.below(settings)))
 
     @property
     def tokenizer_path(self) -> Path:
         beside = (self.weights.parent, _home(self.weights))
         places = [place for directory in beside for place in (directory, directory / "tokenizer")]
-        named = self.told.find("tokenizer_model")
+        named = self.stated.find("tokenizer_model")
         if named is not None and isinstance(named[1], str):
             # AI-OS writes it relative to its working directory.
             places += [_home(self.weights) / named[1], Path(named[1])]
@@ -119,7 +119,7 @@ class HrmCheckpoint:
         if rows != wanted:
             _log.warning(
                 "%s says that the vocabulary has %d tokens, and the weights have %d: %s, as AI-OS does",
-                self.told.files,
+                self.stated.files,
                 wanted,
                 rows,
                 "the rest is cut off" if rows > wanted else "untrained rows are added",
@@ -164,16 +164,16 @@ def is_hrm(path: Path) -> bool:
 def open_hrm(path: Path, *, name: str | None = None) -> HrmCheckpoint:
     """Opens a brain (its directory or its weights), or one step of the upstream trainer."""
     weights = _weights_in(path) if path.is_dir() else path
-    shapes, told = _shapes(weights), read_told(weights)
+    shapes, stated = _shapes(weights), read_settings_files(weights)
     return HrmCheckpoint(
         path=path,
         name=name or _name(weights, _home(weights)),
-        config=hrm_config(shapes, told),
+        config=hrm_config(shapes, stated),
         generation_config={},
         pooling=None,
         weights=weights,
         shapes=shapes,
-        told=told,
+        stated=stated,
     )
 
 

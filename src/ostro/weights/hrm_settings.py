@@ -22,22 +22,22 @@ _EXPERT = re.compile(r"inner\.L_level\.layers\.0\.mlp\.moe\.experts\.(\d+)\.w1\.
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class SettingTables:
     """Tables in order of precedence, each with the name used for it in errors; keys in lower case."""
 
     files: str | None
     tables: tuple[tuple[str, Mapping[str, object]], ...]
     dialect: str | None
 
-    def below(self, settings: "HrmSettings") -> "Told":
+    def below(self, settings: "HrmSettings") -> "SettingTables":
         """With the operator's settings taking precedence."""
         flags = {key: value for key, value in settings.values.items() if value is not None}
         above = (("The settings", lower_keys(flags)),) if flags else ()
-        file = None if settings.file is None else read_told_file(settings.file)
+        file = None if settings.file is None else read_settings_file(settings.file)
         if file is None:
             return replace(self, tables=(*above, *self.tables))
         files = file.files if self.files is None else f"{file.files} or {self.files}"
-        return Told(files, (*above, *file.tables, *self.tables), file.dialect or self.dialect)
+        return SettingTables(files, (*above, *file.tables, *self.tables), file.dialect or self.dialect)
 
     def find(self, *keys: str) -> tuple[str, object] | None:
         """The first non-null value among the tables, and where it was found."""
@@ -65,22 +65,22 @@ class HrmSettings:
     values: Mapping[str, int | str | None]
 
 
-def read_told(weights: Path) -> Told:
+def read_settings_files(weights: Path) -> SettingTables:
     """Everything the files near the weights say. The upstream trainer's config must be in the same directory."""
     brain, metadata = nearby(weights.parent, BRAIN), nearby(weights.parent, METADATA)
     upstream = weights.absolute().parent / HRM_CONFIG
     if upstream.is_file() and (brain is None or brain.parent != upstream.parent):
-        return read_told_file(upstream)
+        return read_settings_file(upstream)
     tables: list[tuple[str, Mapping[str, object]]] = []
     if brain is not None:
         tables += _tables(brain, read_json_object(brain), "arch", "last_session.config")
     if metadata is not None:
         tables += _tables(metadata, read_json_object(metadata), "arch", "config")
     files = " or ".join(str(path) for path in (brain, metadata) if path is not None)
-    return Told(files or None, tuple(tables), None if brain is None else "aios")
+    return SettingTables(files or None, tuple(tables), None if brain is None else "aios")
 
 
-def read_told_file(path: Path) -> Told:
+def read_settings_file(path: Path) -> SettingTables:
     """The contents of a file named by the operator: a brain.json, an all_config.yaml, or a custom one."""
     if path.suffix == ".json":
         tables = _tables(path, read_json_object(path), "arch", "last_session.config", "config")
@@ -88,7 +88,7 @@ def read_told_file(path: Path) -> Told:
         # As in the upstream trainer's file, where `arch` is nested in other settings.
         outer, *inner = _tables(path, _read_yaml(path), "arch")
         tables = [*inner, outer]
-    return Told(str(path), tuple(tables), {BRAIN: "aios", HRM_CONFIG: "upstream"}.get(path.name))
+    return SettingTables(str(path), tuple(tables), {BRAIN: "aios", HRM_CONFIG: "upstream"}.get(path.name))
 
 
 def _tables(path: Path, whole: Mapping[str, object], *inner: str) -> list[tuple[str, Mapping[str, object]]]:
@@ -160,40 +160,40 @@ class Shapes:
         return sum(_EXPERT.fullmatch(name) is not None for name in self.of)
 
 
-def hrm_config(shapes: Shapes, told: Told) -> dict[str, object]:
+def hrm_config(shapes: Shapes, stated: SettingTables) -> dict[str, object]:
     vocab, hidden = shapes.matrix("inner.embed_tokens.embedding_weight")
     experts = shapes.experts()
     mlp = "inner.L_level.layers.0.mlp"
     inner = shapes.rows(f"{mlp}.moe.experts.0.w1.weight" if experts else f"{mlp}.gate_up_proj.weight")
     h_layers, l_layers = shapes.layers("H"), shapes.layers("L")
-    _agree(told, hidden, "hidden_size")
-    _agree(told, h_layers, "H_layers")
-    _agree(told, l_layers, "L_layers")
-    _agree_about_experts(told, experts)
+    _agree(stated, hidden, "hidden_size")
+    _agree(stated, h_layers, "H_layers")
+    _agree(stated, l_layers, "L_layers")
+    _agree_about_experts(stated, experts)
     config: dict[str, object] = {
         "architectures": [ARCHITECTURE],
         "model_type": MODEL_TYPE,
         "tie_word_embeddings": False,
-        "told_by": told.files,
-        "vocab_size": _vocabulary(told, vocab),
+        "settings_files": stated.files,
+        "vocab_size": _vocabulary(stated, vocab),
         "hidden_size": hidden,
         "intermediate_size": inner if experts else inner // 2,
-        "num_heads": told.integer("num_heads", "heads", "num_attention_heads"),
-        "H_cycles": told.integer("H_cycles"),
-        "L_cycles": told.integer("L_cycles"),
+        "num_heads": stated.integer("num_heads", "heads", "num_attention_heads"),
+        "H_cycles": stated.integer("H_cycles"),
+        "L_cycles": stated.integer("L_cycles"),
         "H_layers": h_layers,
         "L_layers": l_layers,
         "num_experts": experts or None,
-        "num_experts_per_tok": told.integer("num_experts_per_tok", "experts_per_token") if experts else None,
-        "halt_max_steps": told.integer("halt_max_steps"),
-        **_positions(shapes, told, hidden),
+        "num_experts_per_tok": stated.integer("num_experts_per_tok", "experts_per_token") if experts else None,
+        "halt_max_steps": stated.integer("halt_max_steps"),
+        **_positions(shapes, stated, hidden),
     }
     for key in ("rms_norm_eps", "rope_theta", "dialect"):
-        found = told.find(key)
+        found = stated.find(key)
         if found is not None and not _is_plain(found[1]):
             raise BadCheckpoint(f"{found[0]} must be a number or a text, got {shown(found[1])}.")
         config[key] = found[1] if found is not None else None
-    config["dialect"] = config["dialect"] or told.dialect
+    config["dialect"] = config["dialect"] or stated.dialect
     return {key: value for key, value in config.items() if value is not None}
 
 
@@ -202,10 +202,10 @@ def _is_plain(value: object) -> bool:
     return isinstance(value, str | float) or (isinstance(value, int) and abs(value) < 1 << 63)
 
 
-def _positions(shapes: Shapes, told: Told, hidden: int) -> dict[str, object]:
+def _positions(shapes: Shapes, stated: SettingTables, hidden: int) -> dict[str, object]:
     """Position encoding, number of positions, and how many of them the puzzle embedding takes."""
     table, puzzles = "inner.embed_pos.embedding_weight", "inner.puzzle_emb.weights"
-    found = told.find("pos_encodings", "pos_encoding")
+    found = stated.find("pos_encodings", "pos_encoding")
     kind = "learned" if table in shapes.of else "rope"
     if found is not None and found[1] != kind:
         has = "a table of positions" if kind == "learned" else "no table of positions"
@@ -218,39 +218,39 @@ def _positions(shapes: Shapes, told: Told, hidden: int) -> dict[str, object]:
         config["num_puzzle_identifiers"], size = shapes.matrix(puzzles)
         config["puzzle_emb_ndim"] = size
         places = -(-size // hidden)
-    length = told.integer("seq_len", "max_seq_len", "max_position_embeddings")
+    length = stated.integer("seq_len", "max_seq_len", "max_position_embeddings")
     if kind == "learned":
         rows = shapes.rows(table) - places
         if length is not None and length != rows:
-            _agree(told, rows, "seq_len", "max_seq_len", "max_position_embeddings")
+            _agree(stated, rows, "seq_len", "max_seq_len", "max_position_embeddings")
         length = rows
     config["seq_len"] = length
     return config
 
 
-def _agree(told: Told, shaped: int, *keys: str) -> None:
-    value = told.integer(*keys)
+def _agree(stated: SettingTables, shaped: int, *keys: str) -> None:
+    value = stated.integer(*keys)
     if value is not None and value != shaped:
-        found = told.find(*keys)
+        found = stated.find(*keys)
         assert found is not None
         raise BadCheckpoint(
             f"{found[0]} is {value}, but the tensors' shapes say {shaped}. They may not belong together."
         )
 
 
-def _vocabulary(told: Told, rows: int) -> int:
+def _vocabulary(stated: SettingTables, rows: int) -> int:
     """AI-OS's rule: a brain's stated size wins, and tables are truncated or extended to it."""
-    if told.dialect != "aios":
-        _agree(told, rows, "vocab_size")
-    return told.integer("vocab_size") or rows
+    if stated.dialect != "aios":
+        _agree(stated, rows, "vocab_size")
+    return stated.integer("vocab_size") or rows
 
 
-def _agree_about_experts(told: Told, experts: int) -> None:
-    found = told.find("use_moe")
+def _agree_about_experts(stated: SettingTables, experts: int) -> None:
+    found = stated.find("use_moe")
     if found is not None and found[1] is not bool(experts):
         has = f"{experts} experts in a layer" if experts else "no experts"
         raise BadCheckpoint(
             f"{found[0]} is {shown(found[1])}, but the weights have {has}. They may not belong together."
         )
     if experts:
-        _agree(told, experts, "num_experts")
+        _agree(stated, experts, "num_experts")

@@ -85,7 +85,7 @@ class Cells(IntEnum):
 
 
 CELLS = {"auto": Cells.FLOAT32, "float32": Cells.FLOAT32, "float16": Cells.FLOAT16, "int8": Cells.INT8}
-"""By the value of `kv_dtype`."""
+"""The format for each value of `kv_dtype`."""
 
 
 class CMatrix(Structure):
@@ -245,7 +245,7 @@ def _open(path: Path) -> CDLL | str:
     except (OSError, AttributeError) as error:
         return f"The native core cannot be loaded ({error}). {again}"
     if version != _VERSION:
-        return f"The native core is of version {version}, and this Ostro wants {_VERSION}. {again}"
+        return f"The native core has version {version}, but this Ostro needs {_VERSION}. {again}"
     return _declared(found)
 
 
@@ -269,7 +269,7 @@ def _declared(lib: CDLL) -> CDLL:
         "ostro_run": (c_char_p, [c_void_p, POINTER(CBatch), c_int, c_int]),
         "ostro_profile": (None, [c_void_p, POINTER(c_double)]),
     }
-    # Added without a new version: a library that was built before does all else.
+    # Added without a new version: an older library supports everything else.
     added = {"ostro_page": (c_void_p, [c_void_p, c_int]), "ostro_page_bytes": (c_int64, [c_void_p])}
     signatures |= {name: each for name, each in added.items() if hasattr(lib, name)}
     for name, (result, arguments) in signatures.items():

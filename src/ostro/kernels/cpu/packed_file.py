@@ -137,7 +137,7 @@ class PackedFile:
 
     @classmethod
     def open(cls, path: Path, *, key: str = "") -> "PackedFile":
-        """The same, and BadPackedFile also if another user could have written it."""
+        """Opens a file. Raises BadPackedFile as above, and if another user could have written it."""
         with path.open("rb") as file:
             _check_owner(file, path)
             return cls(file, path, key=key)
@@ -218,7 +218,7 @@ def _read_header(file: BinaryIO, path: Path, size: int) -> tuple[int, Header]:
 def _check_places(header: Header, end: int, path: Path) -> None:
     for entry in header.matrices:
         if library().ostro_packed_bytes(byref(entry.described()), header.panel) != entry.nbytes:
-            raise _bad(path, "is damaged: it describes a matrix that cannot be")
+            raise _bad(path, "is damaged: it describes an impossible matrix")
     places: list[MatrixEntry | VectorEntry] = [*header.matrices, *header.vectors]
     for place in places:
         if place.at + place.nbytes + ALIGN > end:

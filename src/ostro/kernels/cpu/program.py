@@ -30,7 +30,7 @@ from ostro.kernels.cpu.library import (
 from ostro.kernels.cpu.packed_file import Floats, PackedFile
 from ostro.kernels.cpu.program_spec import BufferSpec, ProgramSpec, RotationSpec, StepSpec, bad_program
 
-# A refusal is a single line.
+# Room for a refusal, which is a single line.
 _MOST_REASON = 512
 
 

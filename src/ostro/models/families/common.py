@@ -144,14 +144,14 @@ class ExpertNames(NamedTuple):
 
     @property
     def by_gguf_name(self) -> dict[str, str]:
-        """For checkpoints that store gates and ups apart, as GGUF does."""
+        """Names for checkpoints that store gates and ups separately, as GGUF does."""
         gate, up = self.up
         return {"ffn_gate_inp": self.router, "ffn_gate_exps": gate, "ffn_up_exps": up, "ffn_down_exps": self.down}
 
 
 EXPERT_NAMES = ExpertNames()
 STORED_APART = "experts_stored_apart"
-"""A flag in a config that describes a GGUF file, which stores experts' gates and ups apart though the Hub does not."""
+"""A flag in a config that describes a GGUF file, which stores experts' gates and ups separately, unlike the Hub."""
 
 
 class Mixture(NamedTuple):
@@ -169,8 +169,8 @@ def mixture(
     inner_size: str = "intermediate_size",
     chosen_key: str = "num_experts_per_tok",
 ) -> Mixture:
-    """`inner_size` and `chosen_key` are the family's keys for the width of an expert, and for those of a token."""
-    # Whichever the family's own key is, newer versions of transformers may write the first.
+    """`inner_size` and `chosen_key` are the family's keys for an expert's width and for the experts per token."""
+    # Newer versions of transformers may write the first key whatever the family's own is.
     experts = "num_experts" if config.get("num_local_experts") is None else "num_local_experts"
     count = config.integer(experts, most=min(MOST_EXPERTS, MOST_EXPERTS_OF_ALL_LAYERS // shape.num_layers))
     chosen = config.integer(chosen_key, most=MOST_EXPERTS)
@@ -291,7 +291,7 @@ class HubLayer:
 
 
 def hub_layers(config: ConfigReader, shape: ModelShape, *, norm_offset: float = 0.0) -> Iterator[HubLayer]:
-    """For a config with `rms_norm_eps`."""
+    """One builder per layer, for a config with `rms_norm_eps`."""
     eps, inner = config.within("rms_norm_eps", EPS), config.integer("intermediate_size", most=MOST_INNER)
     return (HubLayer(index, shape.of_layer(index), eps, inner, norm_offset) for index in range(shape.num_layers))
 

@@ -33,7 +33,7 @@ def describe(config: ConfigReader, max_seq_len: int | None) -> Architecture:
 
 
 def _by_period(config: ConfigReader, window: int | None) -> Callable[[int], bool]:
-    """Files that list no layers' types give a period, or a text such as LLLG that spells one out."""
+    """Files without layer types give a period, or a string such as LLLG that spells one out."""
     if window is None:
         return lambda layer: False
     pattern = config.get("sliding_window_pattern")

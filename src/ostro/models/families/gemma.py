@@ -17,7 +17,7 @@ def describe(config: ConfigReader, max_seq_len: int | None) -> Architecture:
     spec, bias = AttentionSpec(scale=shape.head_dim**-0.5), config.flag("attention_bias", False)
     act = activation(config, "hidden_act", "gelu_pytorch_tanh")
     if act == "gelu":
-        # The first releases say so, and were trained with the approximation.
+        # The first releases say "gelu" but were trained with the approximation.
         act = "gelu_tanh"
     layers = [
         layer.pre_norm(layer.attention(spec, qkv_bias=bias, output_bias=bias), layer.gated_mlp(act))

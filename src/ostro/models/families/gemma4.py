@@ -63,7 +63,7 @@ def describe(config: ConfigReader, max_seq_len: int | None) -> Architecture:
     config = ConfigReader({**_DEFAULTS, **config.values}, config.source)
     shape = decoder_shape(config, max_seq_len)
     slides = sliding_layers(config, shape.num_layers, otherwise=lambda layer: (layer + 1) % _PERIOD != 0)
-    # The last layer never does, whatever the file says.
+    # The last layer never has a window, whatever the file says.
     slides = (*slides[:-1], False)
     heads, sources = _layer_heads(config, shape, slides), _kv_layers(config, slides)
     shape = replace(shape, layer_heads=tuple(map(_heads_kept, heads, sources)))
@@ -100,7 +100,7 @@ def describe(config: ConfigReader, max_seq_len: int | None) -> Architecture:
 
 
 def _normed(layer: HubLayer, attention: Attention, kv_layer: int | None, *, values_are_keys: bool) -> Attention:
-    """Without what the layer reads of another, or what keys are, too."""
+    """The attention with its norms, and without the projections that it shares with keys or another layer."""
     queries, keys, _ = attention.qkv.parts
     if kv_layer is not None:
         qkv, norm = replace(attention.qkv, parts=(queries,)), layer.norm("self_attn.q_norm", layer.shape.head_dim)
@@ -117,8 +117,8 @@ def _heads_kept(heads: Heads, kv_layer: int | None) -> Heads:
 
 
 def _kv_layers(config: ConfigReader, slides: tuple[bool, ...]) -> list[int | None]:
-    """For each layer, the one whose keys and values it reads: the last before the `num_kv_shared_layers` last layers
-    that is of its kind.
+    """For each layer, the one whose keys and values it reads: the last one of its kind before the last
+    `num_kv_shared_layers` layers.
     """
     shared = _count(config, "num_kv_shared_layers", 0, most=MOST_LAYERS)
     first = len(slides) - shared
@@ -129,7 +129,7 @@ def _kv_layers(config: ConfigReader, slides: tuple[bool, ...]) -> list[int | Non
 
 
 def _unread(config: ConfigReader) -> frozenset[str]:
-    """Published checkpoints hold keys and values also of the layers that read others'."""
+    """Published checkpoints also hold keys and values of layers that read another layer's."""
     layers = config.integer("num_hidden_layers", most=MOST_LAYERS)
     first = layers - _count(config, "num_kv_shared_layers", 0, most=MOST_LAYERS)
     names = ("k_proj", "v_proj", "k_norm", "v_norm")

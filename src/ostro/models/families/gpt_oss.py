@@ -34,7 +34,7 @@ _ROPE = {
     "original_max_position_embeddings": 4096,
 }
 _STACKED = ExpertNames(router="mlp.router", up=("mlp.experts.gate_up_proj",), down="mlp.experts.down_proj")
-# In GGUF files.
+# The names in GGUF files.
 _APART = ExpertNames(router="mlp.router")
 _SINKS = "self_attn.sinks"
 

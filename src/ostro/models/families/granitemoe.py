@@ -14,7 +14,7 @@ _STACKED = ExpertNames(
     up=("block_sparse_moe.input_linear",),
     down="block_sparse_moe.output_linear",
 )
-# GGUF stores gates and ups apart, which the Hub's checkpoints do not.
+# GGUF stores gates and ups separately, unlike the Hub's checkpoints.
 _APART = ExpertNames(
     router=_STACKED.router,
     up=("block_sparse_moe.experts.{}.gate_proj", "block_sparse_moe.experts.{}.up_proj"),

@@ -1,7 +1,7 @@
 """Llama 4 (text): mixtures of experts whose router scales what they read, beside an MLP for all tokens. Layers that
 rotate attend within chunks, and norm heads without weights; the others see everything, and scale queries by position.
 
-Without max_seq_len, one chunk is served: the attention kernels for GPUs know no longer context.
+Without max_seq_len, one chunk is served: the GPU attention kernels support no longer context.
 """
 
 from collections.abc import Mapping
@@ -79,7 +79,7 @@ def describe(config: ConfigReader, max_seq_len: int | None) -> Architecture:
 
 
 def _norm(config: ConfigReader, head_dim: int, rope: RopeSettings) -> QKNorm:
-    """Heads are normed after they are rotated, which is the same as before as long as rotating keeps their length."""
+    """Heads are normed after rotation, which equals norming before it as long as rotation keeps their length."""
     if rope.kind in ("yarn", "longrope"):
         raise UnsupportedModel(
             f"{config.source}: Llama 4 with normed heads and rope scaling {rope.kind!r} is not supported; known are "
@@ -97,7 +97,7 @@ def _query_scaling(config: ConfigReader) -> QueryScaling | None:
 
 
 def _mixed_layers(config: ConfigReader, num_layers: int) -> frozenset[int]:
-    """Those with experts."""
+    """The layers with experts."""
     if config.get("moe_layers") is not None:
         return frozenset(config.indices("moe_layers"))
     step = config.integer("interleave_moe_layer_step", 1, most=MOST_LAYERS)

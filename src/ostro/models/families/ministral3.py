@@ -1,5 +1,5 @@
-"""Ministral 3: Llama with yarn. Beyond its original context, queries are also scaled by their positions, which torch
-alone computes, so that without max_seq_len only that much is served.
+"""Ministral 3: Llama with yarn. Beyond its original context, queries are also scaled by their positions, which only
+torch computes, so without max_seq_len only the original context is served.
 """
 
 from dataclasses import replace

@@ -59,7 +59,7 @@ FAMILY = Family(
         levanter.LevanterNames(
             type="mixtral",
             defaults=_LEVANTER_DEFAULTS,
-            # The last two are coefficients of losses.
+            # The last two are loss coefficients.
             own_settings=frozenset({"n_routed_experts", "num_experts_per_tok", "lbl_coef", "rzl_coef"}),
             config=_levanter_config,
         ),

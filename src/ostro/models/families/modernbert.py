@@ -53,7 +53,7 @@ def _layer(config: ConfigReader, shape: ModelShape, index: int, *, sliding: bool
             activation=activation(config, "hidden_activation", "gelu"),
             gated=True,
         ),
-        # The first layer reads what the embedding has normed already.
+        # The embedding's output, which the first layer reads, is already normed.
         attention_norm=_norm(config, shape, f"{name}.attn_norm") if index else None,
         mlp_norm=_norm(config, shape, f"{name}.mlp_norm"),
         norms_last=False,

@@ -25,7 +25,7 @@ def describe(config: ConfigReader, max_seq_len: int | None) -> Architecture:
 
 
 def sparse_mlp(config: ConfigReader, shape: ModelShape) -> Callable[[HubLayer], MLP | Experts]:
-    """Builds a layer's mixture of experts, or its plain MLP if it is one of those that have none."""
+    """Builds a layer's mixture of experts, or its plain MLP if it has none."""
     act = activation(config, "hidden_act", "silu")
     sizes = mixture(config, shape, inner_size="moe_intermediate_size")
     period, plain = config.integer("decoder_sparse_step", 1), frozenset(config.indices("mlp_only_layers"))
@@ -52,7 +52,7 @@ def _levanter_config(settings: levanter.LevanterSettings, head_dim: int) -> leva
         "norm_topk_prob": settings.flag("norm_topk_prob"),
         "decoder_sparse_step": settings.integer("decoder_sparse_step"),
     }
-    # This type's own default, unlike that of a rope which is given without it.
+    # This type's own default; a rope that is given without a theta has another.
     return config if {"rope", "rope_theta"} & settings.given.keys() else config | {"rope_theta": 1e6}
 
 
@@ -74,7 +74,7 @@ _LEVANTER_DEFAULTS = {
 _LEVANTER_SETTINGS = frozenset(
     (
         *("moe_intermediate_dim", "num_experts", "num_experts_per_tok", "norm_topk_prob", "decoder_sparse_step"),
-        # All layers have them; and the coefficient of a loss.
+        # All layers have the QK norms; the other setting is a loss coefficient.
         *("use_qk_norm", "router_aux_loss_coef"),
     )
 )

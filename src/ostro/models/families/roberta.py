@@ -1,4 +1,4 @@
-"""RoBERTa: BERT's layers, one token type, and positions that begin behind the padding token's."""
+"""RoBERTa: BERT's layers, one token type, and positions that begin after the padding token's."""
 
 from dataclasses import replace
 
