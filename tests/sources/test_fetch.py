@@ -243,7 +243,7 @@ def test_a_connection_that_only_trickles_is_given_up(
     monkeypatch.setattr(base, "ATTEMPTS", 2)
     reference = store.put_model(prefix, model_files())
     proxy.always_fail(Fault.TRICKLED)
-    with pytest.raises(DownloadFailed, match=r"failed 2 times \(only \d+ bytes came in \d seconds\)"):
+    with pytest.raises(DownloadFailed, match=r"failed 2 times \(only \d+ bytes arrived in \d seconds\)"):
         fetch_model(reference, progress=False)
 
 
@@ -637,7 +637,7 @@ def test_downloads_at_once_do_not_outgrow_the_limit(
     errors = [fetch.exception() for fetch in fetches]
     assert errors.count(None) == 1
     assert all(isinstance(error, DiskFull) for error in errors if error)
-    assert "downloads under way stay" in str(next(filter(None, errors)))
+    assert "active downloads cannot be evicted" in str(next(filter(None, errors)))
     assert len(ModelStore().entries()) == 1
 
 

@@ -67,7 +67,7 @@ def test_a_model_in_use_stays_however_old(store: ModelStore) -> None:
         assert [entry.in_use for entry in store.entries()] == [True, False, False]
         store.make_room(1000, limit=3000)
         assert set(names(store)) == {"a", "c"}
-        with pytest.raises(DiskFull, match=r"OSTRO_CACHE_LIMIT allows, and models in use and downloads under way stay"):
+        with pytest.raises(DiskFull, match=r"OSTRO_CACHE_LIMIT allows, and models in use and active downloads"):
             store.make_room(2500, limit=3000)
         assert set(names(store)) == {"a", "c"}
     store.make_room(2500, limit=3000)
@@ -183,7 +183,7 @@ def test_a_download_under_way_counts_as_large_as_it_will_be(store: ModelStore) -
         partial.mkdir()
         with (partial / "weights").open("wb") as file:
             file.truncate(1 << 20)
-        with pytest.raises(DiskFull, match="downloads under way stay"):
+        with pytest.raises(DiskFull, match="active downloads cannot be evicted"):
             store.make_room(1, limit=1 << 20)
     # Nobody goes on with it now, and it is all hole.
     store.make_room(1, limit=1 << 20)

@@ -487,8 +487,8 @@ def test_damaged_safetensors_are_named(tmp_path: Path, content: bytes) -> None:
         ("when: !!timestamp soon", "is not valid YAML"),
         ("flag: !!bool perhaps", "is not valid YAML"),
         (f"a: {'1' * 5000}", "is not valid YAML"),
-        (f"arch: 0x{'f' * 5000}", "must be an object, got what is too large to show"),
-        (f"arch: {{hidden_size: 0x{'f' * 5000}}}", "must be an integer above 0, got what is too large to show"),
+        (f"arch: 0x{'f' * 5000}", "must be an object, got a value too large to show"),
+        (f"arch: {{hidden_size: 0x{'f' * 5000}}}", "must be an integer above 0, got a value too large to show"),
         (ARCH_YAML + f"  rope_theta: 0x{'f' * 5000}", "'rope_theta' must be a number or a text"),
     ],
 )

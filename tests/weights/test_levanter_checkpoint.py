@@ -308,7 +308,7 @@ def test_an_incomplete_checkpoint_is_refused(tmp_path: Path, settings: Path, gen
 def test_metadata_without_a_step_or_without_weights_is_refused(tmp_path: Path, settings: Path) -> None:
     written = write_llama(tmp_path / "step-1")
     (written / "metadata.json").write_text('{"timestamp": "now"}')
-    with pytest.raises(BadCheckpoint, match="does not tell the step"):
+    with pytest.raises(BadCheckpoint, match="does not state the step"):
         open_levanter(written, settings)
     (tmp_path / "step-2").mkdir()
     (tmp_path / "step-2" / "metadata.json").write_text('{"step": 2}')

@@ -38,4 +38,4 @@ def shown(value: object) -> str:
     try:
         return _SHORT.repr(value)
     except ValueError:
-        return "what is too large to show"
+        return "a value too large to show"

@@ -176,7 +176,7 @@ def fetch(alias: Alias, *, progress: bool) -> Path:
     if len(failures) == 1:
         raise failures[0]
     reasons = " ".join(error.message for error in failures)
-    raise DownloadFailed(f"{alias.name} could be fetched from none of its sources ({alias.sources}). {reasons}")
+    raise DownloadFailed(f"{alias.name} could not be fetched from any of its sources ({alias.sources}). {reasons}")
 
 
 def _by_reach(alias: Alias) -> "list[Callable[..., Path]]":
@@ -202,5 +202,5 @@ def _checked(alias: Alias, path: Path) -> Path:
     pinned = None if alias.wheels is None else alias.wheels.sha256
     if pinned is not None and pypi.sha256_of(path) != pinned:
         path.unlink()
-        raise DownloadFailed(f"What the Hub has as {alias.hub} is not the file that {alias.name} stands for.")
+        raise DownloadFailed(f"The file that the Hub has as {alias.hub} is not the one that {alias.name} stands for.")
     return path

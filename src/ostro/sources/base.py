@@ -69,7 +69,7 @@ class Source(Protocol):
         """Bytes [start, end) of exactly this generation; ObjectChanged if the object now has another."""
 
 
-def patiently(what: str, attempt: Callable[[], T], *, wait: Callable[[float], object] = time.sleep) -> T:
+def with_retries(what: str, attempt: Callable[[], T], *, wait: Callable[[float], object] = time.sleep) -> T:
     """Runs `attempt`, retrying on Transient with exponential backoff up to ATTEMPTS times.
 
     `wait` may raise to give up early.
@@ -87,7 +87,7 @@ def patiently(what: str, attempt: Callable[[], T], *, wait: Callable[[float], ob
     ) from reason
 
 
-def steadily(read: Callable[[], bytes], window: float) -> Iterator[bytes]:
+def read_steadily(read: Callable[[], bytes], window: float) -> Iterator[bytes]:
     """Yields from `read` until it returns nothing. Transient if too few bytes arrive within `window` seconds."""
     waited, num_bytes = 0.0, 0
     while True:
@@ -99,6 +99,6 @@ def steadily(read: Callable[[], bytes], window: float) -> Iterator[bytes]:
             return
         if waited >= window:
             if num_bytes < LEAST_BYTES_A_SECOND * waited:
-                raise Transient(f"only {num_bytes} bytes came in {waited:.0f} seconds")
+                raise Transient(f"only {num_bytes} bytes arrived in {waited:.0f} seconds")
             waited, num_bytes = 0.0, 0
         yield piece

@@ -50,7 +50,7 @@ def sha256_of(path: Path) -> str:
 def check(path: Path, info: ObjectInfo) -> tuple[str, str | None]:
     """The file's CRC32C, and a description of the mismatch with the object: None if they match."""
     expected = info.checksum
-    assert expected is not None, "what cannot be checked is not fetched"
+    assert expected is not None, "only files with a checksum are fetched"
     if (size := path.stat().st_size) != info.size:
         return "", f"it has {size} bytes instead of {info.size}"
     crc32c, digest = _digests(path, size, expected)

@@ -18,7 +18,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from ostro.errors import DiskFull, DownloadFailed, ModelNotFound
 from ostro.sources.address import StoreAddress, is_plain_path, parse_address
-from ostro.sources.base import ObjectChanged, ObjectInfo, Source, Transient, patiently
+from ostro.sources.base import ObjectChanged, ObjectInfo, Source, Transient, with_retries
 from ostro.sources.cache import file_error, sync
 from ostro.sources.checksum import check
 from ostro.sources.clients import open_source
@@ -143,7 +143,7 @@ class _Fetch:
                     return self._round()
                 except (ObjectChanged, _Damaged) as error:
                     reason = error
-                    _log.warning("%s; starting over with what is whole", error)
+                    _log.warning("%s; starting over with the intact files", error)
         except OSError as error:
             full = file_error(error, self.store.objects)
             if isinstance(full, DiskFull):
@@ -179,7 +179,7 @@ class _Fetch:
 
     def _wanted(self) -> dict[str, ObjectInfo]:
         """The model's files, keyed by path within the model, each with a checksum."""
-        found = patiently(f"Listing {self.model}", self._listed)
+        found = with_retries(f"Listing {self.model}", self._listed)
         if not found:
             what = "no tokenizer" if self.model.part else "nothing"
             raise ModelNotFound(f"There is {what} at {self.model}. Check the name.")
@@ -210,7 +210,7 @@ class _Fetch:
         if info.checksum is not None:
             return info
         try:
-            return patiently(f"Looking at {info.key}", lambda: self.source.stat(info.key), wait=threads.wait)
+            return with_retries(f"Looking at {info.key}", lambda: self.source.stat(info.key), wait=threads.wait)
         except ModelNotFound as error:
             raise ObjectChanged(f"{info.key} is gone") from error
 
@@ -222,7 +222,7 @@ class _Fetch:
         if lacking:
             names = ", ".join(lacking[:_MOST_NAMED]) + (" and more" if len(lacking) > _MOST_NAMED else "")
             raise ModelNotFound(
-                f"{self.model} is not complete in the store yet: it lacks {names}. Load it once all is uploaded."
+                f"{self.model} is not complete in the store yet: it lacks {names}. Load it once the upload is complete."
             )
 
     def _adopt_unchanged(self, wanted: Mapping[str, ObjectInfo]) -> None:
@@ -282,7 +282,7 @@ class _Fetch:
                 meter.add(-num_arrived)
                 raise
 
-        patiently(f"Fetching {name} of {self.model}", attempt, wait=threads.wait)
+        with_retries(f"Fetching {name} of {self.model}", attempt, wait=threads.wait)
 
     def _check(self, name: str, info: ObjectInfo) -> tuple[str, str | None]:
         path = self.partial.files / name
@@ -294,9 +294,7 @@ class _Fetch:
 
 def _require_plain(place: str, info: ObjectInfo) -> None:
     if info.encoding is not None:
-        raise DownloadFailed(
-            f"{place} is stored with Content-Encoding {info.encoding}. Store it as it is, without compression."
-        )
+        raise DownloadFailed(f"{place} is stored with Content-Encoding {info.encoding}. Store it uncompressed.")
     if info.checksum is None:
         raise DownloadFailed(
             f"The store has no checksum of {place}, so damage on the way would go unnoticed. Store it again with one, "

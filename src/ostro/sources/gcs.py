@@ -19,7 +19,7 @@ from ostro.sources.base import (
     ObjectChanged,
     ObjectInfo,
     Transient,
-    steadily,
+    read_steadily,
 )
 from ostro.system.requirements import needs
 
@@ -68,7 +68,7 @@ class GcsSource:
                 with closing(answer):
                     if not answer.ok:
                         raise from_http_response(answer)  # type: ignore[no-untyped-call]
-                    yield from steadily(lambda: answer.raw.read1(_CHUNK_BYTES), READ_SECONDS)
+                    yield from read_steadily(lambda: answer.raw.read1(_CHUNK_BYTES), READ_SECONDS)
         except ModelNotFound as error:
             raise ObjectChanged(f"gs://{self._name}/{key} is gone") from error
 

@@ -181,7 +181,7 @@ class HubFiles:
             answer = get_session().get(url, headers=headers, timeout=_ANSWER_SECONDS)
             hf_raise_for_status(answer)
         if len(answer.content) != end - start:
-            raise DownloadFailed(f"The Hub did not give the part of {name} that was asked for. Try again later.")
+            raise DownloadFailed(f"The Hub did not return the requested part of {name}. Try again later.")
         return answer.content
 
 
@@ -211,7 +211,7 @@ def _gguf_files(model: HubModel, names: Collection[str]) -> list[str]:
     else:
         chosen = [name for name in firsts if _is_quantisation(name, model.file)]
     if len(chosen) != 1:
-        asked = "" if model.file is None else f", and {model.file} is {'none' if not chosen else 'not one'} of them"
+        asked = "" if model.file is None else f", and {model.file} matches {'several' if chosen else 'none'} of them"
         raise ModelNotFound(
             f"{model.repo} holds these GGUF files: {', '.join(sorted(firsts)) or 'none'}{asked}. "
             f"Name one: {model.repo}:FILE.gguf."
@@ -331,6 +331,6 @@ def _file_error(error: OSError, model: HubModel, cache: Path) -> OstroError:
     if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
         return DownloadFailed(f"Cannot write to {cache}. Set HF_HOME to a directory you can write.")
     return DownloadFailed(
-        f"The Hub could not be reached for {model}, and it is not whole in the local cache. "
+        f"The Hub could not be reached for {model}, and it is not complete in the local cache. "
         "Check the network (and HF_HUB_OFFLINE, HF_ENDPOINT), or give the path of a local model."
     )

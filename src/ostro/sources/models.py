@@ -1,5 +1,5 @@
-"""Finds models and adapters under a directory or prefix, from one listing. Reads no model's files, and of an adapter's
-only the small ones that name its base. Tells formats by file suffix alone.
+"""Finds models and adapters under a directory or prefix, from one listing. Reads no model files, and only those small
+files of an adapter that name its base. Recognises formats by file suffix alone.
 
 PLACE/NAME/config.json          NAME            PLACE/FILE.gguf              FILE
 PLACE/ORG/NAME/config.json      ORG/NAME        PLACE/NAME/ONE.gguf          NAME
@@ -21,7 +21,7 @@ from pathlib import Path
 
 from ostro.errors import ModelNotFound
 from ostro.sources.address import StoreAddress, is_address, parse_address
-from ostro.sources.base import ObjectChanged, ObjectInfo, Source, patiently
+from ostro.sources.base import ObjectChanged, ObjectInfo, Source, with_retries
 from ostro.sources.clients import open_source
 from ostro.sources.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 
@@ -71,7 +71,7 @@ def list_models(root: str) -> list[FoundModel]:
     if is_address(root):
         place = parse_address(root)
         source = open_source(place)
-        files = patiently(f"Listing {place}", lambda: dict(files_of_models(source, place.directory)))
+        files = with_retries(f"Listing {place}", lambda: dict(files_of_models(source, place.directory)))
         base, read = str(place), lambda info: _read_object(_Object(place, info, source))
     else:
         directory = Path(os.path.expanduser(root)).absolute()
@@ -174,7 +174,7 @@ def _read_object(version: _Object) -> bytes:
         return b""
     read = partial(version.source.read, info.key, info.generation, 0, end)
     try:
-        return patiently(f"Reading {info.key}", lambda: b"".join(read()))
+        return with_retries(f"Reading {info.key}", lambda: b"".join(read()))
     except (ObjectChanged, ModelNotFound):
         return b""
 

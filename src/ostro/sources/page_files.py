@@ -1,4 +1,4 @@
-"""Files in which servers keep a model's cached prefixes across restarts: where they are, and whose. Knows no format.
+"""Files in which servers keep a model's cached prefixes across restarts: their names, and removal. Knows no format.
 
 ROOT/pages/NAME-PLACE.pages     PLACE is a digest of the path of the model's directory or file
 """
@@ -22,13 +22,13 @@ def pages_root() -> Path:
 
 
 def page_file_name(name: str, model: Path) -> str:
-    """The name says where the model is: when its content or its settings change, the file begins anew."""
+    """The name says where the model is: when its content or its settings change, the file starts over."""
     return f"{re.sub(r'[^A-Za-z0-9._-]', '-', name)[:80]}-{_place(model)}{_SUFFIX}"
 
 
 def kept_pages(store: ModelStore) -> list[Entry]:
-    """All such files of the cache, least recently used first. They refer to their model's path, if that is in the
-    cache, too, or else to themselves.
+    """All such files in the cache, least recently used first. Each refers to its model's path if the model is in the
+    cache, otherwise to itself.
     """
     models = {place: entry for entry in store.entries() for place in _places(entry.path)}
     found = []
@@ -48,7 +48,7 @@ def kept_pages(store: ModelStore) -> list[Entry]:
 
 
 def remove_pages(path: Path) -> None:
-    """Refuses if a server uses the file."""
+    """Deletes the file; refuses if a server uses it."""
     with alone(path) as is_ours:
         if is_ours:
             path.unlink()

@@ -62,7 +62,7 @@ class Partial:
         try:
             for piece in pieces:
                 if start + len(piece) > end:
-                    raise Transient("more bytes came than were asked for")
+                    raise Transient("more bytes arrived than were requested")
                 _write_at(descriptor, piece, start)
                 start += len(piece)
                 yield len(piece)

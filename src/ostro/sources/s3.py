@@ -21,7 +21,7 @@ from ostro.sources.base import (
     ObjectChanged,
     ObjectInfo,
     Transient,
-    steadily,
+    read_steadily,
 )
 from ostro.system.requirements import needs
 
@@ -69,7 +69,7 @@ class S3Source:
             except self._client.exceptions.NoSuchKey as error:
                 raise ObjectChanged(f"s3://{self._bucket}/{key} is gone") from error
             with answer["Body"] as body:
-                yield from steadily(lambda: body.read1(_CHUNK_BYTES), READ_SECONDS)
+                yield from read_steadily(lambda: body.read1(_CHUNK_BYTES), READ_SECONDS)
 
     def _checksum(self, key: str, head: dict[str, Any]) -> Checksum | None:
         for algorithm, digest, num_parts in _digests(head):
@@ -153,7 +153,7 @@ def _decoded(text: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except binascii.Error as error:
-        raise Transient("a checksum came that is none") from error
+        raise Transient("the store returned a malformed checksum") from error
 
 
 def _encoding(head: dict[str, Any]) -> str | None:

@@ -174,7 +174,7 @@ class ModelStore:
     def reserving(self) -> Iterator[Callable[[int, int | None], None]]:
         """Yields `make_room`, to one process at a time. A download prepared before the call is already counted."""
         self.root.mkdir(parents=True, exist_ok=True)
-        with locked(self.root / "room.lock", "the making of room"):
+        with locked(self.root / "room.lock", "an eviction"):
             yield self._make_room
 
     def sweep(self, older_than: float = _STALE_SECONDS) -> None:
@@ -350,7 +350,7 @@ class ModelStore:
         detail = f"{needed / 1e6:.0f} MB are needed and {free_bytes(self.root) / 1e6:.0f} MB are free"
         if limit is not None:
             detail += f", of {limit / 1e6:.0f} MB that OSTRO_CACHE_LIMIT allows"
-        return disk_full(self.root, f"{detail}, and models in use and downloads under way stay")
+        return disk_full(self.root, f"{detail}, and models in use and active downloads cannot be evicted")
 
     def _partials(self) -> list[Path]:
         partials = [each for home in self._homes for each in home.glob(f"*{_PARTIAL}")]

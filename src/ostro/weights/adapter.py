@@ -84,7 +84,7 @@ class LowRank:
         return self.b.shape[0], self.a.shape[1]
 
     def ordered(self, order: RowOrder | None) -> "LowRank":
-        """With its outputs in our order, if a checkpoint's is another."""
+        """The update with its outputs in our order, where a checkpoint's differs."""
         return self if order is None else replace(self, b=self.b[order.stored(len(self.b))])
 
 

@@ -20,7 +20,7 @@ from ostro.weights.quantized.weight import QuantizedWeight
 
 # In its blocks of 256, K types keep scales and minima in 6 bits each.
 _SUPER = 256
-# The most that a relative error of a number that is rounded to float16 can be, unless it is too small or too large.
+# The largest relative error of rounding to float16, for numbers in its normal range.
 _HALF_ROUNDING = 2.0**-11
 
 
@@ -46,7 +46,7 @@ class Affine:
 
 
 def affine_of(weight: Weight) -> Affine | None:
-    """The weight as codes; None if it is no such weight."""
+    """The weight as codes; None if it is stored in another way."""
     if isinstance(weight, QuantizedWeight):
         return _of_grid(weight.source) if isinstance(weight.source, Grid) else None
     if not isinstance(weight, WeightArray) or weight.transposed or len(weight.shape) != 2:
@@ -60,12 +60,12 @@ def affine_of(weight: Weight) -> Affine | None:
 
 
 def fits_halves(rows: Rows) -> bool:
-    """Whether scales, zero points and minima are float16 numbers, or lose no more than rounding to one."""
+    """Whether scales, zero points and minima fit float16, up to rounding."""
     return all(_near(values) for values in (rows.scales, rows.seconds))
 
 
 def _near(values: Floats) -> bool:
-    # What overflows is not near.
+    # An overflow does not fit.
     with np.errstate(over="ignore", invalid="ignore"):
         rounded = values.astype(np.float16).astype(np.float32)
         return bool((np.abs(rounded - values) <= np.abs(values) * np.float32(_HALF_ROUNDING)).all())
@@ -107,12 +107,12 @@ def _half(blocks: Bytes, at: int) -> Floats:
 
 
 def _nibbles(octets: Bytes) -> Bytes:
-    """A block's lower halves, then its upper ones."""
+    """The lower halves of a block's bytes, then the upper ones."""
     return np.concatenate((octets & np.uint8(15), octets >> np.uint8(4)), axis=-1)
 
 
 def _fifth_bits(octets: Bytes) -> Bytes:
-    """32 bits as sixteens, for codes whose other bits are nibbles."""
+    """32 bits, each as 0 or 16: the fifth bits of codes whose other bits are nibbles."""
     return np.unpackbits(octets, axis=-1, bitorder="little") << np.uint8(4)
 
 

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
     from ostro.weights.arrays import WeightArray
 
-# Heads for training, or of models that embed, which have no use for them; and a table of consecutive numbers.
+# Unused: heads for training or in models that embed, and a table of consecutive numbers.
 _UNUSED = ("cls.", "pooler.", "lm_head.", "head.", "decoder.", "classifier.", "embeddings.position_ids")
-# As TensorFlow names a norm's weight and bias.
+# TensorFlow's names of a norm's weight and bias.
 _OLD_NAMES = {"gamma": "weight", "beta": "bias"}
 # Decoders pool a prompt in chunks, so that their vectors are sums over rows.
 _SUMS = ("mean", "cls", "lasttoken")
@@ -55,7 +55,7 @@ def decoder_pooling(directory: Path) -> Pooling | None:
 
 
 def encoder_renamer(described: Encoder) -> Callable[[str], str | None]:
-    """Maps stored names to canonical names, or to None for tensors that the model has no use for."""
+    """Maps stored names to canonical names, or to None for tensors that the model does not use."""
     wanted = {tensor.name for tensor in described.tensors()}
     backbone = f"{described.backbone}."
 

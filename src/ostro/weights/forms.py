@@ -1,4 +1,4 @@
-"""In what form a stored weight could stay quantised in memory, told from its header. Imports no torch."""
+"""The form in which a stored weight could stay quantised in memory, read from its header. Imports no torch."""
 
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
@@ -18,7 +18,7 @@ class Form(NamedTuple):
         return "fp8" if self.kind == "float" else f"int{self.bits}"
 
     def nbytes(self, rows: int, columns: int) -> int:
-        """A matrix's size: of floats, with a scale per row; of integers, with a scale and a minimum per group."""
+        """A matrix's size: floats with a scale per row, or integers with a scale and a minimum per group."""
         if self.kind == "float":
             return rows * (columns + _ROW_SCALE_BYTES)
         return rows * columns * self.bits // 8 + rows * (columns // self.group) * _PAIR_BYTES

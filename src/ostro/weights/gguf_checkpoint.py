@@ -17,7 +17,7 @@ from ostro.models.families.gguf_names import Config
 from ostro.weights.forms import GGUF_FORMS, Form
 from ostro.weights.gguf_model import GgufWeight, Undo, describe
 from ostro.weights.pooling import Pooling
-from ostro.weights.read_ahead import ahead
+from ostro.weights.read_ahead import run_ahead
 from ostro.weights.stored import Stored, TensorHeader
 
 if TYPE_CHECKING:
@@ -56,8 +56,8 @@ class GgufCheckpoint:
         return Stored(tensors=tensors, file_bytes=mapped, largest_file=mapped)
 
     def arrays(self) -> Iterator[tuple[str, "Weight"]]:
-        """Matrices keep their stored format, unless restoring the original changes their values, or it has no kernels
-        and fits another that has.
+        """Matrices keep their stored format, unless restoring the original changes their values, or the format has no
+        kernels but fits another that has.
         """
         maps = self._maps()
         for weight in self.weights:
@@ -71,7 +71,7 @@ class GgufCheckpoint:
     def tensors(self) -> Iterator[tuple[str, "torch.Tensor"]]:
         """Floats stay as stored and memory-mapped; quantized types become float32."""
         maps = self._maps()
-        return ahead(partial(_named_tensor, weight, maps[weight.path]) for weight in self.weights)
+        return run_ahead(partial(_named_tensor, weight, maps[weight.path]) for weight in self.weights)
 
     def _maps(self) -> dict[Path, mmap.mmap]:
         return {path: _map_file(path) for path in self.files}
@@ -145,7 +145,7 @@ def _stored_as(weight: GgufWeight) -> str:
 
 
 def _form(weight: GgufWeight) -> Form | None:
-    """Only matrices have one."""
+    """The form that a matrix could keep; None for other tensors."""
     return GGUF_FORMS.get(_stored_as(weight)) if len(weight.info.shape) == 2 else None
 
 

@@ -139,7 +139,7 @@ def _is_database(directory: Path) -> bool:
     drivers = manifest.get("array_driver"), manifest.get("kvstore_driver")
     if version != _MANIFEST_VERSION or drivers != ("zarr3", "ocdbt"):
         raise UnsupportedModel(
-            f"{directory / MANIFEST} tells of version {version!r} with {' over '.join(map(str, drivers))}; Ostro reads "
+            f"{directory / MANIFEST} states version {version!r} with {' over '.join(map(str, drivers))}; Ostro reads "
             f"version {_MANIFEST_VERSION} with zarr3 over ocdbt. Use a newer Ostro, or export the model with Levanter."
         )
     if not has_database:

@@ -90,7 +90,7 @@ class LevanterCheckpoint:
             assert not weight.experts, "JAX runs no mixtures of experts"
             array = arrays.open(weight.path)
             kept = array.decoded_bytes(array.rows_per_chunk if weight.stacked else array.shape[0])
-            # A little more, for what the cache itself takes.
+            # A little more, for the cache's own overhead.
             array = arrays.open(weight.path, cache_bytes=kept + kept // 16)
             for layer, name in enumerate(weight.names):
                 yield name, LevanterSlices(array, layer if weight.stacked else None, weight.hub_shape)
@@ -148,7 +148,7 @@ def open_levanter(path: Path, model_config: Path | None, *, name: str | None = N
     vocab, head_dim = (*embedding.shape, 0)[0], (0, 0, *keys)[-2]
     config = model.config(stored_vocab=vocab, stored_head_dim=head_dim, dtype=embedding.dtype)
     described = describe(config)
-    assert isinstance(described, Architecture), "what Levanter trains is a decoder"
+    assert isinstance(described, Architecture), "Levanter trains decoders only"
     weights = tuple(stored_weights(described, layers, vocab))
     _check(directory, arrays, weights)
     return LevanterCheckpoint(directory, _name(name or os.path.abspath(path), step), config, weights)
@@ -172,7 +172,7 @@ def _newest(path: Path) -> tuple[int, Path]:
             incomplete.append(error.message)
     if found:
         for message in incomplete:
-            _log.warning("passed over: %s", message)
+            _log.warning("skipped: %s", message)
         return max(found)
     if incomplete:
         raise BadCheckpoint(incomplete[-1])
@@ -187,7 +187,7 @@ def _step(directory: Path) -> int:
         )
     step = read_json_object(directory / METADATA).get("step")
     if not isinstance(step, int) or isinstance(step, bool):
-        raise BadCheckpoint(f"{directory / METADATA} does not tell the step. Copy the checkpoint again.")
+        raise BadCheckpoint(f"{directory / METADATA} does not state the step. Copy the checkpoint again.")
     if not _has_arrays(directory):
         raise BadCheckpoint(f"{directory} has neither {MODEL}/transformer nor {DATABASE}. Copy the checkpoint again.")
     return step

@@ -193,7 +193,7 @@ def read_levanter_model(path: Path) -> LevanterModel:
     settings = read_model_section(path)
     kind = settings.get("type")
     if kind is None:
-        raise BadCheckpoint(f"{path} does not tell the model's type. Add 'type: llama', or what it is.")
+        raise BadCheckpoint(f"{path} does not state the model's type. Add it, as in 'type: llama'.")
     if not isinstance(kind, str) or kind not in _TYPES:
         known = ", ".join(sorted(_TYPES))
         raise UnsupportedModel(f"{path}: Levanter's model type {kind!r} is not supported; supported: {known}.")

@@ -37,7 +37,7 @@ class StoredWeight:
     shape: Shape
     """Shape of the whole array."""
     names: tuple[str, ...]
-    """One per layer if stacked, otherwise a single name; of experts, one for each of every layer."""
+    """One per layer if stacked, otherwise a single name; for experts, one per layer and expert."""
     hub_shape: Shape
     """Shape of each tensor. Has fewer rows than stored if the vocabulary is padded."""
     stacked: bool

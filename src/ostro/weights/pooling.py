@@ -1,4 +1,4 @@
-"""How an embedding model makes a vector of a text, according to its sentence-transformers files.
+"""How an embedding model turns a text into a vector, according to its sentence-transformers files.
 
 modules.json                        the modules, in order: Transformer, Pooling, Dense …, Normalize
 N_Pooling/config.json               how token vectors become one
@@ -44,7 +44,7 @@ class Dense:
     """A linear layer that pooled vectors pass through."""
 
     directory: Path
-    """Has the weights, `linear.weight` and `linear.bias`."""
+    """The directory with the weights, `linear.weight` and `linear.bias`."""
     columns: int
     rows: int
     bias: bool
@@ -57,7 +57,7 @@ class Prompts:
 
     texts: Mapping[str, str] = field(default_factory=dict)
     default: str | None = None
-    """The name of the one that inputs get unless another is named."""
+    """The name of the prompt for inputs that name none."""
 
     def named(self, name: str | None) -> str:
         """Raises BadRequest for a name that the model does not have."""
@@ -70,7 +70,7 @@ class Prompts:
 
     @property
     def query(self) -> str | None:
-        """The name of the prompt for what is searched for, and that for what is searched; None is the default's."""
+        """The name of the prompt for queries (`document`: for documents); None means the default."""
         return self._first(_QUERY)
 
     @property
@@ -86,7 +86,7 @@ class Matryoshka:
     """Lengths to which vectors may be shortened: the model was trained to put the most important numbers first."""
 
     choices: tuple[int, ...] = ()
-    """Empty for all."""
+    """The allowed lengths; empty if all are."""
 
     def includes(self, dimensions: int, whole: int) -> bool:
         return 0 < dimensions < whole and (not self.choices or dimensions in self.choices)
@@ -98,13 +98,13 @@ class Pooling:
     normalize: bool
     """Whether the pooled vector is scaled to length one."""
     keeps_start: bool = False
-    """Whether a text that is too long loses its end, as an encoder's does, and not its beginning."""
+    """Whether truncation drops a long text's end, as in encoders, instead of its beginning."""
     dense: tuple[Dense, ...] = ()
     prompts: Prompts = Prompts()
     dimensions: Matryoshka | None = None
 
     def shortened(self, vector: list[float], dimensions: int | None) -> list[float]:
-        """The vector's first `dimensions`, scaled to length one again if vectors of the model are. None is for all.
+        """The vector's first `dimensions`, scaled to length one again if the model's vectors are. None means all.
         Raises Unsupported for a model, or a number, that was not trained for that.
         """
         if dimensions in (None, len(vector)):
@@ -131,11 +131,11 @@ def read_pooling(directory: Path) -> Pooling | None:
     modules_file, modules = directory / "modules.json", modules_of(directory)
     kinds = [kind for kind, _ in modules]
     if "LogitScore" in kinds:
-        # It ranks: see `relevance`.
+        # A ranking model: see `relevance`.
         return None
     unknown = set(kinds) - set(_MODULES)
     if unknown:
-        raise UnsupportedModel(f"{directory} is an embedding model with a {min(unknown)} module; Ostro knows none.")
+        raise UnsupportedModel(f"{directory} has a {min(unknown)} module, which Ostro does not support.")
     if "Pooling" not in kinds:
         return None
     if kinds != sorted(kinds, key=_MODULES.index) or any(kinds.count(kind) > 1 for kind in kinds if kind != "Dense"):

@@ -1,4 +1,4 @@
-"""Runs jobs in threads, a few ahead of whoever takes their results in order."""
+"""Runs jobs in threads, a few ahead of the consumer of their results."""
 
 import os
 from collections import deque
@@ -10,7 +10,7 @@ _THREADS = min(4, os.cpu_count() or 1)
 T = TypeVar("T")
 
 
-def ahead(jobs: Iterable[Callable[[], T]]) -> Iterator[T]:
+def run_ahead(jobs: Iterable[Callable[[], T]]) -> Iterator[T]:
     """The results in order. Worthwhile for jobs that release the GIL, as numpy does."""
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="unpack") as pool:
         waiting: deque[Future[T]] = deque()

@@ -31,12 +31,12 @@ def read_ranking(config: Mapping[str, object]) -> Ranking | None:
 
 
 def uses_sigmoid(config: Mapping[str, object], directory: Path | None = None) -> bool:
-    """Whether the activation named in a config.json, or in the directory's newer file, is the sigmoid. It is without
-    a name.
+    """Whether the activation named in a config.json, or in the directory's newer file, is the sigmoid. The sigmoid is
+    the default.
     """
     reader = ConfigReader(config)
     own = ConfigReader(reader.table("sentence_transformers") or {}, "config.json's 'sentence_transformers'")
-    # Older files have it at the top.
+    # Older files have it at top level.
     named = own.text("activation_fn", reader.text("sbert_ce_default_activation_function", "Sigmoid"))
     newer = None if directory is None else directory / "config_sentence_transformers.json"
     if newer is not None and newer.is_file():
@@ -65,14 +65,14 @@ class Judge:
     """
 
     yes: int
-    """Tokens: the score is how much likelier the first is than the second, as a difference of logits."""
+    """The tokens of both answers: the score is the logit of `yes` minus that of `no`."""
     no: int
     sigmoid: bool
     """Whether the score is mapped to a number from 0 to 1: the share of `yes` among the two."""
     instruction: str = ""
     add_generation_prompt: bool = False
     variables: Mapping[str, object] = field(default_factory=dict)
-    """Further ones of the template."""
+    """Additional template variables."""
 
     def messages(self, query: str, document: str) -> list[Mapping[str, object]]:
         texts = {"system": self.instruction, "query": query, "document": document}

@@ -6,7 +6,7 @@ from reprlib import repr as shown
 from ostro.errors import BadCheckpoint, UnsupportedModel
 from ostro.models.registry import FAMILIES
 
-# Said of the whole model only.
+# Keys that only the whole model's config has.
 _OUTER = (
     "bos_token_id",
     "eos_token_id",
@@ -19,7 +19,7 @@ _OUTER = (
 
 
 def text_part(path: Path, config: dict[str, object]) -> dict[str, object]:
-    """The config of a multimodal model's language model; any other config as it is."""
+    """The config of a multimodal model's language model; any other config unchanged."""
     names = config.get("architectures")
     name = names[0] if isinstance(names, list) and names else None
     families = [family for family in FAMILIES if name in family.wrappers]
@@ -38,7 +38,7 @@ def text_part(path: Path, config: dict[str, object]) -> dict[str, object]:
             )
     family = families[0]
     inherited = {key: config[key] for key in _OUTER if key in config}
-    # The head is not the language model's own.
+    # The head belongs to the whole model, not to the language model.
     tied = {key: value for key, value in inherited.items() if key == "tie_word_embeddings"}
     named = {"architectures": [family.architecture], "model_type": family.model_type}
     return inherited | text_config | tied | named

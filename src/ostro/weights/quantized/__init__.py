@@ -1,6 +1,6 @@
 """Quantised Hub checkpoints: one module per format decodes its tensors into ordinary weights. Imports no torch.
 
-scheme    what the formats have in common; parts, their stored tensors
+scheme    code common to all formats; parts, their stored tensors
 weight    one weight, decoded or repacked as GGUF blocks (`blocks`) a few rows at a time
 grid      integers with scales and zero points; tiles, float8 with scales
 """

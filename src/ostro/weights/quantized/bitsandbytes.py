@@ -116,7 +116,7 @@ def _scales(parts: Parts[WeightArray], state: _State, num_blocks: int) -> Floats
 
 @dataclass(frozen=True, slots=True)
 class _Looked:
-    """Codes that a table gives a meaning, times a scale per block of consecutive ones."""
+    """Codes that index a table of numbers, times a scale per block of consecutive codes."""
 
     octets: Bytes
     table: Floats

@@ -38,7 +38,7 @@ def requantized(values: Floats) -> Bytes:
     scales = halves(np.where(np.isfinite(peaks), peaks / 127, np.float32(np.nan))).astype(np.float32)
     codes = groups / np.where(scales == 0, np.float32(np.inf), scales)[..., None]
     np.rint(codes, out=codes)
-    # A scale that was rounded down would have the peak beyond the largest code.
+    # If the scale was rounded down, the peak would exceed the largest code.
     np.clip(codes, -127, 127, out=codes)
     return q8_0(codes.astype(np.int8).reshape(values.shape), scales)
 

@@ -18,7 +18,7 @@ from ostro.weights.hf_checkpoint import HfCheckpoint
 from ostro.weights.pooling import Pooling
 from ostro.weights.quantized import read_scheme
 from ostro.weights.quantized.scheme import PLAIN, Scheme
-from ostro.weights.read_ahead import ahead
+from ostro.weights.read_ahead import run_ahead
 from ostro.weights.slices import SlicedWeight, sliced
 from ostro.weights.stored import Stored, TensorHeader
 
@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class QuantizedCheckpoint:
     plain: HfCheckpoint
-    """The same files; its tensors are the parts that weights are stored as."""
+    """The same files, read as plain tensors: the parts of quantised weights."""
     scheme: Scheme
 
     @property
@@ -81,7 +81,7 @@ class QuantizedCheckpoint:
 
     def tensors(self) -> Iterator[tuple[str, "torch.Tensor"]]:
         _log.info("decoding the weights, which are quantised: %s", self.scheme.label)
-        return ahead(partial(_named_tensor, name, weight) for name, weight in self.arrays())
+        return run_ahead(partial(_named_tensor, name, weight) for name, weight in self.arrays())
 
 
 def decoding(plain: HfCheckpoint, quantization: object) -> QuantizedCheckpoint:
@@ -132,6 +132,6 @@ def _check_experts(stacks: Collection[str], headers: Iterable[TensorHeader]) -> 
 
 
 def _with_shape(header: TensorHeader, shapes: Mapping[str, tuple[int, ...]]) -> TensorHeader:
-    """Not every format's headers tell a weight's shape, but all tell its size."""
+    """Not every format's headers give a weight's shape, but all give its size."""
     described = shapes.get(header.name, header.shape)
     return replace(header, shape=described) if prod(described) == header.values else header

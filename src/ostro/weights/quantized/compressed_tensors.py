@@ -61,7 +61,7 @@ class CompressedTensors(Scheme):
         for name in groups:
             group = _table(ConfigReader(groups, f"{config.source}, config_groups"), name)
             if group.table("weights") is None:
-                # It only rounds activations.
+                # This group only rounds activations.
                 continue
             format = group.text("format", "") or config.text("format", "dense")
             if format not in _FORMATS:
@@ -177,7 +177,7 @@ def _table(config: ConfigReader, key: str) -> ConfigReader:
 
 
 def _locations(config: ConfigReader) -> Iterator[str]:
-    """Where transforms are applied, as `transform_config` has it."""
+    """The places where `transform_config` applies transforms."""
     groups = (config.table("transform_config") or {}).get("config_groups")
     for group in groups.values() if isinstance(groups, Mapping) else ():
         applied = group.get("apply") if isinstance(group, Mapping) else None

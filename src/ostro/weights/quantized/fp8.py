@@ -1,8 +1,8 @@
-"""Checkpoints with `quant_method: fp8`, as of DeepSeek and Qwen, with a scale per tile, row or tensor; fbgemm's and
-ModelOpt's too.
+"""Checkpoints with `quant_method: fp8`, such as DeepSeek's and Qwen's, with a scale per tile, row or tensor; fbgemm's
+and ModelOpt's too.
 
 weight             float8 [out, in]
-weight_scale_inv   or `weight_scale`; despite its name, both multiply
+weight_scale_inv   or `weight_scale`; despite its name, it multiplies too
 """
 
 import re
@@ -34,7 +34,7 @@ class Float8(Scheme):
 
     @classmethod
     def read_modelopt(cls, config: ConfigReader) -> Self:
-        """ModelOpt's, of which FP8 is one."""
+        """Reads a ModelOpt config; FP8 is one of its algorithms."""
         algorithm = config.text("quant_algo", "an unknown algorithm")
         if algorithm != "FP8":
             raise refused(f"modelopt's {algorithm}")

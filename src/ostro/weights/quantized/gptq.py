@@ -26,7 +26,7 @@ _WIDTHS = (4, 8)
 class Gptq(Scheme):
     bits: int
     group: int | None
-    """None for all inputs."""
+    """Inputs per group; None if all are one group."""
     symmetric: bool
     reorders: bool
     zero_offset: int
@@ -82,7 +82,7 @@ class Gptq(Scheme):
         return Grid((rows, columns), bits, codes, scales.T, parts["scales"].format, zeros.T, group, order).weight()
 
     def _sizes(self, parts: Parts[T]) -> tuple[int, int, int]:
-        """Bits, inputs and outputs. Single modules may have other bits than the config says: g_idx tells."""
+        """Bits, inputs and outputs. A module's bits may differ from the config's; g_idx reveals them."""
         words, rows = parts.take("qweight", ["I32"], 2).shape
         if "g_idx" not in parts:
             return self.bits, words * 32 // self.bits, rows

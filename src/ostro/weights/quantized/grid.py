@@ -50,7 +50,7 @@ class Grid:
         symmetric = bool((self.zeros == middle).all())
         own = replace(
             self,
-            # Whatever is read by rows is stored by rows.
+            # Stored by rows, because it is read by rows.
             scales=np.ascontiguousarray(self.scales),
             zeros=np.full((1, 1), middle, np.int16) if symmetric else np.ascontiguousarray(self.zeros),
             group_of=None if self._is_in_order() else self.group_of,
@@ -99,7 +99,7 @@ class Grid:
         return np.repeat(own, self.group, axis=1)[:, : self.shape[1]]
 
     def _by_block(self, table: npt.NDArray[Any], rows: slice) -> npt.NDArray[Any]:
-        """A row's numbers, one per block of columns, which lies within a group."""
+        """A row's numbers, one per block of columns; each block lies within a group."""
         num_rows, num_blocks = rows.stop - rows.start, self.shape[1] // GROUP
         own = table if len(table) == 1 else table[rows]
         if own.shape[1] > 1:

@@ -1,4 +1,4 @@
-"""Checkpoints with `quant_method: mxfp4`, as of gpt-oss: stacks of experts' matrices in blocks of 32.
+"""Checkpoints with `quant_method: mxfp4`, such as gpt-oss: stacks of experts' matrices in blocks of 32.
 
     NAME_blocks   uint8 [experts, out, in / 32, 16]   two codes of 4-bit floats (e2m1) a byte, the lower first
     NAME_scales   uint8 [experts, out, in / 32]       exponents of two, plus 127; 255 is NaN
@@ -128,7 +128,7 @@ class GgufBlockFloats(_Blocks):
 
 
 def _taken(pairs: npt.NDArray[_Number], octets: Bytes) -> npt.NDArray[_Number]:
-    """The pair of each byte. As one number each, because numpy is slow with rows of two."""
+    """The pair of each byte. Pairs are looked up as one number each, because numpy is slow with rows of two."""
     whole = pairs.view(f"u{2 * pairs.itemsize}").reshape(-1)
     return np.take(whole, octets).view(pairs.dtype)
 

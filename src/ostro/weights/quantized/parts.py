@@ -32,9 +32,9 @@ T = TypeVar("T", bound=Header)
 @dataclass(frozen=True, slots=True)
 class Parts(Generic[T]):
     name: str
-    """The weight's."""
+    """The weight's name."""
     prefix: str
-    """What the parts' own names begin with in the checkpoint."""
+    """The prefix of the parts' names in the checkpoint."""
     found: Mapping[str, T]
 
     def __contains__(self, part: str) -> bool:

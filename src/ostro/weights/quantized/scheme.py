@@ -1,8 +1,8 @@
-"""What the readers of quantised formats have in common. Imports no torch.
+"""Code common to the readers of quantised formats. Imports no torch.
 
-The tensors themselves tell which weights are quantised: those that come in parts. `modules_to_not_convert`, `ignore`
-and `targets` say the same once more, in patterns that would have to be trusted. A weight that lacks parts is noticed
-without them, because it does not hold floats.
+The tensors themselves show which weights are quantised: those stored in parts. `modules_to_not_convert`, `ignore`
+and `targets` repeat this as patterns that would have to be trusted. A weight that lacks parts is noticed without
+them, because it does not hold floats.
 """
 
 import re
@@ -30,7 +30,7 @@ class Scheme(ABC):
     unused: ClassVar[re.Pattern[str]] = re.compile(r"(?!)")
     """Matches tensors that only concern the rounding of activations, which are not rounded here."""
     named: ClassVar[str] = "{module}.weight"
-    """A weight's name."""
+    """The pattern of a weight's name."""
 
     @property
     @abstractmethod
@@ -59,9 +59,9 @@ class Scheme(ABC):
     def weights(
         self, names: Iterable[str], arrays: Iterable[tuple[str, WeightArray]]
     ) -> Iterator[tuple[str, WeightArray | QuantizedWeight]]:
-        """The weights, each as soon as all of its parts have come; other tensors as they are.
+        """The weights, each as soon as all of its parts have arrived; other tensors unchanged.
 
-        `names` are those of all tensors that will come.
+        `names` are those of all tensors that will arrive.
         """
         return self._assembled(names, arrays, self.weight)
 

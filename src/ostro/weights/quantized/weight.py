@@ -11,9 +11,9 @@ import numpy as np
 from ostro.weights.arrays import Bytes, Floats, WeightArray
 from ostro.weights.forms import Form
 from ostro.weights.quantized.blocks import BLOCK_BYTES, GROUP, requantized
-from ostro.weights.read_ahead import ahead
+from ostro.weights.read_ahead import run_ahead
 
-# Values decoded at a time: so few that they stay in a core's cache.
+# Values decoded at a time: few enough to stay in a core's cache.
 _CHUNK_VALUES = 1 << 18
 # The most codes that share a 32-bit word along the rows.
 _ROW_MULTIPLE = 8
@@ -27,14 +27,14 @@ class Packing(NamedTuple):
     how: str
     """What becomes of the stored numbers, in words."""
     form: Form | None = None
-    """The form in which a GPU could keep them; None for none."""
+    """The form in which a GPU could keep them; None if there is none."""
 
 
 REQUANTIZED = "requantised to 8 bits"
 
 
 def repacked_at_best(columns: int, form: Form | None = None) -> Packing:
-    """For numbers that fit no type exactly: rounds much less than 4-bit and FP8 codes did before."""
+    """For numbers that fit no type exactly. Rounds far less than their 4-bit or FP8 codes did."""
     return Packing("F32", "widened to float32", form) if columns % GROUP else Packing("Q8_0", REQUANTIZED, form)
 
 
@@ -51,11 +51,11 @@ class QuantizedWeight:
     transposed: bool = False
     """Whether the rows are the weight's columns."""
     source: object = None
-    """What it is decoded from, for those who can keep that: a `Grid` or `Tiled`."""
+    """What it is decoded from, for code that can keep it quantised: a `Grid` or `Tiled`."""
 
     @property
     def format(self) -> str:
-        """The one in which `stored` returns it."""
+        """The format of `stored`."""
         return self.packing.format
 
     @property
@@ -71,7 +71,7 @@ class QuantizedWeight:
         return not self.is_float
 
     def floats(self) -> Floats:
-        """The weight in float32, as exactly as that can be."""
+        """The weight in float32, as exactly as possible."""
         values = np.empty(self._matrix, np.float32)
         # NaN and overflow are left to the caller to detect.
         with np.errstate(invalid="ignore", over="ignore"):
@@ -87,13 +87,13 @@ class QuantizedWeight:
         num_rows, columns = self._matrix
         raw = np.empty((num_rows, columns // GROUP * BLOCK_BYTES[self.format]), np.uint8)
         chunks = list(self._chunks())
-        for rows, repacked in zip(chunks, ahead(partial(self._repacked, rows) for rows in chunks), strict=True):
+        for rows, repacked in zip(chunks, run_ahead(partial(self._repacked, rows) for rows in chunks), strict=True):
             raw[rows] = repacked
         raw = raw.reshape(*self._rows_shape[:-1], -1)
         return WeightArray(self.format, self.shape, raw, transposed=self.transposed)
 
     def _repacked(self, rows: slice) -> Bytes:
-        # Here, because it does not hold for other threads.
+        # Set here, because numpy's error state is per thread.
         with np.errstate(invalid="ignore", over="ignore"):
             return requantized(self.decode(rows)) if self.repack is None else self.repack(rows)
 
