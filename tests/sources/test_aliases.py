@@ -120,7 +120,7 @@ def test_a_file_of_the_hub_that_is_not_the_pinned_one_is_not_taken_now_or_later(
     hub.repos = {"acme/tiny-GGUF": {"tiny.gguf": world.files["acme/tiny-GGUF"]["tiny.gguf"][:-1] + b"?"}}
     *told, outcome = world.fetch(hub.address).splitlines()
     assert outcome == "wheels True"
-    assert "What the Hub has as acme/tiny-GGUF:tiny.gguf is not the file that tiny stands for" in told[0]
+    assert "The file that the Hub has as acme/tiny-GGUF:tiny.gguf is not the one that tiny stands for" in told[0]
     shutil.rmtree(world.directory / "cache")
     assert world.fetch(NOWHERE) == "wheels True"
 
