@@ -97,7 +97,7 @@ def test_files_that_are_no_longer_wanted_go(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("pieces", "reason"), [([b"abc"], "ended 1 bytes early"), ([b"abc", b"de"], "more bytes came")]
+    ("pieces", "reason"), [([b"abc"], "ended 1 bytes early"), ([b"abc", b"de"], "more bytes arrived")]
 )
 def test_a_range_of_the_wrong_length_is_not_recorded(tmp_path: Path, pieces: list[bytes], reason: str) -> None:
     partial = opened(tmp_path)
