@@ -30,7 +30,7 @@ from ostro.weights.arrays import Weight, tensor_of
 from ostro.weights.forms import Form
 from ostro.weights.quantized.tiles import Tiled
 from ostro.weights.quantized.weight import QuantizedWeight
-from ostro.weights.read_ahead import ahead
+from ostro.weights.read_ahead import run_ahead
 
 # How many codes are unpacked at a time.
 _CHUNK_VALUES = 1 << 22
@@ -144,7 +144,7 @@ class _Loader:
             parts, words.split(sizes), pairs.split(sizes), _orders(projection), strict=True
         ):
             chunks = _chunks(part.shape)
-            for rows, read in zip(chunks, ahead(partial(part.rows, rows) for rows in chunks), strict=True):
+            for rows, read in zip(chunks, run_ahead(partial(part.rows, rows) for rows in chunks), strict=True):
                 found = _common(read, part, form, has_minimum=has_minimum)
                 if not fits_halves(found):
                     return None
@@ -174,7 +174,7 @@ class _Loader:
             else:
                 exact = False
                 chunks = _chunks(own.shape)
-                for some, values in zip(chunks, ahead(partial(part.decode, rows) for rows in chunks), strict=True):
+                for some, values in zip(chunks, run_ahead(partial(part.decode, rows) for rows in chunks), strict=True):
                     rounded, by = quantize_weight(torch.from_numpy(values).to(self._device))
                     own[some], own_scale[some] = rounded, by
             if order is not None:
