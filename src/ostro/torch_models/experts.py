@@ -112,13 +112,14 @@ class Experts(Module):
         """`routed` is what the router reads, if it is not x."""
         logits, most = self.router(x if routed is None else routed), max(1, MOST_SLOTS // self.chosen)
         parts = zip(x.split(most), logits[:, : self.count].split(most), strict=True)
-        total = torch.cat([self._mixed(*part) for part in parts])
+        total = torch.cat([self.mixed(*part) for part in parts])
         if self.shared is None:
             return total
         rows: Tensor = self.shared(x)
         return total.add_(rows.mul_(torch.sigmoid(logits[:, self.count :])) if self.is_gated else rows)
 
-    def _mixed(self, x: Tensor, logits: Tensor) -> Tensor:
+    def mixed(self, x: Tensor, logits: Tensor) -> Tensor:
+        """The weighted sum of the chosen experts, without the shared one, given the router's logits."""
         experts, weights = route(logits, self.chosen, normalized=self.normalized, scales_inputs=self.scales_inputs)
         if self.scales is not None:
             weights = weights * self.scales.weight[experts]

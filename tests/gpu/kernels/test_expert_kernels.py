@@ -202,7 +202,7 @@ def test_all_rows_may_go_through_one_expert_and_none_through_the_others(alone: b
     logits = torch.zeros(len(x), 5, device=device)
     logits[:, 3] = 1.0
     ours = single(experts, x, logits, Ending()) if alone else mixed(experts, x, logits, Ending())
-    torch.testing.assert_close(ours, experts._mixed(x, logits), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(ours, experts.mixed(x, logits), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -252,7 +252,7 @@ def test_shared_rows_are_added_and_all_goes_to_the_residual(rows: int, gated: bo
     # The gate's logit follows those of the experts.
     logits = torch.cat((experts.router(x), torch.randn(rows, 1, device=device)), 1)
     shared = beside * torch.sigmoid(logits[:, 6:]) if gated else beside
-    expected = residual + 0.5 * (experts._mixed(x, logits[:, :6]) + shared)
+    expected = residual + 0.5 * (experts.mixed(x, logits[:, :6]) + shared)
     ending = Ending(Shared(beside, logits[:, 6] if gated else None), residual, 0.5)
     ours = single(experts, x, logits, ending) if rows == 1 else mixed(experts, x, logits, ending)
     assert ours is residual
@@ -289,7 +289,7 @@ def test_16_bit_mixtures_of_real_sizes_are_near_the_twin(
     x = torch.randn(rows, hidden, device=device).bfloat16()
     logits = experts.router(x)
     ours = single(experts, x, logits, Ending()) if rows == 1 else mixed(experts, x, logits, Ending())
-    expected = experts._mixed(x, logits).float()
+    expected = experts.mixed(x, logits).float()
     assert (ours.float() - expected).abs().max() < 0.02 * expected.abs().max()
 
 
