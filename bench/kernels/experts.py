@@ -72,7 +72,7 @@ def mixed_rows(layer: twins.Experts, described: Experts, x: Tensor, logits: Tens
 
 def check(layer: twins.Experts, described: Experts, x: Tensor, logits: Tensor) -> float:
     """The largest difference to the layer's own result, as a share of its largest number."""
-    expected = layer._mixed(x, logits[:, : described.count]).float()
+    expected = layer.mixed(x, logits[:, : described.count]).float()
     given = mixed(layer, described, x, logits, pdl=torch.cuda.get_device_capability() >= (9, 0)).float()
     return float((given - expected).abs().max() / expected.abs().max())
 

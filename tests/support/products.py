@@ -6,8 +6,8 @@ from collections.abc import Iterable
 import pytest
 
 _ELSEWHERE = ("full", "slow", "gpu")
-Value = tuple[str, int]
-"""A parameter's name, and which of its values it is."""
+Value = tuple[object, ...]
+"""A parameter's name or names, and the identity of a value."""
 
 
 def mark_products(items: Iterable[pytest.Item]) -> None:
@@ -19,10 +19,20 @@ def mark_products(items: Iterable[pytest.Item]) -> None:
         if not any(item.get_closest_marker(name) for name in _ELSEWHERE):
             tests[item.parent, item.originalname].append(item)
     for cases in tests.values():
-        chosen = _each_value_once([set(case.callspec.indices.items()) for case in cases])
+        chosen = _each_value_once([_values(case) for case in cases])
         for index, case in enumerate(cases):
             if index not in chosen:
                 case.add_marker("full")
+
+
+def _values(case: pytest.Function) -> set[Value]:
+    """One for each `parametrize`."""
+    found: set[Value] = set()
+    for mark in case.iter_markers("parametrize"):
+        names = mark.args[0]
+        listed = names.replace(" ", "").split(",") if isinstance(names, str) else names
+        found.add((*listed, *(id(case.callspec.params[name]) for name in listed)))
+    return found
 
 
 def _each_value_once(cases: list[set[Value]]) -> set[int]:
