@@ -80,7 +80,7 @@ def test_names_of_old_checkpoints_and_heads_for_training_are_known(tmp_path: Pat
 
 
 def test_pickled_weights_are_read_without_the_numbers_of_positions(tmp_path: Path) -> None:
-    model = reference(CASES["xlm-roberta"])
+    model = reference(CASES["xlm_roberta"])
     directory = write_encoder(tmp_path, model)
     stored = load_file(directory / "model.safetensors")
     (directory / "model.safetensors").unlink()
