@@ -1,7 +1,7 @@
 """The table of model families that Ostro serves. Imports no torch, and runs no remote code.
 
 A family is one file in `models.families` and one line here. HRM-Text and encoders have their own kinds of description,
-and so have HRM ACT-v1 models, whose configs are made from their files (`weights.hrm_checkpoint`).
+and so have HRM ACT-v1 models, whose configs are made from their files (`open_hrm`).
 """
 
 import re
