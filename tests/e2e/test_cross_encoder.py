@@ -102,5 +102,5 @@ def test_the_client_ranks_and_is_told_what_the_model_cannot_do(server: LiveServe
         assert len(client.score(QUERY, "the dog " * 40, truncate_prompt_tokens=-1).data) == 1
         with pytest.raises(Unsupported, match="ranks texts"):
             client.embed("the fox")
-        with pytest.raises(Unsupported, match="cannot write"):
+        with pytest.raises(Unsupported, match="cannot generate"):
             client.complete("the fox")

@@ -339,7 +339,7 @@ def test_engine_that_follows_another_is_not_stuck_and_says_who_takes_requests(mo
             await until(lambda: handle.refusal is not None)
             await time.let_pass(60)
             assert (handle.state, handle.restarts) == (State.LOADING, 0)
-            assert "Another host takes the requests" in str(handle.refusal)
+            assert "This host only helps another one" in str(handle.refusal)
         finally:
             await handle.stop()
         assert handle.refusal is None

@@ -54,7 +54,7 @@ def test_killed_engine_fails_its_streams_at_once_and_is_replaced(monkeypatch: py
             errors = await asyncio.wait_for(asyncio.gather(*tasks), PATIENCE)
             assert all(isinstance(error, Unavailable) for error in errors)
             assert service.num_requests == 0
-            with pytest.raises(Unavailable, match="starting again"):
+            with pytest.raises(Unavailable, match="restarting after a failure"):
                 await service.prepare("Hello", SamplingParams())
             await assert_works(service)
             assert service.restarts == 1

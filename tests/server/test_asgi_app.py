@@ -94,7 +94,7 @@ def test_uvicorn_serves_what_environment_dotenv_and_yaml_say_and_ends_the_engine
             assert list(stream.iter_lines())[-2] == "data: [DONE]"
         refused = client.post("/v1/completions", json={**body, "max_tokens": 6})
         assert refused.status_code == 400
-        assert "port from OSTRO_PORT is ignored: the ASGI server decides it" in server.log_text
+        assert "port from OSTRO_PORT in the environment is ignored: the ASGI server decides it" in server.log_text
     assert not is_running(engine)
     assert server.process.returncode in (0, -signal.SIGTERM)
 

@@ -363,7 +363,7 @@ def test_text_that_a_template_makes_too_long_is_refused(tmp_path: Path, monkeypa
 
     async def scenario() -> None:
         async with live_service(EngineConfig(max_seq_len=64, chat_template=str(template))) as service:
-            with pytest.raises(BadRequest, match=f"text of {1 << 21} characters, and at most {1 << 20}") as refusal:
+            with pytest.raises(BadRequest, match=f"text of {1 << 21} characters, but at most {1 << 20}") as refusal:
                 await service.prepare_chat(ChatRequest(messages=CHAT, params=SamplingParams(max_tokens=1)))
             assert refusal.value.param == "messages"
 

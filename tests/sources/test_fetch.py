@@ -673,7 +673,7 @@ def test_a_compressed_object_is_refused(gcs_store: ObjectStore, monkeypatch: pyt
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", gcs_store.url)
     reference = gcs_store.put_model(prefix, {"config.json": CONFIG})
     gcs_store.patch(f"{prefix}/config.json", contentEncoding="gzip")
-    with pytest.raises(DownloadFailed, match=r"Content-Encoding gzip\. Store it as it is"):
+    with pytest.raises(DownloadFailed, match=r"Content-Encoding gzip\. Store it uncompressed"):
         fetch_model(reference, progress=False)
 
 
@@ -697,7 +697,7 @@ def test_a_compressed_object_of_s3_is_refused(
     s3_client(s3_store.url).put_object(
         Bucket=BUCKET, Key=f"{prefix}/config.json", Body=b"packed", ContentEncoding="gzip"
     )
-    with pytest.raises(DownloadFailed, match=r"Content-Encoding gzip\. Store it as it is"):
+    with pytest.raises(DownloadFailed, match=r"Content-Encoding gzip\. Store it uncompressed"):
         fetch_model(reference, progress=False)
 
 

@@ -273,7 +273,7 @@ def test_text_that_is_longer_than_the_caller_takes_stays_in_the_process(source: 
     renderer = Renderer(ChatTemplate(source))
     renderer.start()
     process = renderer.pid
-    with pytest.raises(BadRequest, match=r"made a text of 10+ characters, and at most 9 .*Send fewer") as refusal:
+    with pytest.raises(BadRequest, match=r"made a text of 10+ characters, but at most 9 .*Send fewer") as refusal:
         renderer.render(HELLO, max_characters=9)
     assert refusal.value.param == "messages"
     with pytest.raises(BadRequest, match="at most 9 are"):
