@@ -144,6 +144,6 @@ def test_address_with_or_without_its_version(url: str, host: str, port: int, bas
     "url", ["", "ftp://x", "http://", "http://x:99999", "http://x/?a=b", "http://[::1", "http://user:secret@x"]
 )
 def test_invalid_address_is_refused(url: str) -> None:
-    with pytest.raises(BadRequest, match="(?i)address") as caught:
+    with pytest.raises(BadRequest, match=r"(?i)address") as caught:
         Target.of(url, {})
     assert "secret" not in str(caught.value)
