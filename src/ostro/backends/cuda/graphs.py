@@ -59,7 +59,7 @@ class StepGraphs(Generic[_Kind]):
         return run
 
     def forget(self) -> None:
-        """Steps are captured again when they are next used."""
+        """Drops all graphs; steps are captured again when next used."""
         self._graphs.clear()
         # The memory of graphs that are gone is given back.
         self._pool = None

@@ -116,7 +116,7 @@ class HostStore(Unshared):
         return arrived
 
     def close(self, hot: Sequence[Spill] = ()) -> None:
-        """Memory ends with the process."""
+        """Waits for copies under way. The memory itself is freed when the process exits."""
         if self._device.type == "cuda":
             self._out.synchronize()
             self._in.synchronize()

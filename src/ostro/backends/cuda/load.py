@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 def load_runner(
     opened: OpenedModel, described: Causal, precompiler: Precompiler | None, *, keeps_quantized: bool
 ) -> ModelRunner:
-    """The `precompiler` and `keeps_quantized` are for a model on one GPU: see `quantized_weights`."""
+    """`precompiler` and `keeps_quantized` apply only to a model on one GPU; see `quantized_weights`."""
     device = pick_device(opened.config.device)
     opened = opened.divided(on_torch.chosen_ranks(opened, torch.cuda.device_count() if device.type == "cuda" else 1))
     config, pooling = opened.config, opened.checkpoint.pooling
@@ -109,7 +109,7 @@ def first_rank(opened: OpenedModel, ranks: Ranks) -> ModelRunner:
 def load_part(
     opened: OpenedModel, rank: int, join: Join, group: Collective
 ) -> tuple[int, Callable[[int], on_torch.Part]]:
-    """The same for ranks other than the first, like `backends.torch.load.load_part`."""
+    """Loads the part of a rank other than the first; the counterpart of `backends.torch.load.load_part`."""
     model = on_torch.load_shard(opened, rank, group)
     config, adapters = opened.resolved, on_torch.adapters_of(model, opened.config)
     _prepare(model, config, adapters, group)

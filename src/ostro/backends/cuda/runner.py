@@ -419,7 +419,7 @@ class GpuRunner:
     ) -> Callable[[], Callable[[StepOutput], None]]:
         """Draws for choices that are about to fork, and prepares to draw for the others, which may wait for masks.
 
-        There may be far more of the former than there are slots: they are drawn for in blocks, and lose their slots.
+        There may be far more forking choices than slots, so they are sampled in blocks and then give up their slots.
         Sequences with drafts come last, once for each row that they sample from.
         """
         last = [(chunk, end - chunk.num_rows + chunk.length - 1) for chunk, end in zip(chunks, ends, strict=True)]
@@ -449,8 +449,8 @@ class GpuRunner:
     def _prepare_draw(
         self, pairs: Seq[tuple[Sequence, int]], supposed: Seq[tuple[Sequence, int]], hidden: Tensor, at: int
     ) -> Callable[[], tuple[list[Sequence], Drawn]]:
-        """For sequences and the rows of `hidden` that they sample from, then for sequences as they are supposed to be;
-        what is drawn is put in rows `at` onwards.
+        """Prepares sampling for `pairs`, sequences with their rows of `hidden`, then for `supposed`, which assume that
+        drafts are accepted. Drawn tokens go to rows from `at` on.
         """
         seqs = [seq for seq, _ in (*pairs, *supposed)]
         rows = np.array([row for _, row in (*pairs, *supposed)])

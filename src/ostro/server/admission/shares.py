@@ -25,8 +25,8 @@ class Shares:
         return self._used[key]
 
     def has_room(self, key: str, amount: int = 1) -> bool:
-        """Whether the key may take this much more. A key that holds nothing may take any amount; if it is the only key,
-        the same goes if nothing is taken at all.
+        """Whether the key may take this much more. With several keys, one that holds nothing may take any amount; a
+        single key may while nothing is in use.
         """
         used = self._used[key]
         if not (used if self._has_several_keys else self.used):
