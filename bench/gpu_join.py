@@ -53,11 +53,11 @@ def main() -> None:
     parser.add_argument("--joins", type=int, default=12)
     parser.add_argument("--length", type=int, default=100, help="tokens of a prompt that joins")
     options = parser.parse_args()
-    from ostro.backends.cuda.mixed_graphs import paying_tokens
+    from ostro.backends.cuda.mixed_graphs import max_graph_tokens
 
     config = json.loads(options.config.read_text(encoding="utf-8"))
     core = engine(config, defaults())
-    mixed, most = core.runner.part.mixed, paying_tokens(core.runner.model)
+    mixed, most = core.runner.part.mixed, max_graph_tokens(core.runner.model)
     for name, tokens in (("one by one", 0), ("graphs", most)):
         mixed.most = 0
         gaps(core, 2, options.length)

@@ -28,7 +28,7 @@ class Switches:
     def __init__(self, core) -> None:  # type: ignore[no-untyped-def]
         from ostro.backends.cuda.choices import known
         from ostro.backends.cuda.measuring import this_gpu
-        from ostro.backends.cuda.mixed_graphs import paying_tokens
+        from ostro.backends.cuda.mixed_graphs import max_graph_tokens
 
         runner = core.runner
         self._runner, self._part, self._decoder = runner, runner.part, runner.part.decoder
@@ -36,7 +36,7 @@ class Switches:
         self._shipped = self._measured
         if runner.device.type == "cuda":
             self._shipped = known("off", this_gpu(runner.device)).of(self._decoder.matmuls)
-        self._prefixes, self._most_tokens = runner._prefixes, paying_tokens(runner.model)
+        self._prefixes, self._most_tokens = runner._prefixes, max_graph_tokens(runner.model)
         self._made: dict[frozenset[str], list[tuple[dict[Any, Any], Any]]] = {}
         self._used: frozenset[str] | None = None
 

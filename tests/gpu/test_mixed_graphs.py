@@ -13,7 +13,7 @@ from test_other_models import FAMILIES
 from tiny_models import random_model
 from triton_device import slow_in_the_interpreter
 
-from ostro.backends.cuda.mixed_graphs import MixedGraphs, paying_tokens
+from ostro.backends.cuda.mixed_graphs import MixedGraphs, max_graph_tokens
 from ostro.backends.cuda.projections import PackedLinear
 from ostro.backends.cuda.runner import GpuRunner
 from ostro.backends.cuda.step_plan import Padding
@@ -150,8 +150,8 @@ def test_padding_covers_the_step(tokens: int, singles: int, tiles: int, device: 
 def test_small_models_have_larger_graphs() -> None:
     """A large model's steps hide the time that their launches take."""
     small, large = (random_shape(hidden) for hidden in (1024, 4096))
-    assert paying_tokens(small) == 2048
-    assert 512 <= paying_tokens(large) <= 1024
+    assert max_graph_tokens(small) == 2048
+    assert 512 <= max_graph_tokens(large) <= 1024
 
 
 def test_only_active_experts_of_a_mixture_count() -> None:
@@ -160,17 +160,17 @@ def test_only_active_experts_of_a_mixture_count() -> None:
         build_model({**TINY["qwen3_moe"], **wide, "num_experts_per_tok": chosen}, dtype=torch.bfloat16, device=META)
         for chosen in (1, 2, 64)
     )
-    assert paying_tokens(one) > paying_tokens(two) > paying_tokens(all_of_them)
+    assert max_graph_tokens(one) > max_graph_tokens(two) > max_graph_tokens(all_of_them)
 
 
 def test_packed_weights_count_like_others() -> None:
     model = random_shape(4096)
-    plain = paying_tokens(model)
+    plain = max_graph_tokens(model)
     for each in [module for module in model.modules() if isinstance(module, GatedMLP)]:
         outs, ins = each.gate_up_proj.shape
         words, pairs = (torch.empty(outs, number, dtype=torch.int32, device=META) for number in (ins // 8, ins // 128))
         setattr(each, "gate_up_proj", PackedLinear(each.gate_up_proj, Packed(words, pairs, 4, 128, False)))  # noqa: B010
-    assert paying_tokens(model) == plain
+    assert max_graph_tokens(model) == plain
 
 
 def random_shape(hidden: int) -> Model:

@@ -129,7 +129,7 @@ class _Grammar:
 
     @property
     def _structure(self) -> str:
-        assert self._asked.structure is not None, "it is checked before it becomes a part of this"
+        assert self._asked.structure is not None, "only answers with a structure have this rule"
         return self._lark.rule(self._asked.structure)
 
     def _after_reasoning(self, rest: str) -> str:

@@ -138,17 +138,17 @@ class CallParser:
         inner = Scanner()
         inner.feed(arguments)
         inner.end()
-        for _ in CallParser(inner, self._sink)._said_arguments(name):
+        for _ in CallParser(inner, self._sink)._arguments_of(name):
             pass
 
     def arguments(self, name: str) -> Parse[bool]:
-        """Begins the call once its arguments begin, and forwards these. Returns whether they are complete."""
+        """Begins the call once its arguments begin, and forwards them. Returns whether they are complete."""
         if not (yield from self._scanner.peek()):
             return False
         self._sink.begin(name)
-        return (yield from self._said_arguments(name))
+        return (yield from self._arguments_of(name))
 
-    def _said_arguments(self, name: str) -> Parse[bool]:
+    def _arguments_of(self, name: str) -> Parse[bool]:
         first = yield from self._scanner.peek()
         if first == "{" and self._sink.is_custom(name):
             return (yield from self._custom_input())

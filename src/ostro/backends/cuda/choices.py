@@ -292,7 +292,7 @@ def kept(gpu: Gpu) -> Choices:
     except FileNotFoundError:
         return Choices()
     except (OSError, ValueError) as error:
-        _log.warning("%s cannot be used (%s). It is measured again.", _kept_at(gpu), error)
+        _log.warning("%s cannot be used (%s). Its kernels are measured again.", _kept_at(gpu), error)
         return Choices()
     usable = {
         matmul: rows
@@ -303,7 +303,7 @@ def kept(gpu: Gpu) -> Choices:
 
 
 def keep(choices: Choices, gpu: Gpu) -> None:
-    """Stores choices for later starts, added to those already kept, if the cache can be written."""
+    """Adds choices to those kept for later starts. A cache that cannot be written is only warned about."""
     path = _kept_at(gpu)
     unfinished = path.with_name(f"{path.name}.{os.getpid()}")
     try:

@@ -28,12 +28,12 @@ from ostro.engine.page_store import Arrival, Fetch, Move, Offer, Spill, Store, U
 # Device memory for pages in transit: _BLOCKS blocks out, and one in. Copies across the bus are of one page at a time.
 _BLOCKS = 4
 _BLOCK_BYTES = 32 << 20
-# Host memory is taken in pieces, by several threads.
+# Host memory is allocated in pieces, by several threads.
 _SEGMENT_BYTES = 1 << 30
 # Pages are copied in the widest numbers that fit, which is several times as fast as byte by byte.
 _WIDTHS = (torch.int64, torch.int32, torch.int16, torch.uint8)
 
-# Threads that take host memory, and the size of the system's pages, which each must touch.
+# Threads that allocate host memory, and the size of the system's pages: each page must be touched.
 _THREADS, _PAGE = 8, 4096
 
 T = TypeVar("T")
@@ -212,13 +212,13 @@ def _in_parts(items: Sequence[T], most: int) -> Iterator[Sequence[T]]:
 
 # ---- pinned memory
 #
-# Taken in pieces, by several threads at once: torch's own is taken by one thread, which touches it page by page, half a
-# second for a gigabyte.
+# Allocated in pieces, by several threads at once: torch does it in one thread, which touches page after page and needs
+# half a second for a gigabyte.
 
 
 def pinned(sizes: Sequence[int]) -> list[Tensor]:
-    """Pinned pieces of these sizes in bytes; give them back with `unpin`. Raises MemoryError, with a sentence without
-    its full stop, if there is not enough memory.
+    """Pinned pieces of these sizes in bytes; give them back with `unpin`. Raises MemoryError, its text without a
+    full stop, if there is not enough memory.
     """
     with ThreadPoolExecutor(_THREADS) as pool:
         asked = [pool.submit(_registered, size) for size in sizes]

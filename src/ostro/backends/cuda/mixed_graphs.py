@@ -34,14 +34,13 @@ _SINGLES = (16, 64, 256, 1024)
 _CHUNKS = (8, 64, 512)
 # Sizes of a step's inputs, padded to the most tokens.
 _INPUTS = FIELDS * _TOKENS[-1]
-# Multiplications and additions, each, that an H200 does in the time that the host takes to launch a layer's kernels:
-# 500 µs at 700 TFLOP/s, where hosts were seen to take 140 to 900. A step with more in each layer hides its launches,
-# and padding it would cost more.
+# Multiply-adds that an H200 does while the host launches a layer's kernels: 500 µs at 700 TFLOP/s (hosts were seen to
+# take 140 to 900 µs). A step with more work than this in each layer hides its launches, and padding it would only cost.
 _HIDDEN_WORK = 500e-6 * 700e12 / 2
 
 
-def paying_tokens(model: Model) -> int:
-    """The most tokens of a step that gains from being a graph."""
+def max_graph_tokens(model: Model) -> int:
+    """The largest step, in tokens, that gains from being a graph."""
     shape = model.shape
     matrices = [each.shape for each in model.modules() if isinstance(each, Linear)]
     weights = sum(prod(each) for each in matrices if shape.vocab_size not in each)
@@ -61,7 +60,7 @@ class MixedGraphs:
         max_batch_seqs: int,
         captures: bool,
     ) -> None:
-        """`tokens` are those that the latest step drew. Without `captures`, padded steps run directly."""
+        """`tokens` holds what the latest step drew. Without `captures`, padded steps run directly."""
         self.most = 0
         """The most tokens of a step that is a graph; 0 if none is. Used on the rank that plans."""
         self._forward, self._attention, self._tokens = forward, attention, tokens

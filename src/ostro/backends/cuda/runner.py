@@ -1,9 +1,9 @@
 """Runs batches on a GPU: `launch` queues a step and returns, so that the next can be prepared while it runs.
 
 A step with one token per sequence is replayed as a CUDA graph, sampling included; its inputs are first copied to fixed
-device buffers. A step with prompts of few tokens is one too, up to its sampling (`backends.cuda.mixed_graphs`). Any
-other step launches its kernels individually: with many tokens, launch overhead is negligible, and with adapters, its
-matmuls depend on which rows it has.
+device buffers. A step with short prompts is a graph too, up to its sampling (`backends.cuda.mixed_graphs`). Any other
+step launches its kernels individually: with many tokens launch overhead is negligible, and with adapters the matmuls
+depend on which rows the step has.
 
 Either is planned here, on the host, and carried out by a `GpuPart`: on several ranks by one each, at the same time. The
 first rank, this one, samples alone; its tokens go to the others on the device.
@@ -29,7 +29,7 @@ from ostro.backends.cuda.decode_rows import DecodeRows, asked_logprobs, edits, m
 from ostro.backends.cuda.graphs import StepGraphs
 from ostro.backends.cuda.host_store import HostStore
 from ostro.backends.cuda.layer_plan import can_capture, why_unfused
-from ostro.backends.cuda.mixed_graphs import paying_tokens
+from ostro.backends.cuda.mixed_graphs import max_graph_tokens
 from ostro.backends.cuda.part import GpuPart
 from ostro.backends.cuda.projections import PackedLinear, QuantizedLinear
 from ostro.backends.cuda.sampling import DrawnTokens, Sampler, TokenMasks, edited, failure, masked
@@ -166,7 +166,7 @@ class GpuRunner:
             kernel_choices=kernel_choices,
         )
         if graph_max_tokens is None:
-            graph_max_tokens = paying_tokens(model) if captured else 0
+            graph_max_tokens = max_graph_tokens(model) if captured else 0
         self.part.mixed.most = graph_max_tokens
         scratch = self.part.attention.scratch
         self._prefixes = (
@@ -553,8 +553,8 @@ class GpuRunner:
         return max(1, _LOGITS_BLOCK_BYTES // (4 * self._spec.vocab_size))
 
     def _fetched(self, count: int, asked: Mapping[int, int], logits: Tensor | None, at: int = 0) -> Drawn:
-        """The tokens drawn into `count` rows from `at` on, with the log-probabilities that are `asked` of some of them
-        (see `asked_logprobs`; `logits` may be None if of none).
+        """The tokens drawn into `count` rows from `at` on, with the log-probabilities `asked` for in some of them (see
+        `asked_logprobs`); `logits` may be None if no row asks for any.
         """
         end = at + count
         tensors = [self._drawn.tokens[at:end], self._drawn.errors[at:end]]
@@ -661,7 +661,7 @@ def _captured_rows(most: int, *, graphs: bool, captures: bool) -> int:
 def _check_deterministic(model: Model, adapters: Adapters | None) -> None:
     if adapters is not None:
         raise Unsupported(
-            "On a GPU the matmuls of adapters depend on the batch: leave out deterministic, or the adapters.",
+            "On a GPU the matmuls of adapters depend on the batch. Leave out either deterministic or the adapters.",
             param="deterministic",
         )
     if (unfused := why_unfused(model)) is not None:
@@ -672,6 +672,6 @@ def _check_deterministic(model: Model, adapters: Adapters | None) -> None:
         )
     if any(isinstance(module, QuantizedLinear) for module in model.modules()):
         raise BadRequest(
-            "Matmuls of quantized weights depend on the batch: leave out deterministic, or quantize.",
+            "Matmuls of quantized weights depend on the batch. Leave out either deterministic or quantize.",
             param="deterministic",
         )

@@ -196,7 +196,7 @@ def spread(curves: Sequence[tuple[str, Sequence[float]]], *, label: str) -> Mark
     unit_name, scale = unit(high)
     x = Axis(low * scale, high * scale, LEFT, WIDTH - RIGHT)
     y = Axis(0.0, 100.0, HEIGHT - BOTTOM, TOP)
-    parts = [*x_axis(x, f"{label}, {unit_name}"), *_frame(y, "% of them take at most")]
+    parts = [*x_axis(x, f"{label}, {unit_name}"), *_frame(y, "% at or below")]
     for number, (_, values) in enumerate(known):
         if values:
             shares = [0.99 * step / _POINTS for step in range(_POINTS + 1)]

@@ -53,7 +53,7 @@ class Float8(Scheme):
 
 
 def block_size(config: ConfigReader, key: str) -> Tile | None:
-    """Rows and columns that share a scale."""
+    """How many rows and columns share a scale; None if the config does not say."""
     value = config.get(key)
     if value is None:
         return None
@@ -66,5 +66,5 @@ def block_size(config: ConfigReader, key: str) -> Tile | None:
 def _scale_name(parts: Parts[T]) -> str:
     found = [name for name in _NAMES if name in parts]
     if len(found) > 1:
-        raise parts.wrong(found[0], f"is there, and so is {found[1]!r}")
+        raise parts.wrong(found[0], f"cannot stand beside {found[1]!r}")
     return found[0] if found else _NAMES[0]
