@@ -87,6 +87,21 @@ def test_every_kernel_of_a_step_is_compiled_ahead(probed: Mapping[str, Any], nam
     assert launched["missed"] == []
 
 
+def test_hashes_of_kernels_do_not_depend_on_the_order_in_which_they_are_asked_for() -> None:
+    """A hash included a called kernel's constants only if that was hashed before: six kernels were compiled twice, under
+    the key of the process that compiles ahead and under the engine's.
+    """
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, str(PROBE.with_name("kernel_hashes.py"))]
+    ran = [
+        subprocess.run([*command, order], env=environment, capture_output=True, check=True)
+        for order in ("imported", "reversed")
+    ]
+    first, second = (json.loads(each.stdout) for each in ran)
+    assert len(first) > 20
+    assert first == second
+
+
 def test_every_kernel_of_mixed_packed_weights_is_listed(probed: Mapping[str, Any]) -> None:
     """Those of the first layer alone were, and of forms with as many bits one: others were compiled by requests."""
     assert probed["packed"]["kernels"] > 20

@@ -52,6 +52,7 @@ def recorded(calls: Iterable[Callable[[], object]]) -> list[str]:
     """The signatures of what the calls launch, in order and without repeats. A call that fails counts for what it
     launched before.
     """
+    digest_sources()
     found: dict[str, None] = {}
 
     def note(*, compile: dict[str, Any], **_: object) -> bool:
@@ -84,14 +85,26 @@ def build(signature: str) -> None:
 
 
 def digest_sources() -> None:
-    """Has Triton hash the sources of all kernels, one by one. While one thread hashes a source, another may take its
-    placeholder for the hash, and look up a key that nobody has compiled.
+    """Has Triton hash the sources of all kernels that are imported, one by one and each after those it calls. While one
+    thread hashes a source, another may take its placeholder for the hash; and a hash includes a called kernel's constants
+    only if that was hashed before. Either way, a launch would look up a key that nobody has compiled.
     """
     for name, module in list(sys.modules.items()):
         if name.startswith("ostro.kernels.gpu."):
             for each in vars(module).values():
                 if isinstance(each, JITFunction):
-                    _ = each.cache_key
+                    _digest(each)
+
+
+def _digest(kernel: JITFunction[Any]) -> None:
+    if kernel.hash is not None:
+        return
+    known = kernel.fn.__globals__
+    for name in kernel.fn.__code__.co_names:
+        called = known.get(name)
+        if isinstance(called, JITFunction) and called is not kernel:
+            _digest(called)
+    _ = kernel.cache_key
 
 
 def warm_up(wanted: Iterable[str]) -> None:
@@ -100,7 +113,7 @@ def warm_up(wanted: Iterable[str]) -> None:
     """
     triton.compile(ASTSource(_empty_kernel, {}), target=driver.active.get_current_target())
     for kernel in {kernel_name(each): _kernel(each) for each in wanted}.values():
-        _ = kernel.cache_key
+        _digest(kernel)
 
 
 def build_driver() -> None:
