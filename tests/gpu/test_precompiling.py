@@ -88,8 +88,8 @@ def test_every_kernel_of_a_step_is_compiled_ahead(probed: Mapping[str, Any], nam
 
 
 def test_hashes_of_kernels_do_not_depend_on_the_order_in_which_they_are_asked_for() -> None:
-    """A hash included a called kernel's constants only if that was hashed before: six kernels were compiled twice, under
-    the key of the process that compiles ahead and under the engine's.
+    """A hash included a called kernel's constants only if that was hashed before: six kernels were compiled twice,
+    under the key of the process that compiles ahead and under the engine's.
     """
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     command = [sys.executable, str(PROBE.with_name("kernel_hashes.py"))]

@@ -1,5 +1,5 @@
-"""Run as a program, without Triton's interpreter: hashes of all kernels, asked for in the order in which their modules are
-`imported`, or `reversed`. Prints them by name, as JSON.
+"""Run as a program, without Triton's interpreter: hashes of all kernels, asked for in the order in which their modules
+are `imported`, or `reversed`. Prints them by name, as JSON.
 """
 
 import json

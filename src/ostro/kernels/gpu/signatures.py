@@ -86,8 +86,8 @@ def build(signature: str) -> None:
 
 def digest_sources() -> None:
     """Has Triton hash the sources of all kernels that are imported, one by one and each after those it calls. While one
-    thread hashes a source, another may take its placeholder for the hash; and a hash includes a called kernel's constants
-    only if that was hashed before. Either way, a launch would look up a key that nobody has compiled.
+    thread hashes a source, another may take its placeholder for the hash; and a hash includes a called kernel's
+    constants only if that was hashed before. Either way, a launch would look up a key that nobody has compiled.
     """
     for name, module in list(sys.modules.items()):
         if name.startswith("ostro.kernels.gpu."):
