@@ -9,6 +9,7 @@ from fastapi import FastAPI
 from ostro.engine.counters import Counters, EngineCounters, ModelCounters
 from ostro.engine_process.messages import Heartbeat, ModelInfo
 from ostro.server.admission.auth import Keyring
+from ostro.server.admission.ledger import Ledger
 from ostro.server.app import build_app
 from ostro.server.lifecycle import middlewares
 from ostro.server.models.build import build_models
@@ -66,7 +67,7 @@ def ask(app: FastAPI, method: str, path: str) -> None:
 
 
 def metrics_of(service: Service, line: "Line | None" = None) -> Metrics:
-    return Metrics(Models({"tiny": service}), line or Line())
+    return Metrics(Models({"tiny": service}), line or Line(), Ledger(0))
 
 
 @dataclass
@@ -162,7 +163,7 @@ def test_loaded_model_reports_its_times() -> None:
 
 def test_counters_do_not_fall_when_an_engine_restarts_or_ends() -> None:
     models, engine = Models({}), EngineCounters()
-    metrics = Metrics(models, Line())
+    metrics = Metrics(models, Line(), Ledger(0))
 
     def counted() -> tuple[float, float, float]:
         samples = read(metrics)
@@ -241,7 +242,7 @@ def test_request_that_was_turned_away_before_routing_has_one_label(metrics: Metr
 
 def test_models_are_told_apart_and_counters_survive_an_eviction() -> None:
     models, engine = Models({"tiny": Service(), "other": Service()}), EngineCounters()
-    metrics = Metrics(models, Line())
+    metrics = Metrics(models, Line(), Ledger(0))
     models.counters.note("other", engine)
     engine.take(Counters(preemptions=4))
     running = 'vllm:num_requests_running{model_name="other"}'

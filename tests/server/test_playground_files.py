@@ -12,6 +12,7 @@ from fastapi import FastAPI
 from live_server import LiveServer, live_server
 
 from ostro.server.admission.auth import Keyring
+from ostro.server.admission.ledger import Ledger
 from ostro.server.admission.limits import Gate, GateLimits
 from ostro.server.app import build_app
 from ostro.server.lifecycle import middlewares
@@ -128,7 +129,7 @@ def asked(tmp_path: Path, path: str, *, ui: bool, keys: tuple[str, ...] = ()) ->
 
     async def build() -> FastAPI:
         models = build_models(settings)
-        metrics = Metrics(models, Gate(GateLimits()))
+        metrics = Metrics(models, Gate(GateLimits()), Ledger(0))
         return build_app(models, middlewares=middlewares(settings, Keyring.of(keys), metrics))
 
     async def ask() -> httpx.Response:

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from ostro.errors import BadRequest, PreviousResponseUnknown, RequestTimeout, TryLater, UnknownResponse, Unsupported
+from ostro.schemas.responses import MAX_ITEMS
+from ostro.server.admission.shares import Shares
 from ostro.server.dialects.responses.event_log import BackgroundRun, EventLog
 from ostro.server.dialects.responses.store import Exchange, ResponseStore
 
@@ -24,6 +26,10 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
+
+
+def store_of(max_bytes: int = 64 << 20, *, num_keys: int = 1, **timing: Any) -> ResponseStore:
+    return ResponseStore(Shares(max_bytes, num_keys=num_keys, is_strict=True), **timing)
 
 
 def said(id: str, text: str = "") -> Json:
@@ -44,7 +50,7 @@ def conversation(store: ResponseStore, id: str) -> list[str]:
 
 
 def test_a_chain_is_the_whole_conversation_in_order() -> None:
-    store = ResponseStore()
+    store = store_of()
     keep(store, "a")
     keep(store, "b", "a")
     keep(store, "c", "b")
@@ -52,7 +58,7 @@ def test_a_chain_is_the_whole_conversation_in_order() -> None:
 
 
 def test_two_responses_may_continue_one() -> None:
-    store = ResponseStore()
+    store = store_of()
     keep(store, "a")
     keep(store, "b", "a")
     keep(store, "c", "a")
@@ -61,7 +67,7 @@ def test_two_responses_may_continue_one() -> None:
 
 
 def test_deleting_a_response_takes_nothing_from_those_that_continue_it() -> None:
-    store = ResponseStore()
+    store = store_of()
     keep(store, "a")
     keep(store, "b", "a")
     store.delete("me", "a")
@@ -75,7 +81,7 @@ def test_deleting_a_response_takes_nothing_from_those_that_continue_it() -> None
 
 
 def test_nobody_finds_anothers_responses_and_items() -> None:
-    store = ResponseStore()
+    store = store_of()
     keep(store, "a", owner="me")
     for find in (store.get, store.delete, store.previous):
         with pytest.raises((UnknownResponse, PreviousResponseUnknown)):
@@ -87,7 +93,7 @@ def test_nobody_finds_anothers_responses_and_items() -> None:
 
 
 def test_newest_of_two_items_with_one_id_is_found() -> None:
-    store = ResponseStore()
+    store = store_of()
     for text in ("old", "new"):
         store.keep("me", response(text), [said("same", text)], None)
     assert store.find_items("me", ["same"]) == {"same": said("same", "new")}
@@ -97,7 +103,7 @@ def test_newest_of_two_items_with_one_id_is_found() -> None:
 
 def test_responses_expire() -> None:
     clock = Clock()
-    store = ResponseStore(seconds=10, clock=clock)
+    store = store_of(seconds=10, clock=clock)
     keep(store, "a")
     clock.now = 6.0
     keep(store, "b", "a")
@@ -111,7 +117,7 @@ def test_responses_expire() -> None:
 
 
 def test_the_oldest_make_room_for_the_newest() -> None:
-    store = ResponseStore(max_bytes=64 << 10)
+    store = store_of(64 << 10)
     for id in "abcdefgh":
         keep(store, id, text="x" * 4000)
     assert store.num_bytes <= store.max_bytes
@@ -121,7 +127,7 @@ def test_the_oldest_make_room_for_the_newest() -> None:
 
 
 def test_a_response_that_is_larger_than_the_store_is_not_kept() -> None:
-    store = ResponseStore(max_bytes=64 << 10)
+    store = store_of(64 << 10)
     keep(store, "a")
     keep(store, "b", text="x" * (64 << 10))
     assert store.get("me", "a").id == "a"
@@ -130,7 +136,7 @@ def test_a_response_that_is_larger_than_the_store_is_not_kept() -> None:
 
 
 def test_a_store_that_is_off_says_so() -> None:
-    store = ResponseStore(max_bytes=0)
+    store = store_of(0)
     assert not store.is_on
     with pytest.raises(Unsupported) as refused:
         store.previous("me", "a")
@@ -139,7 +145,7 @@ def test_a_store_that_is_off_says_so() -> None:
 
 
 def test_an_exchange_that_was_freed_while_it_was_continued_is_counted_again() -> None:
-    store = ResponseStore()
+    store = store_of()
     keep(store, "a")
     before = store.previous("me", "a")
     store.delete("me", "a")
@@ -155,7 +161,7 @@ class Stored(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.clock = Clock()
-        self.store = ResponseStore(max_bytes=40_000, seconds=100, clock=self.clock)
+        self.store = store_of(40_000, seconds=100, clock=self.clock)
         self.num_created = 0
         self.held: list[Exchange] = []
 
@@ -231,9 +237,10 @@ def run(response: Json, *, logs: bool = True) -> BackgroundRun:
 
 @in_loop
 async def test_a_response_under_way_is_neither_continued_nor_dropped() -> None:
-    store = ResponseStore(max_bytes=20_000)
+    store = store_of(20_000)
     each = run(response("a"))
-    stored = store.begin("me", "a", [said("in_a")], None, each)
+    stored = store.begin("me", "a", 100, None, each)
+    store.add_inputs(stored, [said("in_a")])
     with pytest.raises(BadRequest, match="has not ended yet") as refusal:
         store.previous("me", "a")
     assert not isinstance(refusal.value, PreviousResponseUnknown)
@@ -248,19 +255,19 @@ async def test_a_response_under_way_is_neither_continued_nor_dropped() -> None:
 
 @in_loop
 async def test_responses_under_way_that_fill_the_store_leave_no_room_for_more() -> None:
-    store = ResponseStore(max_bytes=20_000)
-    store.begin("me", "a", [said("in_a", "x" * 10_000)], None, run(response("a")))
+    store = store_of(20_000)
+    store.begin("me", "a", 10_000, None, run(response("a")))
     keep(store, "b")
     with pytest.raises(TryLater):
-        store.begin("me", "c", [said("in_c", "x" * 10_000)], None, run(response("c")))
+        store.begin("me", "c", 10_000, None, run(response("c")))
     assert store.get("me", "b").id == "b"
 
 
 @in_loop
 async def test_a_log_that_outgrows_the_store_is_given_up() -> None:
-    store = ResponseStore(max_bytes=20_000)
+    store = store_of(20_000)
     each = run(response("a"))
-    stored = store.begin("me", "a", [said("in_a")], None, each)
+    stored = store.begin("me", "a", 0, None, each)
     each.has_room = lambda num_bytes: store.grow(stored, num_bytes)
     for _ in range(20):
         each.write(b"event: x\ndata: " + b"y" * 2000 + b"\n\n")
@@ -275,12 +282,12 @@ async def test_a_log_that_outgrows_the_store_is_given_up() -> None:
 
 @in_loop
 async def test_a_log_that_is_given_up_frees_its_room_and_leaves_others_theirs() -> None:
-    store = ResponseStore(max_bytes=60_000)
+    store = store_of(60_000)
     for owner in ("me", "you"):
         keep(store, f"of_{owner}", owner=owner, text="x" * 3000)
     before = store.num_bytes
     each = run(response("a"))
-    stored = store.begin("me", "a", [said("in_a")], None, each)
+    stored = store.begin("me", "a", 0, None, each)
     each.has_room = lambda num_bytes: store.grow(stored, num_bytes)
     begun = store.num_bytes
     for _ in range(20):
@@ -298,11 +305,11 @@ async def test_a_log_that_is_given_up_frees_its_room_and_leaves_others_theirs() 
 
 @in_loop
 async def test_logs_make_no_room_at_the_cost_of_keys_that_have_stored_less() -> None:
-    store = ResponseStore(max_bytes=60_000)
+    store = store_of(60_000)
     keep(store, "old", text="x" * 3000)
     keep(store, "of_you", owner="you", text="x" * 3000)
     runs = [run(response(str(number))) for number in range(5)]
-    begun = [store.begin("me", str(number), [], None, each) for number, each in enumerate(runs)]
+    begun = [store.begin("me", str(number), 0, None, each) for number, each in enumerate(runs)]
     for each, stored in zip(runs, begun, strict=True):
         each.has_room = lambda num_bytes, stored=stored: store.grow(stored, num_bytes)  # type: ignore[misc]
         each.write(b"event: x\ndata: " + b"y" * 8000 + b"\n\n")
@@ -314,7 +321,7 @@ async def test_logs_make_no_room_at_the_cost_of_keys_that_have_stored_less() -> 
 
 
 def test_key_with_the_most_stored_makes_room() -> None:
-    store = ResponseStore(max_bytes=64 << 10)
+    store = store_of(64 << 10)
     keep(store, "yours", owner="you", text="x" * 1000)
     for number in range(40):
         keep(store, str(number), text="x" * 4000)
@@ -324,11 +331,68 @@ def test_key_with_the_most_stored_makes_room() -> None:
         store.get("me", "0")
 
 
+def test_key_that_stores_no_more_than_its_part_loses_nothing_to_another() -> None:
+    """28 requests of one key emptied another's store."""
+    store = store_of(256 << 10, num_keys=2)
+    for number in range(10):
+        keep(store, f"yours_{number}", owner="you", text="x" * 1000)
+    for number in range(50):
+        keep(store, str(number), text="x" * 20_000)
+    assert all(store.get("you", f"yours_{number}") for number in range(10))
+    assert store.get("me", "49")
+    assert store.num_bytes <= store.max_bytes
+
+
+@in_loop
+async def test_running_responses_of_one_key_leave_another_its_part() -> None:
+    store = store_of(256 << 10, num_keys=2)
+    keep(store, "yours", owner="you", text="x" * 10_000)
+
+    def fill() -> None:
+        for number in range(28):
+            store.begin("me", str(number), 20_000, None, run(response(str(number))))
+
+    with pytest.raises(TryLater):
+        fill()
+    assert store.get("you", "yours")
+    store.begin("you", "another", 20_000, None, run(response("another")))
+
+
+def test_what_is_dropped_of_a_key_with_more_than_its_part_makes_room_for_one_with_less() -> None:
+    store = store_of(256 << 10, num_keys=2)
+    for number in range(30):
+        keep(store, str(number), text="x" * 20_000)
+    for number in range(5):
+        keep(store, f"yours_{number}", owner="you", text="x" * 1000)
+    assert all(store.get("you", f"yours_{number}") for number in range(5))
+    assert store.num_bytes <= store.max_bytes
+
+
+def test_conversation_can_be_continued_until_it_has_as_many_items_as_a_request_may_have() -> None:
+    """Sixteen links of 4,090 items each: eight requests of 120 bytes took 20 seconds each."""
+    store = store_of()
+    items = [said(f"in_{number}") for number in range(MAX_ITEMS - 1)]
+    store.keep("me", response("a", ""), items, None)
+    keep(store, "b", "a")
+    with pytest.raises(BadRequest, match=f"at most {MAX_ITEMS}") as refusal:
+        store.previous("me", "b")
+    assert refusal.value.param == "previous_response_id"
+    assert store.previous("me", "a").chain_items == MAX_ITEMS
+
+
+def test_conversation_can_be_continued_until_it_has_too_many_bytes() -> None:
+    store = store_of()
+    for previous, id in ((None, "a"), ("a", "b")):
+        keep(store, id, previous, text="x" * (5 << 20))
+    with pytest.raises(BadRequest, match="bytes"):
+        store.previous("me", "b")
+
+
 @in_loop
 async def test_dropping_a_response_under_way_ends_it() -> None:
-    store = ResponseStore()
+    store = store_of()
     each = run(response("a"))
-    store.begin("me", "a", [], None, each)
+    store.begin("me", "a", 0, None, each)
     store.delete("me", "a")
     assert await asyncio.wait_for(each.receive(), 10) == {"type": "http.disconnect"}
     assert each.was_cancelled

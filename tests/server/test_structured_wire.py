@@ -184,7 +184,7 @@ def test_error_of_a_named_schema_reads_like_openais() -> None:
 
 
 def tools_of(**fields: object) -> Any:
-    return chat_request(chat(**fields), [], SamplingParams())
+    return chat_request(chat(**fields), SamplingParams())
 
 
 def test_functions_and_custom_tools_keep_what_they_say() -> None:

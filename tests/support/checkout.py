@@ -1,7 +1,7 @@
 """Paths of the project's files, for tests of files that are not code, and facts that deployments must agree with."""
 
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -56,11 +56,14 @@ class _NoModels:
     def totals(self) -> Sequence[tuple[str, Counters]]:
         return ()
 
+    def held(self) -> Mapping[str, int]:
+        return {}
+
 
 def exported_metrics() -> set[str]:
     """Names of all metrics that a server exports, without suffixes that Prometheus adds, such as _total."""
     nothing = _NoModels()
-    return {family.name for family in Metrics(nothing, nothing).registry.collect()}
+    return {family.name for family in Metrics(nothing, nothing, nothing).registry.collect()}
 
 
 ENGINE_STOP_SECONDS = 6

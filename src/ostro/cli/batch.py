@@ -179,7 +179,7 @@ def _completions(llm: LLM, body: object) -> _Work:
 
 def _chat(llm: LLM, body: object) -> _Work:
     request = parse(ChatCompletionRequest, body)
-    chat = chat_request(request, request.template_messages(), request.sampling_params())
+    chat = chat_request(request, request.sampling_params())
     with nullcontext() if chat.format_source is None else chat.format_source.named_in_errors():
         prepared = asyncio.run(_prepared_chat(llm, request, chat))
 

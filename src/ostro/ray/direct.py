@@ -17,13 +17,14 @@ from starlette.types import Receive, Scope, Send
 from ostro.errors import OstroError
 from ostro.ray.broadcast import AllEngines, answer_of_all, concerns_all
 from ostro.ray.forwarded_request import ForwardedRequest, read_key
-from ostro.ray.ingress import live, may_ask, read_body, without_request_id
+from ostro.ray.ingress import caller_of, live, without_request_id
 from ostro.ray.replica import ROUTER_HEADER, EngineReplica
 from ostro.routing.key import Key
 from ostro.server.admission.auth import Keyring
 from ostro.server.admission.hosts import HostRule
+from ostro.server.admission.ledger import Holding, Ledger
 from ostro.server.error_handlers import error_response
-from ostro.server.http.body import BodyLimits
+from ostro.server.http.body import BodyLimits, read_body
 from ostro.server.http.disconnect import ClientGone, UntilDisconnect
 
 # Set by HAProxy if a body is longer than its buffer: it sends only what fits.
@@ -45,6 +46,7 @@ class DirectReplica:
         self._engines = engines
         self._keyring = keyring
         self._limits = limits
+        self._ledger = Ledger(limits.budget, num_keys=keyring.num_callers)
         self._hosts = hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -55,18 +57,21 @@ class DirectReplica:
         else:
             call = ForwardedRequest.of(scope)
             is_for_all = concerns_all(call.method, call.path)
-            if is_for_all and may_ask(call, Headers(scope=scope), self._keyring, self._hosts):
-                await self._ask_all(scope, receive, send)
+            caller = caller_of(call, Headers(scope=scope), self._keyring, self._hosts) if is_for_all else None
+            if caller is not None:
+                await self._ask_all(caller, scope, receive, send)
             else:
                 # Refusals are answered here too: they should cost the other replicas nothing.
                 scope = {**scope, "path": call.path, "raw_path": call.raw_path, "root_path": ""}
                 await self._replica.serve(scope, receive, without_request_id(call, send))
 
-    async def _ask_all(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _ask_all(self, caller: str, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            call = ForwardedRequest.of(scope, await read_body(Request(scope, receive), self._limits))
-            async with UntilDisconnect(receive):
-                response = await answer_of_all(self._engines, call)
+            with Holding(self._ledger, caller) as holding:
+                body = await read_body(Request(scope, receive), self._limits, holding)
+                call = ForwardedRequest.of(scope, bytes(body))
+                async with UntilDisconnect(receive):
+                    response = await answer_of_all(self._engines, call)
         except ClientGone:
             return
         except OstroError as error:

@@ -1,8 +1,8 @@
 """The application's front end: reads a request, has a replica chosen for it, and passes bytes through. Knows ASGI and
 how to call replicas; answers nothing itself that a replica could.
 
-A request that a replica would refuse before reading its body (wrong key, too long) is forwarded without it, so that it
-gets the same error as from `ostro serve`; with a wrong key, to one replica only.
+A request with a wrong key is forwarded without its body, and to one replica only, so that it gets the same error as
+from `ostro serve`. Bodies have the limits and the ledger of `ostro serve`.
 """
 
 import asyncio
@@ -10,17 +10,18 @@ from collections.abc import AsyncIterator
 from typing import Protocol
 
 from starlette.datastructures import Headers
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.types import Message, Receive, Scope, Send
 
-from ostro.errors import BodyTimeout, NotAllowed, NotAuthorized, OstroError, Unavailable
+from ostro.errors import NotAllowed, NotAuthorized, OstroError, Unavailable
 from ostro.ray.broadcast import NONE_CAME, AllEngines, answer_of_all, concerns_all
 from ostro.ray.forwarded_request import ForwardedRequest, read_key
-from ostro.server.admission.auth import OPEN_PATHS, Keyring, check_caller
+from ostro.server.admission.auth import ANONYMOUS, OPEN_PATHS, Keyring, check_caller
 from ostro.server.admission.hosts import HostRule
+from ostro.server.admission.ledger import Holding, Ledger
 from ostro.server.dialects.registry import dialect_of
 from ostro.server.error_handlers import error_response
-from ostro.server.http.body import BodyLimits
+from ostro.server.http.body import BodyLimits, read_body
 from ostro.server.http.disconnect import ClientGone, UntilDisconnect
 
 # Probes must not wait for a replica that may never start.
@@ -61,6 +62,7 @@ class Ingress:
         self._keyring = keyring
         self._hosts = hosts
         self._limits = limits
+        self._ledger = Ledger(limits.budget, num_keys=keyring.num_callers)
         self._wait_seconds = request_seconds + _LATE_SECONDS
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -78,15 +80,19 @@ class Ingress:
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         call, http = ForwardedRequest.of(scope), Request(scope, receive)
-        is_allowed = may_ask(call, http.headers, self._keyring, self._hosts)
-        if is_allowed:
-            body = await read_body(http, self._limits)
-            call = ForwardedRequest.of(scope, body, await read_key(call.path, body))
-        async with UntilDisconnect(receive):
-            if is_allowed and concerns_all(call.method, call.path):
-                await (await answer_of_all(self._engines, call))(scope, receive, send)
-            else:
+        caller = caller_of(call, http.headers, self._keyring, self._hosts)
+        if caller is None:
+            async with UntilDisconnect(receive):
                 await self._relay(call, send)
+            return
+        with Holding(self._ledger, caller) as holding:
+            body = bytes(await read_body(http, self._limits, holding))
+            call = ForwardedRequest.of(scope, body, await read_key(call.path, body))
+            async with UntilDisconnect(receive):
+                if concerns_all(call.method, call.path):
+                    await (await answer_of_all(self._engines, call))(scope, receive, send)
+                else:
+                    await self._relay(call, send)
 
     async def _relay(self, call: ForwardedRequest, send: Send) -> None:
         seconds = _PROBE_SECONDS if call.path in OPEN_PATHS else self._wait_seconds
@@ -142,34 +148,13 @@ class _Relay:
         self.is_over = True
 
 
-def may_ask(call: ForwardedRequest, headers: Headers, keyring: Keyring, hosts: HostRule | None) -> bool:
-    """False if a replica refuses the caller."""
+def caller_of(call: ForwardedRequest, headers: Headers, keyring: Keyring, hosts: HostRule | None) -> str | None:
+    """The label of the caller's key; None if a replica refuses the caller."""
     try:
-        check_caller(keyring, hosts, [call.path, call.raw_path.decode("latin-1")], headers)
+        key = check_caller(keyring, hosts, [call.path, call.raw_path.decode("latin-1")], headers)
     except (NotAuthorized, NotAllowed):
-        return False
-    return True
-
-
-async def read_body(http: Request, limits: BodyLimits) -> bytes:
-    """Reads a body that is too long slightly beyond the limit, so that the replica notices; or not at all if its
-    headers give it away.
-    """
-    body, most = bytearray(), limits.max_bytes
-    announced = http.headers.get("content-length", "")
-    if announced.isdecimal() and int(announced) > most:
-        return b""
-    try:
-        async with asyncio.timeout(limits.seconds):
-            async for part in http.stream():
-                body += part[: most + 1 - len(body)]
-                if len(body) > most:
-                    break
-    except TimeoutError:
-        raise BodyTimeout(f"The body did not arrive within {limits.seconds:g} seconds. Send it faster.") from None
-    except ClientDisconnect as error:
-        raise ClientGone from error
-    return bytes(body)
+        return None
+    return ANONYMOUS if key is None else key.label
 
 
 def without_request_id(call: ForwardedRequest, send: Send) -> Send:

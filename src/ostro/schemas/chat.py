@@ -96,11 +96,6 @@ class Message(RequestModel):
             raise refusal("content", "is required")
         return self
 
-    @property
-    def num_parts(self) -> int:
-        """Number of content parts and tool calls, plus one for the message itself."""
-        return 1 + (len(self.content) if isinstance(self.content, list) else 0) + len(self.tool_calls or ())
-
     def for_template(self) -> dict[str, object]:
         """As chat templates expect it. A template without a developer role gets the message as system."""
         given = self.model_dump(exclude_none=True)

@@ -1,8 +1,6 @@
 """Shared by all endpoints: models, admission gate, limits, and helpers for responses."""
 
-import asyncio
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -12,16 +10,13 @@ from starlette.responses import Response
 
 from ostro.sampling_defaults import SamplingDefaults
 from ostro.sampling_params import SamplingParams
-from ostro.schemas.chat import Message
 from ostro.schemas.wire import WireModel
+from ostro.server.admission.ledger import Ledger
 from ostro.server.admission.limits import Gate
 from ostro.server.dialects.responses.store import ResponseStore
 from ostro.server.http.body import BodyLimits, Schema, read_request
 from ostro.server.models.served import Models
 from ostro.server.telemetry.record import RequestRecord
-
-# Fewer are converted faster than a thread wakes up.
-_MANY_PARTS = 64
 
 
 class SamplingRequest(Protocol):
@@ -52,6 +47,15 @@ class HttpOptions:
     """Memory for stored responses; 0 stores none."""
     response_store_seconds: float = 3600.0
 
+    def ledger(self, gate: Gate) -> Ledger:
+        """For what the gate's requests hold."""
+        return Ledger(
+            self.body.budget,
+            most_stored=self.response_store_bytes,
+            num_keys=gate.num_keys,
+            num_places=gate.num_places,
+        )
+
     def params(self, request: SamplingRequest) -> SamplingParams:
         """The request's parameters, with the operator's defaults for those that it does not set."""
         params = self.defaults.fill(request.sampling_params())
@@ -68,23 +72,13 @@ class Api:
     models: Models
     gate: Gate
     options: HttpOptions
-    responses: ResponseStore = field(default_factory=ResponseStore)
+    responses: ResponseStore
     started: int = field(default_factory=lambda: int(time.time()))
 
     async def read(self, schema: type[Schema], http: Request) -> Schema:
         """Parses the body; raises if it is invalid. Does not read the body of a request that cannot be admitted."""
         self.gate.check(record_of(http))
         return await read_request(schema, http, self.options.body)
-
-
-async def template_messages(messages: Sequence[Message]) -> list[dict[str, object]]:
-    """The messages as chat templates expect them. If they have many parts, they are converted off the event loop."""
-
-    def convert() -> list[dict[str, object]]:
-        return [message.for_template() for message in messages]
-
-    many = sum(message.num_parts for message in messages) > _MANY_PARTS
-    return await asyncio.to_thread(convert) if many else convert()
 
 
 def json_response(body: WireModel) -> Response:

@@ -8,13 +8,14 @@ from starlette.middleware import Middleware
 from starlette.types import Lifespan
 
 from ostro.server import error_handlers
+from ostro.server.admission.ledger import Ledger
 from ostro.server.admission.limits import Gate, GateLimits
 from ostro.server.api import Api, HttpOptions
 from ostro.server.api_docs import pages
 from ostro.server.api_docs.document import document
 from ostro.server.dialects.registry import FOLDERS
 from ostro.server.dialects.responses.store import ResponseStore
-from ostro.server.http.body import BodyBudget, BodyLeases
+from ostro.server.http.body import HeldRequests
 from ostro.server.log.setup import RequestLog
 from ostro.server.models.served import Models
 from ostro.server.routes import (
@@ -35,7 +36,7 @@ def build_app(
     *,
     gate: Gate | None = None,
     options: HttpOptions | None = None,
-    bodies: BodyBudget | None = None,
+    ledger: Ledger | None = None,
     middlewares: Sequence[Middleware] | None = None,
     lifespan: Lifespan[FastAPI] | None = None,
     version: str | None = None,
@@ -47,8 +48,10 @@ def build_app(
     """
     version = version or metadata.version("ostro")
     options = options or HttpOptions()
-    store = ResponseStore(max_bytes=options.response_store_bytes, seconds=options.response_store_seconds)
-    api = Api(models=served, gate=gate or Gate(GateLimits()), options=options, responses=store)
+    gate = gate or Gate(GateLimits())
+    ledger = ledger or options.ledger(gate)
+    store = ResponseStore(ledger.stored, seconds=options.response_store_seconds)
+    api = Api(models=served, gate=gate, options=options, responses=store)
     app = FastAPI(
         title="Ostro",
         version=version,
@@ -64,7 +67,7 @@ def build_app(
         middleware=[
             *(middlewares if middlewares is not None else [Middleware(RequestLog, on_end=_ignore, access_log=False)]),
             Middleware(error_handlers.FaultBarrier),
-            Middleware(BodyLeases, budget=bodies or BodyBudget(options.body.budget)),
+            Middleware(HeldRequests, ledger=ledger),
         ],
     )
     error_handlers.install(app)

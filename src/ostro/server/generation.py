@@ -24,8 +24,9 @@ from ostro.frontend.outputs import Completion, Delta
 from ostro.schemas.wire import WireModel
 from ostro.server.admission.limits import Ticket
 from ostro.server.api import Api, json_response, record_of
-from ostro.server.dialects.chat_request import ChatRequest
+from ostro.server.dialects.chat_turn import ChatTurn
 from ostro.server.dialects.writing import AnswerWriter, StreamWriter
+from ostro.server.http.body import holding_of
 from ostro.server.http.disconnect import ClientGone, UntilDisconnect
 from ostro.server.http.sse import EventStream
 from ostro.server.models.served import Model
@@ -79,6 +80,7 @@ class Answer(Response):
         self._api = api
         self._record = record_of(http)
         self._record.asked_model = job.model
+        self._holding = holding_of(http)
         self._job = job
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -116,6 +118,7 @@ class Answer(Response):
         self._record.model = model.name
         requests = ticket.enlist(await ticket.prepare(partial(prepare, model)))
         self._record.num_prompts, self._record.params = len(requests), requests[0].params
+        self._holding.count_tokens(self._record.prompt_tokens or 0)
         while not ticket.enter():
             await ticket.let_go()
             await ticket.turn()
@@ -167,14 +170,14 @@ class Answer(Response):
                 self._record.error = error.openai_code or error.openai_type
 
 
-async def num_prompt_tokens(api: Api, http: Request, name: str, chat: ChatRequest) -> int:
+async def num_prompt_tokens(api: Api, http: Request, name: str, turn: ChatTurn) -> int:
     """The number of tokens in the prompt that the model would get. Passes the admission gate."""
     async with api.gate.admit(record_of(http)) as ticket:
         model = await ticket.take(api.models.use(name), name)
         service = model.service
 
         async def count() -> int:
-            rendered = await service.render_chat(chat)
+            rendered = await service.render_chat(await turn.request(model))
             return await service.run_off_loop(lambda: len(service.tokenizer.encode_rendered(rendered)))
 
         return await ticket.prepare(count)

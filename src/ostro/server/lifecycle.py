@@ -221,11 +221,14 @@ def assemble(
     lifespan: Lifespan[FastAPI] | None = None,
 ) -> FastAPI:
     """The app, configured by the settings."""
+    options = settings.http()
+    ledger = options.ledger(gate)
     return build_app(
         models,
         gate=gate,
-        options=settings.http(),
-        middlewares=middlewares(settings, keyring, Metrics(models, gate), tracer),
+        options=options,
+        ledger=ledger,
+        middlewares=middlewares(settings, keyring, Metrics(models, gate, ledger), tracer),
         lifespan=lifespan,
     )
 

@@ -302,8 +302,10 @@ class Gate:
         """Usage by the model's name in responses."""
         self.num_waiting = 0
         self._time = clock
-        self._num_places = limits.concurrent + limits.waiting
-        self._places = Shares(self._num_places, num_keys=num_keys)
+        self.num_keys = num_keys
+        self.num_places = limits.concurrent + limits.waiting
+        """Requests that may run or wait."""
+        self._places = Shares(self.num_places, num_keys=num_keys)
         self._slots = Shares(limits.concurrent, num_keys=num_keys)
         self._tokens = Shares(limits.waiting_tokens, num_keys=num_keys)
         self._many_keys = num_keys > 1
@@ -405,7 +407,7 @@ class Gate:
         of them, two get a third each, and no number of them gets all.
         """
         waiting = self._loading[model]
-        if is_new and self._many_models and waiting >= max(1, self._num_places - self.num_inside):
+        if is_new and self._many_models and waiting >= max(1, self.num_places - self.num_inside):
             raise QueueFull(
                 f"{waiting} requests are already waiting for this model to be loaded. Try again later.",
                 retry_after=self.retry_after(),

@@ -1,15 +1,16 @@
 """Takes a chat request through a job: prepares it for the engine, and reads its output as events. Knows no wire format.
 
-    turn = ChatTurn(chat_request)
+    turn = ChatTurn(lambda: chat_request(request, …), is_long=…)
     Job.written(name, turn.prepare, writer, streams=…)
 
     writer(model, completions)      reader = turn.reader(completions[0])
                                     for delta in deltas: for event in reader.events(delta): …
 
+A dialect's request is translated here, inside the admission gate: nothing is computed for a request before it.
 All dialects write the same events, so one request gets the same text, calls and counts in each of them.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 
 from ostro.answers.events import Event, Reasoning, Text
@@ -27,20 +28,34 @@ from ostro.text.tokenizer import Tokenizer
 class ChatTurn:
     """One request, for one job."""
 
-    def __init__(self, request: ChatRequest) -> None:
-        self.request = request
+    def __init__(self, translate: Callable[[], ChatRequest], *, is_long: bool) -> None:
+        """`translate` makes the chat request; it runs off the event loop if the conversation `is_long`."""
+        self._translate = translate
+        self._is_long = is_long
+        self._request: ChatRequest | None = None
         self._prepared: PreparedChat | None = None
+
+    async def request(self, model: Model) -> ChatRequest:
+        """Translated once, even if the model was reloaded."""
+        if self._request is None:
+            translate = self._translate
+            self._request = await model.service.run_off_loop(translate) if self._is_long else translate()
+        return self._request
 
     async def prepare(self, model: Model) -> list[Request]:
         """For `Job.prepare`. Called again if the model was reloaded: the last result counts."""
-        source = self.request.format_source
+        return await self._prepare(await self.request(model), model)
+
+    async def _prepare(self, request: ChatRequest, model: Model) -> list[Request]:
+        source = request.format_source
         with nullcontext() if source is None else source.named_in_errors():
-            self._prepared = await model.service.prepare_chat(self.request, adapter=model.adapter)
+            self._prepared = await model.service.prepare_chat(request, adapter=model.adapter)
         return [self._prepared.request]
 
     def reader(self, completion: Completion) -> "CompletionReader":
         """Create it before the completion's first delta."""
-        return CompletionReader(completion, self._ready, shows_reasoning=self.request.reasoning.include)
+        assert self._request is not None, "prepare the turn first"
+        return CompletionReader(completion, self._ready, shows_reasoning=self._request.reasoning.include)
 
     @property
     def _ready(self) -> PreparedChat:

@@ -1,15 +1,15 @@
 """Request bodies: read with limits on size and time, decoded, checked. Knows JSON; knows no endpoint.
 
-All bodies share a byte budget, from the first byte read until the request ends, since a request is kept that long: its
-response depends on it, and a model that is reloaded needs it again. A body that exceeds the budget gets 503 with
-Retry-After. Short bodies have a separate budget of the same size, so that a few long ones do not lock out everyone
-else.
+A request is kept until it ends: its response depends on it, and a model that is reloaded needs it again. So its memory
+is entered in the ledger (`server.admission.ledger`) as it arrives: first the body's bytes, then the parsed form in
+their place.
 
 Decoding and checking each hold the GIL throughout, even in a thread. The number of values in the body bounds how long
 everything else waits, so values are counted before any of them is created.
 """
 
 import asyncio
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
@@ -18,14 +18,12 @@ from pydantic_core import from_json
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ostro.errors import BadRequest, BodyTimeout, BodyTooLarge, TryLater, WrongContentType
+from ostro.errors import BadRequest, BodyTimeout, BodyTooLarge, WrongContentType
 from ostro.schemas.fields import MAX_TOKENS
 from ostro.schemas.wire import RequestModel, parse
+from ostro.server.admission.ledger import SHORT, Holding, Ledger
 from ostro.server.http.disconnect import ClientGone
 
-# Most shorter bodies are decoded faster than a thread wakes up, and none takes more than 20 ms: it contains at most
-# 2,500 objects with two fields.
-_LONG_BODY = 64 << 10
 # Limits the cost of decoding a body: MAX_TOKENS token ids, nine thousand objects with two fields, or thirty thousand
 # fields take 40 to 70 ms. When a body could take 300 ms, /healthz was delayed by nearly as much.
 _MOST_COST = 1 << 19
@@ -36,7 +34,9 @@ _COSTS = {b",": 1, b"[": 4, b"{": 24, b":": 16}
 _ESCAPES = 8
 # Scanned at a time: other threads wait a millisecond for it.
 _BLOCK = 256 << 10
-_RETRY_SECONDS = 1
+# Memory besides their texts, measured: a header; a field of an object, whose value may become an object of its own.
+_HEADER = 128
+_FIELD = 256
 # Minimum default budget: a server with a small body limit still has room for a thousand of them.
 _LEAST_BUDGET = 64 << 20
 
@@ -50,8 +50,8 @@ class BodyLimits:
     seconds: float = 60.0
     """How long a body may take to arrive: sending one byte a second must not keep a connection open."""
     max_bytes_together: int | None = None
-    """Byte budget for all long bodies in memory, and the same again for short ones. None has room for two of the
-    longest, or for a thousand short ones.
+    """Memory for all long requests, and at least the same again for short ones. None has room for two of the longest,
+    or for a thousand short ones.
     """
 
     @property
@@ -61,83 +61,32 @@ class BodyLimits:
         return max(2 * self.max_bytes, _LEAST_BUDGET)
 
 
-@dataclass(slots=True)
-class ByteCount:
-    most: int
-    used: int = 0
+class HeldRequests:
+    """ASGI middleware, below RequestLog: gives every request a holding, which ends with the request."""
 
-
-class BodyBudget:
-    """Counts the bytes of all bodies in memory: `most` for long ones, as many for short ones. Use in one event loop."""
-
-    def __init__(self, most: int) -> None:
-        self.long = ByteCount(most)
-        self.short = ByteCount(most)
-
-
-class BodyLease:
-    """One request's share of the budget."""
-
-    def __init__(self, budget: BodyBudget) -> None:
-        self._budget = budget
-        self._count = budget.short
-        self._size = 0
-
-    def expect(self, size: int) -> None:
-        """Raises TryLater if there is no room for a body of this size. Reserves nothing yet."""
-        if size > _LONG_BODY:
-            self._count = self._budget.long
-        self._check(size)
-
-    def grow(self, size: int) -> None:
-        """Counts received bytes; raises TryLater if there is no room for them."""
-        total = self._size + size
-        if total > _LONG_BODY and self._count is self._budget.short:
-            # Moves to the long budget with all its bytes.
-            self.release()
-            self._count, size = self._budget.long, total
-        self._check(size)
-        self._count.used += size
-        self._size = total
-
-    def release(self) -> None:
-        """Returns the whole lease. Idempotent."""
-        self._count.used -= self._size
-        self._size = 0
-
-    def _check(self, size: int) -> None:
-        count = self._count
-        if count.used + size > count.most:
-            raise TryLater(
-                f"The bodies of current requests already take {count.used} of {count.most} bytes, and there is no room "
-                "for this one. Try again in a moment.",
-                retry_after=_RETRY_SECONDS,
-            )
-
-
-class BodyLeases:
-    """ASGI middleware: gives every request a lease, which ends with the request."""
-
-    def __init__(self, app: ASGIApp, *, budget: BodyBudget) -> None:
+    def __init__(self, app: ASGIApp, *, ledger: Ledger) -> None:
         self.app = app
-        self.budget = budget
+        self.ledger = ledger
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        lease = scope.setdefault("state", {})["body"] = BodyLease(self.budget)
-        try:
+        state = scope["state"]
+        with Holding(self.ledger, state["record"].key, head=_memory_of_head(scope)) as holding:
+            state["holding"] = holding
             await self.app(scope, receive, send)
-        finally:
-            lease.release()
 
 
-def lease_of(http: Request) -> BodyLease:
-    """The request's lease, set by `BodyLeases`."""
-    lease = http.scope["state"]["body"]
-    assert isinstance(lease, BodyLease)
-    return lease
+def holding_of(http: Request) -> Holding:
+    """The request's holding, set by `HeldRequests`."""
+    holding = http.scope["state"]["holding"]
+    assert isinstance(holding, Holding)
+    return holding
+
+
+def _memory_of_head(scope: Scope) -> int:
+    return sum(len(name) + len(value) + _HEADER for name, value in scope["headers"])
 
 
 Schema = TypeVar("Schema", bound=RequestModel)
@@ -146,20 +95,33 @@ Schema = TypeVar("Schema", bound=RequestModel)
 async def read_request(schema: type[Schema], http: Request, limits: BodyLimits) -> Schema:
     """Parses the body; raises an OstroError if it is invalid. Reads no more than allowed."""
     _check_type(http)
-    _check_length(http, limits)
+    data = await read_body(http, limits, holding_of(http))
+    if len(data) <= SHORT:
+        # Most are decoded faster than a thread wakes up, and none takes more than 20 ms: it contains at most 2,500
+        # objects with two fields.
+        request, size = _decode(schema, data)
+    else:
+        run = asyncio.get_running_loop().run_in_executor
+        request, size = await run(_DECODERS, _decode_long, schema, data)
+    holding_of(http).hold(size)
+    return request
+
+
+async def read_body(http: Request, limits: BodyLimits, holding: Holding) -> bytearray:
+    """Reads no more than allowed; raises an OstroError beyond that."""
+    announced = _announced(http, limits)
+    # Fail early rather than after most of it has arrived. Bytes count on arrival: announcing them costs nothing.
+    holding.check(announced)
     try:
         async with asyncio.timeout(limits.seconds):
-            data = await _read(http, limits)
+            return await _read(http, limits, holding, announced)
     except TimeoutError as error:
         raise BodyTimeout(f"The body did not arrive within {limits.seconds:g} seconds. Send it faster.") from error
     except ClientDisconnect as error:
         raise ClientGone from error
-    if len(data) <= _LONG_BODY:
-        return _decode(schema, data)
-    return await asyncio.get_running_loop().run_in_executor(_DECODERS, _decode_long, schema, data)
 
 
-def _decode_long(schema: type[Schema], data: bytes) -> Schema:
+def _decode_long(schema: type[Schema], data: bytearray) -> tuple[Schema, int]:
     if costs_too_much(data):
         raise BodyTooLarge(
             f"The body holds too many values: at most {MAX_TOKENS} token ids, some 9000 messages or parts of messages, "
@@ -169,15 +131,32 @@ def _decode_long(schema: type[Schema], data: bytes) -> Schema:
     return _decode(schema, data)
 
 
-def _decode(schema: type[Schema], data: bytes) -> Schema:
+def _decode(schema: type[Schema], data: bytearray) -> tuple[Schema, int]:
+    """The request, and the memory that it takes."""
     try:
         value = from_json(data, allow_inf_nan=False)
     except ValueError as error:
         raise BadRequest(f"The body is not valid JSON: {error}.") from error
-    return parse(schema, value)
+    return parse(schema, value), memory_of(value)
 
 
-def costs_too_much(data: bytes) -> bool:
+def memory_of(value: object) -> int:
+    """What a request that is parsed from this JSON value takes, roughly. It shares the value's texts, of which one
+    character beyond the sixteen-bit ones quadruples the size, and has objects in place of its containers.
+    """
+    total, left = 0, [value]
+    while left:
+        each = left.pop()
+        total += sys.getsizeof(each)
+        if isinstance(each, dict):
+            total += _FIELD * len(each)
+            left += each.values()
+        elif isinstance(each, list):
+            left += each
+    return total
+
+
+def costs_too_much(data: bytes | bytearray) -> bool:
     """Whether decoding the JSON text would hold the GIL for too long.
 
     Takes linear time, in blocks, so that other threads get their turns. Only counts what is outside strings; invalid
@@ -210,27 +189,24 @@ def _check_type(request: Request) -> None:
         raise WrongContentType("A compressed body cannot be read. Send it as it is, without Content-Encoding.")
 
 
-def _check_length(request: Request, limits: BodyLimits) -> None:
-    announced = request.headers.get("content-length", "")
-    if announced.isdecimal() and len(announced) < 20:
-        if int(announced) > limits.max_bytes:
-            raise _too_large(limits)
-        # Fail early rather than after most of it has arrived. Bytes count on arrival: announcing them costs nothing.
-        lease_of(request).expect(int(announced))
+def _announced(request: Request, limits: BodyLimits) -> int:
+    """The size in its headers; 0 if there is none."""
+    given = request.headers.get("content-length", "")
+    announced = int(given) if given.isdecimal() and len(given) < 20 else 0
+    if announced > limits.max_bytes:
+        raise _too_large(limits)
+    return announced
 
 
-async def _read(request: Request, limits: BodyLimits) -> bytes:
-    lease = lease_of(request)
-    parts: list[bytes] = []
-    size = 0
+async def _read(request: Request, limits: BodyLimits, holding: Holding, announced: int) -> bytearray:
+    body = bytearray()
     async for part in request.stream():
-        size += len(part)
         # Counted on arrival: there may be no announced length.
-        if size > limits.max_bytes:
+        if len(body) + len(part) > limits.max_bytes:
             raise _too_large(limits)
-        lease.grow(len(part))
-        parts.append(part)
-    return b"".join(parts)
+        holding.hold(len(body) + len(part), expected=announced)
+        body += part
+    return body
 
 
 def _too_large(limits: BodyLimits) -> BodyTooLarge:

@@ -16,7 +16,7 @@ from ostro.schemas.tokenizer import (
     TokenizeResponse,
     TokenizerInfo,
 )
-from ostro.server.api import Api, json_response, record_of, template_messages
+from ostro.server.api import Api, json_response, record_of
 from ostro.server.api_docs.document import described
 from ostro.server.dialects.chat.request import tool_of
 from ostro.server.dialects.chat_request import ChatRequest
@@ -61,9 +61,13 @@ async def _tokenized(request: TokenizeRequest, service: ModelService) -> Respons
     tokenizer, max_len = service.tokenizer, None if service.info is None else service.info.max_len
     chat = None
     if request.messages is not None:
-        messages = await template_messages(request.messages)
+        messages = request.messages
+
+        def convert() -> list[dict[str, object]]:
+            return [message.for_template() for message in messages]
+
         asked = ChatRequest(
-            messages=messages,
+            messages=await service.run_off_loop(convert),
             params=SamplingParams(),
             tools=tuple(map(tool_of, request.tools)),
             template_kwargs=request.chat_template_kwargs,

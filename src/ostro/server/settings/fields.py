@@ -389,13 +389,14 @@ class ServeSettings(_EngineSettings):
     max_body_size: Bytes = Field(64 << 20, description="largest request body, such as 64M; beyond that, 413")
     max_bodies_size: Bytes | None = Field(
         None,
-        description="total size of the bodies of all requests in flight; beyond that, 503 with Retry-After. Bodies of "
-        "up to 64K have a reserve of the same size to themselves (default: twice --max-body-size, at least 64M)",
+        description="memory for all requests in flight, parsed; beyond that, 503 with Retry-After. Requests of up to "
+        "64K have at least as much to themselves; with several keys, each has a share of both (default: twice "
+        "--max-body-size, at least 64M)",
     )
     response_store: Annotated[int, _Size, Field(ge=0)] = Field(
         64 << 20,
         description="memory for responses that /v1/responses stores for later requests, such as 64M; the oldest are "
-        "dropped first. 0 stores none",
+        "dropped first, and with several keys each has a share. 0 stores none",
     )
     response_store_seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
         3600.0, description="seconds for which a response is stored"

@@ -87,10 +87,17 @@ class GateView(Protocol):
     num_inside: int
 
 
+class LedgerView(Protocol):
+    """The metrics' view of the ledger."""
+
+    def held(self) -> Mapping[str, int]:
+        """Bytes by what they are held for."""
+
+
 class Metrics:
-    def __init__(self, models: ServedModels, line: GateView) -> None:
+    def __init__(self, models: ServedModels, line: GateView, ledger: LedgerView) -> None:
         self.registry = CollectorRegistry()
-        self.registry.register(_Live(models, line))
+        self.registry.register(_Live(models, line, ledger))
         self._models = models
         self._seconds = self._histogram("vllm:e2e_request_latency_seconds", "Time of a whole request.", _LONG_SECONDS)
         self._ttft = self._histogram("vllm:time_to_first_token_seconds", "Time to a stream's first token.", _SECONDS)
@@ -196,9 +203,10 @@ def _used(beat: Heartbeat) -> float:
 class _Live(Collector):
     """Reads the models on each scrape."""
 
-    def __init__(self, models: ServedModels, line: GateView) -> None:
+    def __init__(self, models: ServedModels, line: GateView, ledger: LedgerView) -> None:
         self._models = models
         self._line = line
+        self._ledger = ledger
 
     def collect(self) -> Iterator[Metric]:
         loaded, totals = dict(self._models.loaded()), dict(self._models.totals())
@@ -219,6 +227,10 @@ class _Live(Collector):
             yield _family(GaugeMetricFamily, name, text, values)
         yield from _described(infos)
         yield GaugeMetricFamily("ostro_requests_under_way", "HTTP requests inside the gate.", self._line.num_inside)
+        held = GaugeMetricFamily("ostro_held_bytes", "Memory that requests hold in the API process.", labels=["kind"])
+        for kind, size in self._ledger.held().items():
+            held.add_metric([kind], size)
+        yield held
         yield GaugeMetricFamily("ostro_models_loaded", "Models that have an engine.", len(loaded))
         yield CounterMetricFamily("ostro_model_loads", "Models loaded.", self._models.num_loads)
         yield CounterMetricFamily("ostro_model_evictions", "Models unloaded to make room.", self._models.num_evictions)

@@ -1,19 +1,16 @@
 """Translates a chat completion request into a `ChatRequest`. Knows no engine and no sockets."""
 
-from collections.abc import Sequence
-
 from ostro.answers.tools import ReasoningSettings, Tool, ToolChoice
 from ostro.sampling_params import SamplingParams
 from ostro.schemas.chat import ChatCompletionRequest
 from ostro.schemas.tools import ToolFields, ToolSpec
 from ostro.server.dialects.chat_request import ChatRequest
-from ostro.text.chat import Message
 
 
-def chat_request(request: ChatCompletionRequest, messages: Sequence[Message], params: SamplingParams) -> ChatRequest:
-    """`messages` are the request's, as templates expect them; `params` are its own with the operator's defaults."""
+def chat_request(request: ChatCompletionRequest, params: SamplingParams) -> ChatRequest:
+    """`params` are the request's own with the operator's defaults."""
     return ChatRequest(
-        messages=messages,
+        messages=request.template_messages(),
         params=params,
         tools=tuple(map(tool_of, request.tools)),
         tool_choice=_tool_choice(request),

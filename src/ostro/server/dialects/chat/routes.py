@@ -6,15 +6,15 @@ from starlette.responses import Response
 
 from ostro.frontend.outputs import Completion
 from ostro.schemas.chat import ChatCompletionChunk, ChatCompletionRequest, ChatCompletionResponse
-from ostro.server.api import Api, record_of, template_messages
+from ostro.server.api import Api, record_of
 from ostro.server.api_docs.document import described
 from ostro.server.dialects.chat.framing import DIALECT
 from ostro.server.dialects.chat.request import chat_request
 from ostro.server.dialects.chat.writer import ChatWriter, chat_writer
-from ostro.server.dialects.chat_request import ChatRequest
 from ostro.server.dialects.chat_turn import ChatTurn
 from ostro.server.dialects.openai import check_streamable
 from ostro.server.generation import Answer, Job
+from ostro.server.http.body import holding_of
 from ostro.server.models.served import Model
 
 
@@ -40,13 +40,10 @@ def router(api: Api) -> APIRouter:
 async def _answer(api: Api, http: Request, model: str | None = None) -> Response:
     request = await api.read(ChatCompletionRequest, http)
     record_of(http).stream = request.stream
-    return Answer(api, http, _job(api, request, ChatTurn(await _chat_request(api, request)), model or request.model))
-
-
-async def _chat_request(api: Api, request: ChatCompletionRequest) -> ChatRequest:
-    params = api.options.params(request)
     check_streamable(request)
-    return chat_request(request, await template_messages(request.messages), params)
+    params = api.options.params(request)
+    turn = ChatTurn(lambda: chat_request(request, params), is_long=holding_of(http).is_long)
+    return Answer(api, http, _job(api, request, turn, model or request.model))
 
 
 def _job(api: Api, request: ChatCompletionRequest, turn: ChatTurn, name: str) -> Job:

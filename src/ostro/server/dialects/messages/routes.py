@@ -11,6 +11,7 @@ from ostro.schemas.messages import (
     CountMessageTokens,
     CreateMessage,
     MessageEvent,
+    MessagesInput,
     MessageTokens,
 )
 from ostro.server.api import Api, json_response, record_of
@@ -20,6 +21,7 @@ from ostro.server.dialects.messages.framing import DIALECT
 from ostro.server.dialects.messages.request import chat_request
 from ostro.server.dialects.messages.writer import MessageAnswerWriter
 from ostro.server.generation import Answer, Job, num_prompt_tokens
+from ostro.server.http.body import holding_of
 from ostro.server.models.served import Model
 
 _EVENTS = "`event:` and `data:` lines, with a {name} as data; the last is message_stop or error."
@@ -36,20 +38,20 @@ def router(api: Api) -> APIRouter:
         """The next message of a conversation, in Anthropic's dialect."""
         request = await api.read(CreateMessage, http)
         record_of(http).stream = request.stream
-        return Answer(api, http, _job(api, request, record_of(http).id))
+        return Answer(api, http, _job(api, http, request))
 
     @routes.post("/count_tokens", **described(MessageTokens, request=CountMessageTokens, dialect=DIALECT))
     async def count_message_tokens(http: Request) -> Response:
         """The number of tokens in a conversation."""
         request = await api.read(CountMessageTokens, http)
-        chat = chat_request(request, SamplingParams())
-        return json_response(MessageTokens(input_tokens=await num_prompt_tokens(api, http, request.model, chat)))
+        turn = _turn(http, request, SamplingParams())
+        return json_response(MessageTokens(input_tokens=await num_prompt_tokens(api, http, request.model, turn)))
 
     return routes
 
 
-def _job(api: Api, request: CreateMessage, request_id: str) -> Job:
-    turn = ChatTurn(chat_request(request, _params(api, request)))
+def _job(api: Api, http: Request, request: CreateMessage) -> Job:
+    turn, request_id = _turn(http, request, _params(api, request)), record_of(http).id
 
     def writer(model: Model, completions: list[Completion]) -> MessageAnswerWriter:
         [completion] = completions
@@ -57,6 +59,10 @@ def _job(api: Api, request: CreateMessage, request_id: str) -> Job:
         return MessageAnswerWriter(reader, model=model.name, request_id=request_id)
 
     return Job.written(request.model, turn.prepare, writer, streams=request.stream)
+
+
+def _turn(http: Request, request: MessagesInput, params: SamplingParams) -> ChatTurn:
+    return ChatTurn(lambda: chat_request(request, params), is_long=holding_of(http).is_long)
 
 
 def _params(api: Api, request: CreateMessage) -> SamplingParams:

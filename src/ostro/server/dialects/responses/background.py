@@ -5,6 +5,7 @@ Knows the store, jobs and ASGI; knows no routes.
 
 import asyncio
 from contextlib import aclosing
+from dataclasses import replace
 from functools import partial
 from http import HTTPStatus
 
@@ -13,39 +14,59 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from ostro.engine.request import Request as EngineRequest
 from ostro.errors import OstroError, TryLater, internal_error
+from ostro.server.admission.ledger import Holding
 from ostro.server.api import Api, end_record, record_of
 from ostro.server.dialects.responses.event_log import BackgroundRun, EventLog
 from ostro.server.dialects.responses.framing import DIALECT
-from ostro.server.dialects.responses.input import Translated
+from ostro.server.dialects.responses.input import ResponseTurn
 from ostro.server.dialects.responses.store import StoredResponse
 from ostro.server.dialects.responses.writer import ResponseWriter
 from ostro.server.error_handlers import note_error
 from ostro.server.generation import Answer, Job
+from ostro.server.http.body import holding_of
 from ostro.server.http.disconnect import ClientGone, UntilDisconnect
 from ostro.server.http.sse import EventStream
+from ostro.server.models.served import Model
 from ostro.server.telemetry.record import RequestRecord
 
 _UNENDED = ("queued", "in_progress")
 _log = structlog.stdlib.get_logger("ostro.server")
 
 
-def begin(api: Api, http: Request, asked: Translated, writer: ResponseWriter, job: Job, *, logs: bool) -> BackgroundRun:
+def begin(
+    api: Api, http: Request, turn: ResponseTurn, writer: ResponseWriter, job: Job, *, logs: bool
+) -> BackgroundRun:
     """Stores the response and starts it. `logs`: whether its events are kept for clients to read."""
     run = BackgroundRun(writer.response, log=EventLog() if logs else None)
     queued = writer.queue()
-    stored = api.responses.begin(record_of(http).key, writer.id, asked.own_items, asked.previous, run)
-    run.has_room = partial(api.responses.grow, stored)
+    store, holding = api.responses, holding_of(http)
+    stored = store.begin(record_of(http).key, writer.id, holding.size, turn.previous, run)
+
+    async def prepare(model: Model) -> list[EngineRequest]:
+        requests = await job.prepare(model)
+        store.add_inputs(stored, turn.own_items)
+        return requests
+
+    run.has_room = partial(store.grow, stored)
     run.write(queued)
-    run.task = asyncio.create_task(_run(api, http, stored, run, writer, job), name="background response")
+    running = _run(api, http, stored, run, writer, replace(job, prepare=prepare), holding.hand_over())
+    run.task = asyncio.create_task(running, name="background response")
     return run
 
 
 async def _run(
-    api: Api, http: Request, stored: StoredResponse, run: BackgroundRun, writer: ResponseWriter, job: Job
+    api: Api,
+    http: Request,
+    stored: StoredResponse,
+    run: BackgroundRun,
+    writer: ResponseWriter,
+    job: Job,
+    holding: Holding,
 ) -> None:
     record = _own_record(record_of(http))
-    state = http.scope["state"] | {"record": record}
+    state = http.scope["state"] | {"record": record, "holding": holding}
     alone = Request({**http.scope, "state": state})
     try:
         await Answer(api, alone, job)(alone.scope, run.receive, run.send)
@@ -65,6 +86,7 @@ async def _run(
             run.write(writer.cancel())
         api.responses.update(stored, writer.response)
         run.end()
+        holding.release()
         end_record(http, record)
 
 

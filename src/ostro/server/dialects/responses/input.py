@@ -4,9 +4,8 @@ and shortens a conversation that is too long, if asked to.
 Knows the store and items; knows no HTTP.
 """
 
-import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from pydantic import TypeAdapter
 
@@ -17,46 +16,17 @@ from ostro.schemas.responses import InputItem, ItemReference, ResponseInput
 from ostro.server.dialects.chat_request import ChatRequest
 from ostro.server.dialects.chat_turn import ChatTurn
 from ostro.server.dialects.responses.items import Json
-from ostro.server.dialects.responses.request import OfferedTools, chat_request, conversation, offered_tools
-from ostro.server.dialects.responses.store import Exchange, ResponseStore
+from ostro.server.dialects.responses.request import chat_request, conversation, leaves_trace, offered_tools
+from ostro.server.dialects.responses.store import ResponseStore
 from ostro.server.dialects.writing import new_id
 from ostro.server.models.served import Model
 from ostro.text.chat import Message
 
 # Translating less than this takes less time than waking a thread.
-_MANY_ITEMS = 64
 _MANY_BYTES = 64 << 10
 
 _ITEM: TypeAdapter[InputItem] = TypeAdapter(InputItem)
 _ID_PREFIXES = {"message": "msg_", "function_call": "fc_", "custom_tool_call": "ctc_", "reasoning": "rs_"}
-
-
-@dataclass(frozen=True, slots=True)
-class Translated:
-    """A request with everything it refers to."""
-
-    chat: ChatRequest
-    tools: OfferedTools
-    own_items: list[Json]
-    """The request's own input, each item with an id."""
-    previous: Exchange | None
-
-
-async def translated(request: ResponseInput, params: SamplingParams, store: ResponseStore, owner: str) -> Translated:
-    """Raises BadRequest if it refers to something that is not stored for `owner`, the caller's key."""
-    previous_id = request.previous_response_id
-    previous = None if previous_id is None else store.previous(owner, previous_id)
-
-    def translate() -> Translated:
-        history = [] if previous is None else [_ITEM.validate_python(item) for item in previous.items()]
-        own = _resolved(request.input, store, owner)
-        tools = offered_tools(request)
-        messages = conversation(request.instructions, [*history, *own], first=len(history))
-        chat = chat_request(request, messages, tools.tools, params)
-        return Translated(chat, tools, [_with_id(item) for item in own], previous)
-
-    many = len(request.input) > _MANY_ITEMS or (previous is not None and previous.chain_bytes > _MANY_BYTES)
-    return await asyncio.to_thread(translate) if many else translate()
 
 
 def _resolved(items: Sequence[InputItem], store: ResponseStore, owner: str) -> list[InputItem]:
@@ -85,41 +55,64 @@ def _with_id(item: InputItem) -> Json:
 
 
 class ResponseTurn(ChatTurn):
-    """Drops the beginning of a conversation that is too long, if asked to."""
+    """Reads everything that the request refers to, and drops the beginning of a conversation that is too long, if asked
+    to.
+    """
 
-    def __init__(self, request: ChatRequest, tools: OfferedTools, *, truncates: bool) -> None:
-        """`truncates`: whether the conversation's first turns are dropped if it is too long."""
-        super().__init__(request)
-        self._tools = tools
-        self._truncates = truncates
+    def __init__(
+        self, request: ResponseInput, params: SamplingParams, store: ResponseStore, owner: str, *, is_long: bool
+    ) -> None:
+        """`owner` is the caller's key, and `is_long` says whether the request alone takes long to translate. Raises an
+        OstroError if it continues a response that the owner cannot continue.
+        """
+        previous_id = request.previous_response_id
+        self.previous = None if previous_id is None else store.previous(owner, previous_id)
+        self.tools = offered_tools(request)
+        self.own_items: list[Json] = []
+        """The request's own input, each item with an id; known once it is prepared."""
+        self._asked = request
+        self._params = params
+        self._store = store
+        self._owner = owner
+        continues_long = self.previous is not None and self.previous.chain_bytes > _MANY_BYTES
+        super().__init__(self._translated, is_long=is_long or continues_long)
+
+    def _translated(self) -> ChatRequest:
+        """Raises BadRequest if it refers to an item that is not stored for the owner."""
+        previous, asked = self.previous, self._asked
+        history = [] if previous is None else [_ITEM.validate_python(item) for item in previous.items()]
+        own = _resolved(asked.input, self._store, self._owner)
+        messages = conversation(asked.instructions, [*history, *own], first=len(history))
+        self.own_items = [_with_id(item) for item in own if leaves_trace(item)]
+        return chat_request(asked, messages, self.tools.tools, self._params)
 
     async def prepare(self, model: Model) -> list[Request]:
         try:
-            return await self._fitting(model) if self._truncates else await super().prepare(model)
+            request = await self.request(model)
+            if self._asked.truncation == "auto":
+                return await self._fitting(request, model)
+            return await self._prepare(request, model)
         except BadRequest as error:
             # The field's name in this dialect.
-            error.param = "input" if error.param == "messages" else self._tools.named(error.param)
+            error.param = "input" if error.param == "messages" else self.tools.named(error.param)
             raise
 
-    async def _fitting(self, model: Model) -> list[Request]:
+    async def _fitting(self, request: ChatRequest, model: Model) -> list[Request]:
         """Drops as few turns as possible. Raises ContextLengthExceeded if the last turn alone is too long."""
-        whole = self.request.messages
-        shorter = _shorter(whole)
+        shorter = [replace(request, messages=messages) for messages in _shorter(request.messages)]
         low, high = 0, len(shorter) - 1
         # Binary search: if a conversation fits, so do all shorter ones.
         while low < high:
             middle = (low + high) // 2
-            if await self._fits(model, shorter[middle]):
+            if await self._fits(shorter[middle], model):
                 high = middle
             else:
                 low = middle + 1
-        self.request = replace(self.request, messages=shorter[low])
-        return await super().prepare(model)
+        return await self._prepare(shorter[low], model)
 
-    async def _fits(self, model: Model, messages: list[Message]) -> bool:
-        self.request = replace(self.request, messages=messages)
+    async def _fits(self, request: ChatRequest, model: Model) -> bool:
         try:
-            await super().prepare(model)
+            await self._prepare(request, model)
         except ContextLengthExceeded:
             return False
         return True

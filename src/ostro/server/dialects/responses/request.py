@@ -158,6 +158,11 @@ def conversation(instructions: str | None, items: Sequence[InputItem], *, first:
     return turns.messages()
 
 
+def leaves_trace(item: InputItem) -> bool:
+    """Whether the item adds anything to a conversation; empty reasoning does not."""
+    return not isinstance(item, ReasoningItem) or bool(_reasoning(item))
+
+
 def _texts(parts: Iterable[ItemPart]) -> list[str]:
     return [part.text for part in parts]
 

@@ -1,7 +1,6 @@
 """/v1/responses: OpenAI's Responses API, with stored and background responses."""
 
 from collections.abc import Callable
-from functools import partial
 
 import msgspec
 import structlog
@@ -19,6 +18,7 @@ from ostro.schemas.responses import (
     InputItemList,
     InputTokens,
     ResponseEvent,
+    ResponseInput,
     ResponseObject,
 )
 from ostro.server.api import Api, json_response, record_of
@@ -26,11 +26,13 @@ from ostro.server.api_docs.document import described
 from ostro.server.dialects.chat_turn import SingleChoiceReader
 from ostro.server.dialects.responses import background
 from ostro.server.dialects.responses.framing import DIALECT
-from ostro.server.dialects.responses.input import ResponseTurn, Translated, translated
+from ostro.server.dialects.responses.input import ResponseTurn
 from ostro.server.dialects.responses.items import Json
+from ostro.server.dialects.responses.request import OfferedTools
 from ostro.server.dialects.responses.store import StoredResponse
 from ostro.server.dialects.responses.writer import ResponseAnswerWriter, ResponseWriter
 from ostro.server.generation import Answer, Job, num_prompt_tokens
+from ostro.server.http.body import holding_of
 from ostro.server.models.served import Model
 
 _EVENTS = "`event:` and `data:` lines, with a {name} as data; the last is response.completed, .incomplete or .failed."
@@ -47,6 +49,9 @@ def router(api: Api) -> APIRouter:
     store = api.responses
     told: set[str] = set()
 
+    def turn_of(http: Request, request: ResponseInput, params: SamplingParams) -> ResponseTurn:
+        return ResponseTurn(request, params, store, record_of(http).key, is_long=holding_of(http).is_long)
+
     @routes.post(
         "",
         **described(ResponseObject, request=CreateResponse, events=ResponseEvent, event_words=_EVENTS),
@@ -58,16 +63,16 @@ def router(api: Api) -> APIRouter:
         for field in ("store", "background"):
             if getattr(request, field):
                 store.check_is_on(field)
-        asked = await translated(request, api.options.params(request), store, record_of(http).key)
-        _log_dropped_tools(asked, told)
-        return _answer(api, http, request, asked)
+        turn = turn_of(http, request, api.options.params(request))
+        _log_dropped_tools(turn.tools, told)
+        return _answer(api, http, request, turn)
 
     @routes.post("/input_tokens", **described(InputTokens, request=CountResponseTokens))
     async def count_input_tokens(http: Request) -> Response:
         """The number of tokens in a response's input."""
         request = await api.read(CountResponseTokens, http)
-        asked = await translated(request, SamplingParams(), store, record_of(http).key)
-        return json_response(InputTokens(input_tokens=await num_prompt_tokens(api, http, request.model, asked.chat)))
+        turn = turn_of(http, request, SamplingParams())
+        return json_response(InputTokens(input_tokens=await num_prompt_tokens(api, http, request.model, turn)))
 
     @routes.post("/compact", include_in_schema=False)
     async def compact() -> Response:
@@ -110,25 +115,27 @@ def router(api: Api) -> APIRouter:
     return routes
 
 
-def _answer(api: Api, http: Request, request: CreateResponse, asked: Translated) -> Response:
+def _answer(api: Api, http: Request, request: CreateResponse, turn: ResponseTurn) -> Response:
     store, key = api.responses, record_of(http).key
     keeps = store.is_on and request.store is not False
-    writer = ResponseWriter(request, model=request.model, is_stored=keeps, namespaces=asked.tools.namespaces)
+    writer = ResponseWriter(request, model=request.model, is_stored=keeps, namespaces=turn.tools.namespaces)
     if request.background:
-        job = _job(request, asked, writer, lambda: None, streams=True)
-        run = background.begin(api, http, asked, writer, job, logs=request.stream)
+        job = _job(request, turn, writer, lambda: None, streams=True)
+        run = background.begin(api, http, turn, writer, job, logs=request.stream)
         if run.log is not None:
             return background.Replay(run.log, after=-1, ping_seconds=api.options.ping_seconds)
         return json_response(ResponseObject.model_validate(writer.response))
-    keep = partial(store.keep, key, writer.response, asked.own_items, asked.previous) if keeps else lambda: None
-    return Answer(api, http, _job(request, asked, writer, keep, streams=request.stream))
+
+    def keep() -> None:
+        if keeps:
+            store.keep(key, writer.response, turn.own_items, turn.previous)
+
+    return Answer(api, http, _job(request, turn, writer, keep, streams=request.stream))
 
 
 def _job(
-    request: CreateResponse, asked: Translated, writer: ResponseWriter, keep: Callable[[], None], *, streams: bool
+    request: CreateResponse, turn: ResponseTurn, writer: ResponseWriter, keep: Callable[[], None], *, streams: bool
 ) -> Job:
-    turn = ResponseTurn(asked.chat, asked.tools, truncates=request.truncation == "auto")
-
     def writer_of(model: Model, completions: list[Completion]) -> ResponseAnswerWriter:
         [completion] = completions
         reader = SingleChoiceReader(turn.reader(completion), model)
@@ -137,11 +144,11 @@ def _job(
     return Job.written(request.model, turn.prepare, writer_of, streams=streams)
 
 
-def _log_dropped_tools(asked: Translated, told: set[str]) -> None:
+def _log_dropped_tools(tools: OfferedTools, told: set[str]) -> None:
     """Clients send hosted tools by default, so they are dropped rather than refused, and each kind is logged once. The
     number of kinds is limited, because clients may make them up.
     """
-    new = [kind for kind in asked.tools.left_out if kind not in told][: _MAX_TOLD - len(told)]
+    new = [kind for kind in tools.left_out if kind not in told][: _MAX_TOLD - len(told)]
     if new:
         told.update(new)
         _log.warning("dropped hosted tools, which cannot run here, from a request", kinds=", ".join(new))

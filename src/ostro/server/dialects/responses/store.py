@@ -1,5 +1,7 @@
 """Stored responses, bounded in bytes and lifetime and separated by API key. Knows no HTTP.
 
+The keys share the store's bytes: while a key stores no more than its part, others cannot push anything of it out.
+
 A response is stored as JSON. The conversation behind it is a chain of exchanges, each holding one request's input and
 output, so a response that continues another one shares its history instead of copying it. An exchange is freed along
 with the last response whose chain includes it: deleting a response does not affect those that continue it.
@@ -11,13 +13,15 @@ with the last response whose chain includes it: deleting a response does not aff
 
 import threading
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 import msgspec
 
 from ostro.errors import BadRequest, PreviousResponseUnknown, TryLater, UnknownResponse, Unsupported
+from ostro.schemas.responses import MAX_ITEMS
+from ostro.server.admission.shares import Shares
 from ostro.server.dialects.responses.event_log import BackgroundRun
 from ostro.server.dialects.responses.items import Json
 
@@ -25,6 +29,9 @@ from ostro.server.dialects.responses.items import Json
 _OVERHEAD = 2048
 _INDEX_ENTRY = 256
 _RETRY_SECONDS = 5
+# A conversation is translated anew for each response that continues it: it may be as long as a request's own input, and
+# no context has room for more text.
+_MAX_CHAIN_BYTES = 16 << 20
 # A log that takes more of the store is dropped: everything else would have to make room for it.
 _MAX_LOG_SHARE = 1 / 4
 
@@ -60,21 +67,23 @@ class Exchange:
     @property
     def chain_bytes(self) -> int:
         """Total size of this exchange and all earlier ones."""
-        total, each = 0, self
-        while True:
-            total += each.num_bytes
-            if each.previous is None:
-                return total
-            each = each.previous
+        return sum(each.num_bytes for each in self._chain())
+
+    @property
+    def chain_items(self) -> int:
+        return sum(len(each.ids) for each in self._chain())
 
     def items(self) -> list[Json]:
         """The whole conversation so far."""
-        blobs: list[bytes] = []
+        blobs = [blob for each in self._chain() for blob in (each.outputs, each.inputs)]
+        return [item for blob in reversed(blobs) for item in _decode(blob)]
+
+    def _chain(self) -> "Iterator[Exchange]":
+        """The newest first."""
         each: Exchange | None = self
         while each is not None:
-            blobs += (each.outputs, each.inputs)
+            yield each
             each = each.previous
-        return [item for blob in reversed(blobs) for item in _decode(blob)]
 
 
 @dataclass(slots=True, eq=False)
@@ -87,6 +96,8 @@ class StoredResponse:
     """The response as JSON, once it has ended."""
     run: BackgroundRun | None = None
     """Its background run, if it has one, even after the run has ended."""
+    num_reserved: int = 0
+    """Bytes set aside for its input, until `add_inputs`."""
     num_bytes: int = 0
     """Bytes counted for it in the store, without its exchange."""
 
@@ -101,23 +112,28 @@ class StoredResponse:
 class ResponseStore:
     """Safe to use from several threads."""
 
-    def __init__(
-        self, *, max_bytes: int = 64 << 20, seconds: float = 3600.0, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        """`max_bytes=0` stores nothing."""
-        self.max_bytes = max_bytes
+    def __init__(self, room: Shares, *, seconds: float = 3600.0, clock: Callable[[], float] = time.monotonic) -> None:
+        """`room` is in bytes; nothing is stored if there is none."""
         self.seconds = seconds
-        self.num_bytes = 0
+        self._room = room
         self._clock = clock
         self._lock = threading.Lock()
         self._stored: OrderedDict[str, StoredResponse] = OrderedDict()
-        self._owners: dict[str, _Owner] = {}
+        self._of_owner: defaultdict[str, OrderedDict[str, StoredResponse]] = defaultdict(OrderedDict)
         self._items: dict[tuple[str, str], Exchange] = {}
         """The newest exchange that contains an item, by owner and item id."""
 
     @property
     def is_on(self) -> bool:
-        return self.max_bytes > 0
+        return self._room.total > 0
+
+    @property
+    def max_bytes(self) -> int:
+        return self._room.total
+
+    @property
+    def num_bytes(self) -> int:
+        return self._room.used
 
     def __len__(self) -> int:
         with self._lock:
@@ -147,6 +163,7 @@ class ResponseStore:
                 f"The response {id[:64]!r} has not ended yet. Wait until it has, or cancel it.",
                 param="previous_response_id",
             )
+        _check_length(id, stored.exchange)
         return stored.exchange
 
     def get(self, owner: str, id: str) -> StoredResponse:
@@ -167,16 +184,16 @@ class ResponseStore:
             self._add(stored)
 
     def begin(
-        self, owner: str, id: str, inputs: Sequence[Json], previous: Exchange | None, run: BackgroundRun
+        self, owner: str, id: str, num_bytes: int, previous: Exchange | None, run: BackgroundRun
     ) -> StoredResponse:
-        """Stores a response before it runs in the background. Raises TryLater if running ones leave no room."""
-        stored = self._new(owner, id, inputs, previous)
-        stored.run = run
+        """Stores a response before it runs in the background; its input, of about `num_bytes`, follows once it is read.
+        Raises TryLater if running responses leave no room.
+        """
+        stored = self._new(owner, id, (), previous)
+        stored.run, stored.num_reserved = run, num_bytes
         with self._lock:
             self._expire()
-            running = [each for each in self._stored.values() if each.is_running]
-            busy = sum(each.num_bytes + each.exchange.num_bytes for each in running)
-            if busy + _OVERHEAD + stored.exchange.num_bytes > self.max_bytes:
+            if not self._running().has_room(owner, _OVERHEAD + num_bytes + stored.exchange.num_bytes):
                 raise TryLater(
                     "Background responses already fill the store. Try again later, or without background.",
                     retry_after=_RETRY_SECONDS,
@@ -184,16 +201,29 @@ class ResponseStore:
             self._add(stored)
         return stored
 
+    def add_inputs(self, stored: StoredResponse, inputs: Sequence[Json]) -> None:
+        """Adds a running response's input."""
+        with self._lock:
+            if self._stored.get(stored.id) is not stored:
+                return
+            self._room.give_back(stored.owner, stored.num_bytes + stored.exchange.num_bytes)
+            stored.num_reserved = 0
+            stored.exchange.inputs, stored.exchange.input_ids = _encode(inputs), _ids(inputs)
+            self._index(stored.exchange)
+            self._room.take(stored.owner, self._size(stored) + stored.exchange.num_bytes)
+            self._make_room()
+
     def update(self, stored: StoredResponse, response: Json) -> None:
         """Replaces a running response with its outcome."""
         with self._lock:
             if self._stored.get(stored.id) is not stored:
                 return
-            self._count(stored.owner, -stored.num_bytes - stored.exchange.num_bytes)
+            self._room.give_back(stored.owner, stored.num_bytes + stored.exchange.num_bytes)
+            stored.num_reserved = 0
             stored.body = _encode(response)
             stored.exchange.answer(_outputs(response))
             self._index(stored.exchange)
-            self._count(stored.owner, self._size(stored) + stored.exchange.num_bytes)
+            self._room.take(stored.owner, self._size(stored) + stored.exchange.num_bytes)
             self._make_room()
 
     def grow(self, stored: StoredResponse, num_bytes: int) -> bool:
@@ -204,12 +234,12 @@ class ResponseStore:
             if self._stored.get(stored.id) is not stored:
                 return True
             stored.num_bytes += num_bytes
-            self._count(stored.owner, num_bytes)
-            logged = stored.num_bytes - _OVERHEAD - len(stored.body)
-            fits = logged <= _MAX_LOG_SHARE * self.max_bytes and self._make_room(for_owner=stored.owner)
+            self._room.take(stored.owner, num_bytes)
+            logged = stored.num_bytes - _OVERHEAD - len(stored.body) - stored.num_reserved
+            fits = logged <= _MAX_LOG_SHARE * self._room.total and self._make_room(for_owner=stored.owner)
             if not fits:
                 stored.num_bytes -= logged
-                self._count(stored.owner, -logged)
+                self._room.give_back(stored.owner, logged)
             return fits
 
     def delete(self, owner: str, id: str) -> StoredResponse:
@@ -247,17 +277,16 @@ class ResponseStore:
 
     def _add(self, stored: StoredResponse) -> None:
         self._expire()
-        if self._size(stored) + stored.exchange.num_bytes > self.max_bytes:
+        if self._size(stored) + stored.exchange.num_bytes > self._room.most_for_one:
             return
-        self._stored[stored.id] = stored
-        self._owners.setdefault(stored.owner, _Owner()).stored[stored.id] = stored
-        self._count(stored.owner, self._size(stored))
+        self._stored[stored.id] = self._of_owner[stored.owner][stored.id] = stored
+        self._room.take(stored.owner, self._size(stored))
         self._hold(stored.exchange)
         self._make_room()
 
     def _size(self, stored: StoredResponse) -> int:
         logged = 0 if stored.run is None else stored.run.num_bytes
-        stored.num_bytes = _OVERHEAD + len(stored.body) + logged
+        stored.num_bytes = _OVERHEAD + len(stored.body) + logged + stored.num_reserved
         return stored.num_bytes
 
     def _hold(self, exchange: Exchange | None) -> None:
@@ -266,7 +295,7 @@ class ResponseStore:
             if exchange.num_users > 1:
                 return
             # New, or freed since the request found it.
-            self._count(exchange.owner, exchange.num_bytes)
+            self._room.take(exchange.owner, exchange.num_bytes)
             self._index(exchange)
             exchange = exchange.previous
 
@@ -275,7 +304,7 @@ class ResponseStore:
             exchange.num_users -= 1
             if exchange.num_users:
                 return
-            self._count(exchange.owner, -exchange.num_bytes)
+            self._room.give_back(exchange.owner, exchange.num_bytes)
             for id in exchange.ids:
                 if self._items.get((exchange.owner, id)) is exchange:
                     del self._items[exchange.owner, id]
@@ -293,44 +322,49 @@ class ResponseStore:
                 return
             self._remove(oldest)
 
+    def _running(self) -> Shares:
+        """The room as it would be if everything were dropped that may be."""
+        room = self._room.empty()
+        for each in self._stored.values():
+            if each.is_running:
+                room.take(each.owner, each.num_bytes + each.exchange.num_bytes)
+        return room
+
     def _make_room(self, for_owner: str | None = None) -> bool:
-        """Repeatedly drops the oldest finished response of the key that has stored the most. With `for_owner`, keys
-        that have stored less lose nothing. Returns whether there is room now.
+        """Repeatedly drops the oldest finished response of the key that has stored the most, among those with more than
+        their part. With `for_owner`, keys that have stored less lose nothing. Returns whether there is room now.
         """
-        while self.num_bytes > self.max_bytes:
-            least = 0 if for_owner is None else self._owners[for_owner].num_bytes
-            richest = sorted(self._owners.values(), key=lambda owner: owner.num_bytes, reverse=True)
-            ended = (owner.oldest_ended() for owner in richest if owner.num_bytes >= least)
+        while self._room.is_over:
+            least = 0 if for_owner is None else self._room.used_by(for_owner)
+            richest = sorted(filter(self._room.is_beyond_own, self._of_owner), key=self._room.used_by, reverse=True)
+            ended = (self._oldest_ended(owner) for owner in richest if self._room.used_by(owner) >= least)
             if (dropped := next(filter(None, ended), None)) is None:
                 return False
             self._remove(dropped)
         return True
 
-    def _count(self, owner: str, num_bytes: int) -> None:
-        self.num_bytes += num_bytes
-        account = self._owners.setdefault(owner, _Owner())
-        account.num_bytes += num_bytes
-        if not account.num_bytes and not account.stored:
-            del self._owners[owner]
+    def _oldest_ended(self, owner: str) -> StoredResponse | None:
+        return next((stored for stored in self._of_owner[owner].values() if not stored.is_running), None)
 
     def _remove(self, stored: StoredResponse) -> None:
         del self._stored[stored.id]
-        del self._owners[stored.owner].stored[stored.id]
-        self._count(stored.owner, -stored.num_bytes)
+        del self._of_owner[stored.owner][stored.id]
+        if not self._of_owner[stored.owner]:
+            del self._of_owner[stored.owner]
+        self._room.give_back(stored.owner, stored.num_bytes)
         self._let_go(stored.exchange)
         if stored.run is not None:
             stored.run.cancel()
 
 
-@dataclass(slots=True)
-class _Owner:
-    """What one key has stored."""
-
-    num_bytes: int = 0
-    stored: OrderedDict[str, StoredResponse] = field(default_factory=OrderedDict)
-
-    def oldest_ended(self) -> StoredResponse | None:
-        return next((stored for stored in self.stored.values() if not stored.is_running), None)
+def _check_length(id: str, exchange: Exchange) -> None:
+    items, size = exchange.chain_items, exchange.chain_bytes
+    if items > MAX_ITEMS or size > _MAX_CHAIN_BYTES:
+        raise BadRequest(
+            f"The conversation that ends with the response {id[:64]!r} has {items} items in {size} bytes, and at most "
+            f"{MAX_ITEMS} in {_MAX_CHAIN_BYTES} can be continued. Send the part that matters as input.",
+            param="previous_response_id",
+        )
 
 
 def _ids(items: Sequence[Json]) -> tuple[str, ...]:

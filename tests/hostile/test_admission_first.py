@@ -1,0 +1,149 @@
+"""Nothing is computed for a request before it is admitted, but reading and parsing its bounded body.
+
+Counted, not timed: calls of functions on the event loop between a body's parsing and admission, for a body with a few
+entries and one with a thousand. Work on the entries would make a thousand calls more.
+"""
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+from http_app import live_app
+from live_service import live_models, set_faults
+from starlette.routing import Route
+
+from ostro.errors import QueueFull
+from ostro.server import api as server_api
+from ostro.server.admission.limits import Gate, Ticket
+from ostro.server.api import HttpOptions
+from ostro.server.app import build_app
+from ostro.server.http.body import read_request
+from ostro.server.telemetry.record import RequestRecord
+
+FEW, MANY = 2, 1000
+
+Body = dict[str, Any]
+
+
+def messages(number: int) -> list[Body]:
+    return [{"role": "user", "content": f"{place}"} for place in range(number)]
+
+
+def texts(number: int) -> list[str]:
+    return [f"text {place}" for place in range(number)]
+
+
+# A body with that many entries for each route that reads one; other spellings of a path are the same endpoint's.
+BODIES: Mapping[str, Callable[[int], Body]] = {
+    "/v1/chat/completions": lambda number: {"messages": messages(number)},
+    "/v1/{model:path}/chat/completions": lambda number: {"messages": messages(number)},
+    "/v1/completions": lambda number: {"prompt": texts(number)},
+    "/v1/{model:path}/completions": lambda number: {"prompt": texts(number)},
+    "/v1/responses": lambda number: {"input": messages(number)},
+    "/v1/responses/input_tokens": lambda number: {"input": messages(number)},
+    "/v1/messages": lambda number: {"messages": messages(number), "max_tokens": 1},
+    "/v1/messages/count_tokens": lambda number: {"messages": messages(number)},
+    "/v1/embeddings": lambda number: {"input": texts(number)},
+    "/v1/rerank": lambda number: {"query": "which", "documents": texts(number)},
+    "/v2/rerank": lambda number: {"query": "which", "documents": texts(number)},
+    "/rerank": lambda number: {"query": "which", "documents": texts(number)},
+    "/v1/score": lambda number: {"text_1": "which", "text_2": texts(number)},
+    "/score": lambda number: {"text_1": "which", "text_2": texts(number)},
+    "/generate": lambda number: {"prompts": texts(number)},
+    "/generate_stream": lambda number: {"prompts": texts(number)},
+    "/loglikelihood": lambda number: {"prompts": texts(number), "continuations": texts(number)},
+    "/pseudo_loglikelihood": lambda number: {"prompts": texts(number), "continuations": texts(number)},
+    "/hrm/solve": lambda number: {"inputs": [[place] for place in range(number)]},
+    "/prefill": lambda number: {"prompts": texts(number)},
+    "/tokenize": lambda number: {"messages": messages(number)},
+    "/detokenize": lambda number: {"tokens": list(range(number))},
+}
+# They read no body, or an operator's.
+WITHOUT = {"/v1/responses/compact", "/v1/responses/{id}/cancel"}
+
+
+class Calls:
+    """Counts calls on the event loop from a body's parsing to admission, which it refuses."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.number = 0
+        self.refuses, self.was_admitted = True, False
+
+        async def read(*args: Any) -> Any:
+            request = await read_request(*args)
+            self.number, self.was_admitted = 0, False
+            sys.setprofile(self._count)
+            return request
+
+        @asynccontextmanager
+        async def admit(gate: Gate, record: RequestRecord) -> AsyncIterator[Ticket]:
+            sys.setprofile(None)
+            self.was_admitted = True
+            if self.refuses:
+                raise QueueFull("The queue is full.", retry_after=1)
+            yield Ticket(gate, record)
+
+        monkeypatch.setattr(server_api, "read_request", read)
+        monkeypatch.setattr(Gate, "admit", admit)
+
+    def _count(self, frame: object, event: str, arg: object) -> None:
+        self.number += event in ("call", "c_call")
+
+
+def routes_of(app: FastAPI) -> Iterator[tuple[str, set[str]]]:
+    """Paths and methods. FastAPI keeps the routers that it was given, rather than their routes."""
+    for each in app.routes:
+        included = getattr(each, "original_router", None)
+        for route in [each] if included is None else included.routes:
+            assert isinstance(route, Route), route
+            yield route.path, route.methods or set()
+
+
+def test_every_route_that_reads_a_body_is_listed() -> None:
+    async def scenario() -> set[str]:
+        async with live_models() as (models, _):
+            return {path for path, methods in routes_of(build_app(models)) if "POST" in methods}
+
+    paths = {path for path in asyncio.run(scenario()) if not path.startswith("/admin/")}
+    assert paths == BODIES.keys() | WITHOUT
+
+
+def test_work_before_admission_does_not_grow_with_the_body(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Conversations were translated first: sixteen linked responses took 20 seconds of everyone's time."""
+    set_faults(monkeypatch)
+    calls = Calls(monkeypatch)
+
+    async def counted(client: httpx.AsyncClient, path: str, body: Body) -> int:
+        answer = await client.post(path.replace("{model:path}", "tiny"), json=body)
+        assert answer.status_code == 429, (path, answer.text)
+        assert calls.was_admitted
+        return calls.number
+
+    async def scenario() -> dict[str, tuple[int, int]]:
+        async with live_app(HttpOptions()) as (host, port, _):
+            found: dict[str, tuple[int, int]] = {}
+
+            def ask() -> None:
+                # In a thread of its own, whose calls are not counted.
+                asyncio.run(ask_all())
+
+            async def ask_all() -> None:
+                async with httpx.AsyncClient(base_url=f"http://{host}:{port}", timeout=60) as client:
+                    for path, body in BODIES.items():
+                        await counted(client, path, body(FEW))
+                        found[path] = await counted(client, path, body(FEW)), await counted(client, path, body(MANY))
+
+            await asyncio.to_thread(ask)
+            return found
+
+    try:
+        found = asyncio.run(scenario())
+    finally:
+        sys.setprofile(None)
+    grown = {path: pair for path, pair in found.items() if pair[1] - pair[0] > (MANY - FEW) / 2}
+    assert not grown

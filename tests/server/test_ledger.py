@@ -1,0 +1,158 @@
+"""The ledger of what requests hold: by key, from a body's first byte to the last event."""
+
+import asyncio
+import json
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+from http_app import live_app
+from hypothesis import given
+from hypothesis import strategies as st
+from live_server import LiveServer, live_server
+from live_service import set_faults, until
+
+from ostro.errors import BodyTooLarge, TryLater
+from ostro.server.admission.ledger import Holding, Ledger
+from ostro.server.api import HttpOptions
+from ostro.server.http.body import memory_of
+
+MIB = 1 << 20
+
+
+def refused(holding: Holding, size: int) -> bool:
+    try:
+        holding.hold(size)
+    except (TryLater, BodyTooLarge):
+        return True
+    return False
+
+
+def filled(ledger: Ledger, key: str, size: int) -> int:
+    """How many requests of that size the key can hold."""
+    number = 0
+    while not refused(Holding(ledger, key), size):
+        number += 1
+    return number
+
+
+@pytest.mark.parametrize("size", [10 << 10, MIB])
+@pytest.mark.parametrize("num_keys", [2, 5])
+def test_key_that_holds_all_it_can_leaves_every_other_key_its_part(size: int, num_keys: int) -> None:
+    """Two stalled bodies of 64 MiB gave all other keys 503."""
+    ledger = Ledger(128 * MIB, num_keys=num_keys)
+    assert filled(ledger, "greedy", size) > 0
+    others = [filled(ledger, f"key-{number}", size) for number in range(num_keys - 1)]
+    assert min(others) >= 128 * MIB // (2 * num_keys) // (size + 64 * 1024) > 0
+
+
+def test_longest_body_fits_however_many_keys_there_are() -> None:
+    for num_keys in (1, 2, 10, 100):
+        Holding(Ledger(128 * MIB, num_keys=num_keys), "me").hold(64 * MIB)
+
+
+def test_request_that_can_never_fit_is_not_asked_to_retry() -> None:
+    holding = Holding(Ledger(128 * MIB, num_keys=2), "me")
+    with pytest.raises(BodyTooLarge, match="there are"):
+        holding.hold(120 * MIB)
+
+
+def test_short_room_has_a_place_for_every_request_that_may_wait() -> None:
+    assert filled(Ledger(MIB, num_places=1000), "me", 60 << 10) >= 1000
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 3 * MIB), st.booleans())))
+def test_what_is_released_is_what_was_held(steps: list[tuple[str, int, bool]]) -> None:
+    """Whatever was refused, grew, shrank or was handed over."""
+    ledger = Ledger(4 * MIB, num_keys=3)
+    holdings = {key: Holding(ledger, key) for key in "abc"}
+    for key, size, hands_over in steps:
+        refused(holdings[key], size)
+        holdings[key].count_tokens(size % 100)
+        if hands_over:
+            before = ledger.used
+            holdings[key] = holdings[key].hand_over()
+            assert ledger.used == before
+        assert ledger.long.used <= 4 * MIB
+    for holding in holdings.values():
+        holding.release()
+        holding.release()
+    assert ledger.used == 0
+
+
+def test_text_with_one_wide_character_counts_as_python_stores_it() -> None:
+    assert 1000 <= memory_of("x" * 1000) < 1100
+    assert 4000 <= memory_of("x" * 999 + "\U0001f600") < 4200
+    assert memory_of([1] * 1000) > 8 * 1000
+    assert memory_of({"messages": [{"role": "user", "content": ""}] * 100}) > 100 * 500
+
+
+# --- over HTTP ------------------------------------------------------------------------------------------------------
+
+
+def test_background_response_stays_in_the_ledger_until_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """40 of them with a description of 8 MiB held 361 MiB that nobody counted."""
+    set_faults(monkeypatch, "step_seconds=0.05")
+    tool = {"type": "function", "name": "look", "description": "d" * 200_000, "parameters": {"type": "object"}}
+    asked = {"input": "Hello", "background": True, "tools": [tool], "max_output_tokens": 4000}
+    ledger = Ledger(MIB, most_stored=8 * MIB)
+
+    async def scenario() -> None:
+        async with (
+            live_app(HttpOptions(), ledger=ledger) as (host, port, _),
+            httpx.AsyncClient(base_url=f"http://{host}:{port}", timeout=60) as client,
+        ):
+            answers = [await client.post("/v1/responses", json=asked) for _ in range(6)]
+            ids = [answer.json()["id"] for answer in answers if answer.status_code == 200]
+            assert [answer.status_code for answer in answers] == [200] * 4 + [503] * 2
+            assert ledger.long.used > 4 * 200_000
+            for id in ids:
+                await client.post(f"/v1/responses/{id}/cancel")
+            await until(lambda: ledger.long.used == ledger.short.used == ledger.tokens == 0)
+
+    asyncio.run(scenario())
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    keys = {"OSTRO_API_KEY": "greedy,polite"}
+    with live_server(tmp_path_factory.mktemp("server"), "--max-body-size", "2M", env=keys) as live:
+        yield live
+
+
+def stalled(server: LiveServer, key: str, body: bytes) -> socket.socket:
+    """A request whose last byte does not come."""
+    url = urlsplit(server.url)
+    connection = socket.create_connection((url.hostname or "", url.port or 0), timeout=30)
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {key}\r\n"
+    head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    connection.sendall(head.encode() + body[:-1])
+    return connection
+
+
+def wait_until(happened: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not happened():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def held(server: LiveServer) -> int:
+    with server.client(authorization="Bearer polite") as client:
+        lines = client.get("/metrics").text.splitlines()
+    return sum(int(float(line.split()[-1])) for line in lines if line.startswith("ostro_held_bytes{"))
+
+
+def test_stalled_bodies_of_one_key_do_not_refuse_another(server: LiveServer) -> None:
+    body = json.dumps({"prompt": "Hello", "max_tokens": 1, "user": "u" * (2 * MIB - 1000)}).encode()
+    polite = {"prompt": "Hello", "max_tokens": 1, "user": "u" * 100_000}
+    with ExitStack() as stack, server.client(authorization="Bearer polite") as client:
+        for _ in range(32):
+            stack.enter_context(stalled(server, "greedy", body))
+        # All that the key may hold: its own quarter, and the half that is common.
+        wait_until(lambda: held(server) > 44 * MIB)
+        assert client.post("/v1/completions", json=polite).status_code == 200
