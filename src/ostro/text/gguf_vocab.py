@@ -27,6 +27,9 @@ _TURN_ENDS = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<turn|>",
 # SentencePiece's default ids, for files that do not name theirs.
 _SENTENCEPIECE_IDS = {"unknown": 0, "bos": 1, "eos": 2}
 
+# Characters of a piece that others make. SentencePiece's own default is 16, and each is cut at every place.
+_LONGEST_PIECE = 256
+
 # All of Phi-3's markers but these swallow the white space after them; the file format cannot express that.
 _PHI3_PLAIN_MARKERS = frozenset({"<unk>", "<s>", "<|endoftext|>"})
 
@@ -131,6 +134,8 @@ def _merges_by_score(pieces: list[str], types: list[int], scores: list[float]) -
         for piece, kind, score in zip(pieces, types, scores, strict=True)
         if kind in (_NORMAL, _USER_DEFINED)
     }
+    if (longest := max(map(len, joinable), default=0)) > _LONGEST_PIECE:
+        raise _damaged(f"a piece of {longest} characters, and {_LONGEST_PIECE} are the most")
     merges: list[tuple[str, str]] = []
     for piece in sorted(joinable, key=joinable.__getitem__, reverse=True):
         for cut in range(len(piece) - 1, 0, -1):

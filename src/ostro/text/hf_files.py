@@ -4,11 +4,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from ostro.errors import BadCheckpoint, ModelNotFound, UnsupportedModel
+from ostro.text.tokenizer_limits import MAX_VOCABULARY, declared_growth
 
+# The largest legitimate ones have forty megabytes.
+_MAX_BYTES = 256 << 20
 _TOOL_TEMPLATE = "tool_use"
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token")
 _BERT_SPECIALS = {
@@ -33,10 +37,7 @@ class Settings:
 def read_core(directory: Path) -> tokenizers.Tokenizer:
     path = directory / "tokenizer.json"
     if path.is_file():
-        try:
-            return tokenizers.Tokenizer.from_file(str(path))
-        except Exception as error:  # the library raises nothing narrower
-            raise BadCheckpoint(f"{path} is not a valid tokenizer ({error}). Download it again.") from error
+        return _read_tokenizer(path)
     if (directory / "vocab.txt").is_file():
         return _read_wordpiece(directory)
     older = [name for name in ("tokenizer.model", "vocab.json") if (directory / name).is_file()]
@@ -46,6 +47,31 @@ def read_core(directory: Path) -> tokenizers.Tokenizer:
             "AutoTokenizer.from_pretrained(directory).save_pretrained(directory)."
         )
     raise ModelNotFound(f"There is no tokenizer.json in {directory}. Copy it there from the original model.")
+
+
+class _Rewriting(msgspec.Struct):
+    """The parts of a tokenizer.json that change texts."""
+
+    normalizer: object = None
+    pre_tokenizer: object = None
+
+
+def _read_tokenizer(path: Path) -> tokenizers.Tokenizer:
+    try:
+        if path.stat().st_size > _MAX_BYTES:
+            raise BadCheckpoint(f"{path} is larger than {_MAX_BYTES >> 20} MiB, which no tokenizer is.")
+        data = path.read_bytes()
+    except OSError as error:
+        raise BadCheckpoint(f"Cannot read {path}: {error.strerror or error}.") from error
+    try:
+        rewriting = msgspec.json.decode(data, type=_Rewriting)
+        # Before the library reads it, which normalises the added tokens.
+        declared_growth(rewriting.normalizer, rewriting.pre_tokenizer)
+        return tokenizers.Tokenizer.from_buffer(data)
+    except BadCheckpoint as error:
+        raise BadCheckpoint(f"{path}: {error.message}") from None
+    except Exception as error:  # the library raises nothing narrower
+        raise BadCheckpoint(f"{path} is not a valid tokenizer ({error}). Download it again.") from error
 
 
 def _read_wordpiece(directory: Path) -> tokenizers.Tokenizer:
@@ -112,9 +138,11 @@ def _piece(value: object) -> str | None:
 
 
 def ids_in(value: object) -> Iterator[int]:
-    """Token ids from a file, which holds one number, a list of them, or -1 for none."""
+    """Token ids from a file, which holds one number, a list of them, or -1 for none. Others that no vocabulary has are
+    left out, too.
+    """
     for token in value if isinstance(value, list) else [value]:
-        if isinstance(token, int) and not isinstance(token, bool) and token >= 0:
+        if isinstance(token, int) and not isinstance(token, bool) and 0 <= token < MAX_VOCABULARY:
             yield token
 
 

@@ -11,6 +11,7 @@ from ostro.errors import BadRequest, ModelNotFound
 from ostro.sources.tokenizer_files import fetch_tokenizer, naming_tokenizer
 from ostro.text.hf_files import ids_in
 from ostro.text.tokenizer import Tokenizer
+from ostro.text.tokenizer_limits import check_size
 from ostro.weights import Checkpoint
 
 _HELP = (
@@ -23,6 +24,7 @@ class IdTokenizer(Tokenizer):
     """Text is token ids: `3 1 4` encodes to [3, 1, 4], and back."""
 
     def __init__(self, vocab_size: int) -> None:
+        check_size(vocab_size)
         core = tokenizers.Tokenizer(models.WordLevel({str(id): id for id in range(vocab_size)}, unk_token=""))
         core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
         core.decoder = decoders.WordPiece(prefix="##", cleanup=False)

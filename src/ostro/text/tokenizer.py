@@ -11,10 +11,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple, Self, Unpack
+from typing import Any, NamedTuple, Self, Unpack, cast
 
 import tokenizers
 from tokenizers import AddedToken, models, pre_tokenizers
+from tokenizers.normalizers import Normalizer
+from tokenizers.pre_tokenizers import PreTokenizer
+from tokenizers.processors import PostProcessor
 
 from ostro.errors import BadCheckpoint, BadRequest, ModelError, ModelNotFound, OstroError
 from ostro.text.builtin_templates import CHOICES, choose_template
@@ -24,6 +27,7 @@ from ostro.text.guard import PlainEncoder, encode_ids, frame, guarded_texts
 from ostro.text.pairs import PairEncoder, PairIds, PairPrompt
 from ostro.text.pieces import PieceCodec, byte_level_bytes, codec_of
 from ostro.text.renderer import Renderer
+from ostro.text.tokenizer_limits import Growth, check_frame, check_size, check_words, declared_growth
 
 
 class ChatText(NamedTuple):
@@ -49,12 +53,14 @@ class Tokenizer:
         # A tokenizer.json may ask for these, and prompts would be silently truncated or padded.
         core.no_truncation()
         core.no_padding()
+        self._growth = _bounded_growth(core)
         self._core, self._pairs = core, PairEncoder(core)
         self._source = "this model"
         self._added: dict[int, AddedToken] = core.get_added_tokens_decoder()
         self._special_ids = frozenset(token for token, added in self._added.items() if added.special)
         codec = codec_of(core.decoder)
         self.vocab_size = _vocab_size(core) if pieces is None else len(pieces)
+        check_size(self.vocab_size)
         self._bytes = _TokenBytes(
             codec, core.id_to_token if pieces is None else pieces.__getitem__, self._added, self.vocab_size
         )
@@ -89,6 +95,7 @@ class Tokenizer:
             # One at a time, so that at most one panics: each panic takes seconds.
             for probe in PROBES:
                 encode_ids(tokenizer._core, [probe], add_special=False)
+            frame(tokenizer._core)
         tokenizer._source = str(path)
         tokenizer.eos_ids |= frozenset(eos_ids)
         return tokenizer
@@ -140,6 +147,8 @@ class Tokenizer:
         self, texts: Sequence[str], *, add_special: bool = True, allow_special: bool = True
     ) -> list[list[int]]:
         """Releases the GIL while it works."""
+        for text in texts:
+            self._growth.check(text)
         with panics_become(self._gave_up):
             if not allow_special:
                 return [self._plain.encode(text, add_special=add_special) for text in texts]
@@ -147,11 +156,14 @@ class Tokenizer:
 
     def encode_start(self, text: str, most: int) -> list[int]:
         """As many of the text's first tokens as fit into `most`, with the special tokens at both ends."""
+        self._growth.check(text)
         with panics_become(self._gave_up):
             return self._pairs.start(text, most)
 
     def encode_pair(self, first: str, second: str, most: int | None = None) -> PairIds:
         """Two texts for a model that reads them together; the longer one is shortened until both fit into `most`."""
+        for text in (first, second):
+            self._growth.check(text)
         with panics_become(self._gave_up):
             return self._pairs.pair(first, second, most)
 
@@ -184,6 +196,7 @@ class Tokenizer:
     def encode_rendered(self, chat: ChatText) -> list[int]:
         if chat.mark not in chat.text:
             return self.encode(chat.text, add_special=False)
+        self._growth.check(chat.text)
         with panics_become(self._gave_up):
             return self._plain.encode_marked(chat.text, chat.mark)
 
@@ -319,12 +332,31 @@ def _vocab_size(core: tokenizers.Tokenizer) -> int:
     return max(core.get_vocab().values(), default=-1) + 1
 
 
+def _bounded_growth(core: tokenizers.Tokenizer) -> Growth:
+    """How much longer it may make a text. Raises BadCheckpoint for a tokenizer whose work has no bound."""
+    check_frame(_declaration(core.post_processor), max(map(core.num_special_tokens_to_add, (False, True))))
+    model = core.model
+    pieces = core.get_vocab(with_added_tokens=False) if isinstance(model, models.Unigram) else ()
+    check_words(
+        getattr(model, "max_input_chars_per_word", 0),
+        max(map(len, pieces), default=0),
+        getattr(model, "continuing_subword_prefix", None),
+        getattr(model, "end_of_word_suffix", None),
+    )
+    return declared_growth(_declaration(core.normalizer), _declaration(core.pre_tokenizer))
+
+
+def _declaration(part: Normalizer | PreTokenizer | PostProcessor | None) -> object:
+    """A part of the tokenizer as in a tokenizer.json."""
+    return None if part is None else json.loads(part.__getstate__())
+
+
 _KEEPING_SPLITS = ("Isolated", "MergedWithPrevious", "MergedWithNext", "Contiguous")
 
 
 def _is_byte_level(core: tokenizers.Tokenizer) -> bool:
     """Whether it is a byte-level BPE that splits texts without dropping anything."""
-    rule = {} if core.pre_tokenizer is None else json.loads(core.pre_tokenizer.__getstate__())
+    rule = cast(dict[str, Any], _declaration(core.pre_tokenizer) or {})
     steps = rule.get("pretokenizers", [rule])
     kinds = [step.get("type") for step in steps]
     keeps = all(kind != "Split" or step["behavior"] in _KEEPING_SPLITS for kind, step in zip(kinds, steps, strict=True))
@@ -354,8 +386,8 @@ PROBES = tuple(
 
 @contextmanager
 def panics_become(error: Callable[[str], OstroError]) -> Iterator[None]:
-    """Turns a panic of the tokenizers library in the block into the error that `error` makes of its message: panics
-    arrive as BaseExceptions, which no error handler would catch.
+    """Turns an error of the tokenizers library in the block into the one that `error` makes of its message: it raises
+    nothing narrower than Exception, and its panics arrive as BaseExceptions, which no error handler would catch.
 
     For example, the library panics if a pattern in tokenizer.json backtracks without end: it gives up after some
     millions of tries, which take a second or a few.
@@ -364,6 +396,6 @@ def panics_become(error: Callable[[str], OstroError]) -> Iterator[None]:
         yield
     except BaseException as raised:
         # Each library built with pyo3 creates its own class, and none can be imported.
-        if type(raised).__name__ != "PanicException":
+        if type(raised) is not Exception and type(raised).__name__ != "PanicException":
             raise
         raise error(str(raised)) from raised
