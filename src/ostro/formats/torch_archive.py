@@ -1,17 +1,21 @@
 """Names and shapes of the tensors in a torch file, without torch and without reading tensors. Runs none of its code.
 
 torch.save writes a zip archive: a pickle that lists the objects, and one file per tensor's data. Only the pickle is
-read, by an unpickler that replaces every class except tensors with an empty stub.
+read, by an unpickler that replaces every class except tensors with an empty stub, and only after `pickle_check`. Before
+version 1.6 torch wrote several pickles and then the data.
 """
 
 import pickle
 import zipfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 from ostro.errors import BadCheckpoint
+from ostro.formats.pickle_check import check_pickle
 
 # A name and a shape take about two hundred bytes.
 _MAX_BYTES = 64 << 20
@@ -19,15 +23,34 @@ _MAX_BYTES = 64 << 20
 _WRAPPERS = ("model_state_dict", "state_dict", "model")
 
 
+# Before torch 1.6: a magic number, the protocol's, the system's sizes, the objects, and the tensors' keys.
+_OLD_PICKLES = 5
+
+
 def tensor_shapes(path: Path) -> dict[str, tuple[int, ...]]:
     """The named tensors of a file written by torch.save, version 1.6 or later."""
+    with damage_becomes_bad_checkpoint(path):
+        pickles = _checked_pickles(path)
+        listing = next((data for name, data in pickles.items() if name.endswith("data.pkl")), None)
+        if listing is None:
+            raise BadCheckpoint(f"{path} is an archive, but not one of tensors. Convert it to safetensors.")
+        return _named_shapes(path, _Reader(BytesIO(listing)).load())
+
+
+def check_torch_file(path: Path) -> None:
+    """Raises BadCheckpoint for a file whose pickles would take more memory or time than tensors do, or are damaged."""
+    with damage_becomes_bad_checkpoint(path):
+        if zipfile.is_zipfile(path):
+            _checked_pickles(path)
+        else:
+            _check_old(path)
+
+
+@contextmanager
+def damage_becomes_bad_checkpoint(path: Path) -> Iterator[None]:
+    """A pickle that does not hold what it should raises nearly any error in whoever reads it."""
     try:
-        with zipfile.ZipFile(path) as archive:
-            entry = next((entry for entry in archive.infolist() if entry.filename.endswith("data.pkl")), None)
-            if entry is None or entry.file_size > _MAX_BYTES:
-                raise BadCheckpoint(f"{path} is an archive, but not one of tensors. Convert it to safetensors.")
-            with archive.open(entry) as file:
-                loaded = _Reader(file).load()
+        yield
     except zipfile.BadZipFile as error:
         raise BadCheckpoint(
             f"{path} is damaged, or was written by a torch older than 1.6. Convert it to safetensors."
@@ -38,6 +61,7 @@ def tensor_shapes(path: Path) -> dict[str, tuple[int, ...]]:
         pickle.UnpicklingError,
         EOFError,
         ArithmeticError,
+        AssertionError,
         AttributeError,
         LookupError,
         MemoryError,
@@ -47,9 +71,29 @@ def tensor_shapes(path: Path) -> dict[str, tuple[int, ...]]:
         zlib.error,
     ) as error:
         raise BadCheckpoint(
-            f"{path} cannot be read as a file of tensors ({error}). Save it again, or convert it to safetensors."
+            f"{path} cannot be read as a file of tensors ({str(error).partition(chr(10))[0]}). Save it again, or "
+            "convert it to safetensors."
         ) from error
-    return _named_shapes(path, loaded)
+
+
+def _checked_pickles(path: Path) -> dict[str, bytes]:
+    """All pickles of the archive by their names: torch finds its own by other rules than zipfile."""
+    with zipfile.ZipFile(path) as archive:
+        entries = [entry for entry in archive.infolist() if entry.filename.endswith(".pkl")]
+        if sum(entry.file_size for entry in entries) > _MAX_BYTES:
+            raise BadCheckpoint(f"{path} is an archive, but not one of tensors. Convert it to safetensors.")
+        found = {entry.filename: archive.read(entry) for entry in entries}
+    for data in found.values():
+        check_pickle(data)
+    return found
+
+
+def _check_old(path: Path) -> None:
+    with path.open("rb") as file:
+        data = file.read(_MAX_BYTES)
+    at = 0
+    for _ in range(_OLD_PICKLES):
+        at = check_pickle(data, at)
 
 
 def _named_shapes(path: Path, loaded: object) -> dict[str, tuple[int, ...]]:

@@ -40,20 +40,23 @@ def read_pickle(path: Path, names: frozenset[str]) -> Iterator[tuple[str, "torch
     import pickle
     import zipfile
 
+    from ostro.formats.torch_archive import check_torch_file, damage_becomes_bad_checkpoint
+
     try:
         import torch
     except ImportError as error:
         raise Unsupported(needs("A checkpoint of pickles", "torch"), param="model") from error
     del names
-    try:
-        # Before torch 1.6 the format was not a zip archive, and only archives can be memory-mapped.
-        loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
-    except pickle.UnpicklingError as error:
-        raise BadCheckpoint(
-            f"{path} holds more than tensors, or is damaged, and is not loaded for safety. Convert it to safetensors."
-        ) from error
-    except (RuntimeError, EOFError, ValueError) as error:
-        raise BadCheckpoint(f"{path} cannot be read as a file of tensors ({str(error).splitlines()[0]}).") from error
+    check_torch_file(path)
+    with damage_becomes_bad_checkpoint(path):
+        try:
+            # Before torch 1.6 the format was not a zip archive, and only archives can be memory-mapped.
+            loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+        except pickle.UnpicklingError as error:
+            raise BadCheckpoint(
+                f"{path} holds more than tensors, or is damaged, and is not loaded for safety. Convert it to "
+                "safetensors."
+            ) from error
     yield from _state_dict(path, loaded).items()
 
 
