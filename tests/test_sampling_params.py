@@ -69,7 +69,7 @@ def test_defaults_are_valid_and_do_not_truncate() -> None:
         ("top_k", [-1, 0, 1, 10**6], [-2, 1.0, True, "40"]),
         ("min_p", [0, 0.5, 1.0], [-0.01, 1.01, math.nan]),
         ("top_n_sigma", [0, 1.0, 100], [-0.01, 100.1, math.nan]),
-        ("repetition_penalty", [0.01, 1, 10.0], [0, 0.0, -1, 10.1, math.nan]),
+        ("repetition_penalty", [0.01, 1, 10.0], [0, 0.0, 1e-39, 0.009, -1, 10.1, math.nan]),
         ("presence_penalty", [-2, 0.5, 2.0], [-2.1, 2.1, math.nan, None]),
         ("frequency_penalty", [-2, 0.5, 2.0], [-2.1, 2.1, math.nan, None]),
         ("seed", [None, 0, -1, MAX_SEED, -MAX_SEED - 1], [MAX_SEED + 1, -MAX_SEED - 2, 1.0, True, "1"]),

@@ -125,9 +125,9 @@ class SamplingParams:
     repetition_penalty: float = _parameter(
         _OPEN,
         "penalise tokens that occur in the prompt or output, as in the CTRL paper; 1 is off",
-        low=0,
+        # Scores are divided by it in single precision: by much less than this, they overflow.
+        low=0.01,
         high=10,
-        not_low="1 turns it off",
         neutral=1.0,
         is_option=True,
     )
