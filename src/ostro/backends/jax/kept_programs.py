@@ -136,7 +136,7 @@ def _surroundings(mesh: Mesh) -> list[object]:
 def software() -> dict[str, str]:
     """What any program depends on besides the hardware: versions, code and flags, by name."""
     package = Path(__file__).parents[2]
-    traced = [package / name for name in ("models", "runner", "kernels/gpu")]
+    traced = [package / name for name in ("models", "backends", "kernels/gpu")]
     sources = sorted(path for directory in traced for path in directory.rglob("*.py"))
     return {
         "ostro": __version__,
