@@ -142,8 +142,8 @@ def _listed(value: object) -> list[object]:
 
 
 def _factor(step: Mapping[str, object]) -> float:
-    """Counts every parameter, whatever the step's type says: where the type's own are missing, the library goes by those
-    that are there.
+    """Counts every parameter, whatever the step's type says: the library goes by those that are there where the type's
+    own are missing.
     """
     kind = step.get("type")
     factor = _FIXED.get(kind) if isinstance(kind, str | None) else None
