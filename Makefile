@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # docs/installation.md.
 INSTALL = $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) scripts/install.py --venv $(VENV)
 
-.PHONY: install dev serve test run-tests test-all test-slow test-clients test-eval test-jax test-ray test-agents test-gpu test-docs test-native-sanitized test-native-tsan test-hostile fuzz-checkpoints fuzz-http soak bench-cpu-peer dist docs docs-serve docs-generate rehearse-image check clean
+.PHONY: install dev serve test run-tests test-all test-slow test-clients test-eval test-jax test-ray test-agents test-gpu test-docs test-native-sanitized test-native-tsan test-hostile fuzz-checkpoints fuzz-tokenizers fuzz-http soak bench-cpu-peer dist docs docs-serve docs-generate rehearse-image check clean
 
 # What serving needs; `dev` adds what tests and docs need.
 install:
@@ -98,6 +98,10 @@ test-native-tsan:
 # Mutated checkpoints on the native core: fifteen minutes or so for all 50,000.
 fuzz-checkpoints: dev
 	OMP_NUM_THREADS=1 PYTHONPATH=tests/support $(BIN)/python tests/hostile/checkpoint_fuzzer.py $(ARGS)
+
+# Mutated tokenizers: twenty minutes or so for all 50,000.
+fuzz-tokenizers: dev
+	OMP_NUM_THREADS=1 PYTHONPATH=tests/support $(BIN)/python tests/hostile/tokenizer_fuzzer.py $(ARGS)
 
 # Mutated HTTP conversations, a million messages: some ten minutes on one core.
 fuzz-http: dev

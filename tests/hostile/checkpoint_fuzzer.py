@@ -14,8 +14,8 @@ signal, a hang or an abort is noticed and pinned to its case; the next child goe
     near tie    other tokens, which torch finds so if its activations are moved as rounding may move them
     torch       it runs on torch, which is what native results are held to
 
-Whatever else happens is a finding: a signal, an untyped exception, a hang, memory beyond the limit, wrong tokens. The
-exit status is 1 if there are any.
+Whatever else happens is a finding: a signal, an untyped exception, more than MOST_CPU_SECONDS, memory beyond the limit,
+wrong tokens. The exit status is 1 if there are any. The last line also says by how much a child's memory grew.
 """
 
 import argparse
@@ -30,7 +30,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -55,6 +55,10 @@ from ostro.weights import open_checkpoint
 
 PROMPT, LENGTH = tuple(range(9)), 3
 MOST_SECONDS, MOST_BYTES = 20, 2 << 30
+# Of the case alone, without what its results are compared with. Time on the CPU: the machine may be busy.
+MOST_CPU_SECONDS = 2.0
+# A child's cases: memory is compared after the first few, when all code has run once, and after all.
+CASES_A_CHILD, WARM_CASES = 2500, 250
 # How much less likely than the best a native token may be by torch's numbers: rounded activations move scores.
 FLOAT_GAP, QUANTIZED_GAP = 0.05, 2.0
 # Where a changed weight brings two keys to a near tie, rounding decides between them, and scores move by any amount.
@@ -69,6 +73,10 @@ class Report:
     outcomes: Counter[str] = field(default_factory=Counter)
     findings: list[str] = field(default_factory=list)
     seconds: float = 0.0
+    slowest: float = 0.0
+    """CPU seconds of the slowest case."""
+    growth: int = 0
+    """Most bytes by which a child's memory grew over its cases."""
 
     @property
     def num_cases(self) -> int:
@@ -84,7 +92,7 @@ def fuzz(count: int, seed: int, *, first: int = 0, kind: "type[Bench] | None" = 
         bench = (kind or Bench)(Path(scratch), seed)
         at, end = first, first + count
         while at < end:
-            at = _run_child(bench, at, min(end, at + 500), report)
+            at = _run_child(bench, at, min(end, at + CASES_A_CHILD), report)
     report.seconds = time.monotonic() - started
     return report
 
@@ -104,11 +112,14 @@ def _run_child(bench: "Bench", first: int, end: int, report: Report) -> int:
             _limit_memory()
             with os.fdopen(write, "w", buffering=1) as results:
                 for number in range(first, end):
-                    print(json.dumps([number, "began", ""]), file=results)
+                    print(json.dumps([number, "began", "", 0.0, 0]), file=results)
                     signal.setitimer(signal.ITIMER_REAL, MOST_SECONDS)
                     outcome, detail = bench.outcome(number)
                     signal.setitimer(signal.ITIMER_REAL, 0)
-                    print(json.dumps([number, outcome, detail]), file=results)
+                    if number == min(first + WARM_CASES, end - 1):
+                        warm = _resident()
+                    grown = _resident() - warm if number == end - 1 else 0
+                    print(json.dumps([number, outcome, detail, bench.seconds, grown]), file=results)
             status = 0
         finally:
             os._exit(status)
@@ -116,7 +127,10 @@ def _run_child(bench: "Bench", first: int, end: int, report: Report) -> int:
     number, outcome = first, "began"
     with os.fdopen(read) as results:
         for line in results:
-            number, outcome, detail = json.loads(line)
+            number, outcome, detail, seconds, grown = json.loads(line)
+            report.slowest, report.growth = max(report.slowest, seconds), max(report.growth, grown)
+            if outcome not in ("began", "finding") and seconds > MOST_CPU_SECONDS:
+                outcome, detail = "finding", f"took {seconds:.1f} s"
             if outcome == "finding":
                 report.findings.append(f"{bench.label(number)}: {detail}")
             elif outcome != "began":
@@ -127,6 +141,12 @@ def _run_child(bench: "Bench", first: int, end: int, report: Report) -> int:
         report.findings.append(f"{bench.label(number)}: ended by {cause}")
         return number + 1
     return end
+
+
+def _resident() -> int:
+    with suppress(OSError):
+        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+    return 0
 
 
 def _limit_memory() -> None:
@@ -141,6 +161,9 @@ def _limit_memory() -> None:
 class Bench:
     """One seed's cases: what they are made of, and where they lie."""
 
+    seconds = 0.0
+    """CPU time of the latest case."""
+
     def __init__(self, root: Path, seed: int) -> None:
         self.root, self.seed = root, seed
         self.subjects = subjects()
@@ -151,7 +174,8 @@ class Bench:
 
     def outcome(self, number: int) -> tuple[str, str]:
         subject, random = self._subject(number)
-        with self._case(subject, random) as directory:
+        self.seconds = 0.0
+        with self._files(self._mutated(subject, random)) as directory:
             try:
                 return self._run(subject, directory, looks_closely=number % CLOSELY == 0)
             except OstroError as error:
@@ -163,17 +187,30 @@ class Bench:
         random = Random(f"{self.seed}/{number}")
         return random.choice(self.subjects), random
 
-    def _case(self, subject: Subject, random: Random | None) -> "_Case":
-        return _Case(self.root / "case", subject.files if random is None else mutated(subject, random))
+    def _mutated(self, subject: Subject, random: Random) -> Files:
+        return mutated(subject, random)
+
+    def _files(self, files: Files) -> "_Case":
+        return _Case(self.root / "case", files)
+
+    @contextmanager
+    def timed(self) -> Iterator[None]:
+        """Counts the block's time as the case's own."""
+        began = time.process_time()
+        try:
+            yield
+        finally:
+            self.seconds += time.process_time() - began
 
     def _reference(self, subject: Subject) -> list[int]:
-        with self._case(subject, None) as directory:
+        with self._files(subject.files) as directory:
             return _tokens(_runner(subject, directory, "auto"), subject)
 
     def _run(self, subject: Subject, directory: Path, *, looks_closely: bool) -> tuple[str, str]:
-        plan_for_gpu(subject, directory)
-        runner = _runner(subject, directory, "auto")
-        tokens = _tokens(runner, subject)
+        with self.timed():
+            plan_for_gpu(subject, directory)
+            runner = _runner(subject, directory, "auto")
+            tokens = _tokens(runner, subject)
         if not isinstance(runner, NativeRunner):
             return "torch", ""
         # Few changes leave all tokens as they are by being ignored: a part of them is looked at more closely.
@@ -289,25 +326,29 @@ def _noisy_gaps(runner: ModelRunner, tokens: Sequence[int], seed: int, adapter: 
         return _gaps(runner, tokens, adapter)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--count", type=int, default=50_000)
+def run_command(description: str | None, kind: type[Bench], count: int = 50_000) -> int:
+    """A fuzzer's command line."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=count)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--first", type=int, default=0, help="number of the first case")
     parser.add_argument("--only", type=int, help="run this case alone, in this process")
     options = parser.parse_args()
     if options.only is not None:
         with tempfile.TemporaryDirectory(dir=_fast_directory()) as scratch:
-            outcome, detail = Bench(Path(scratch), options.seed).outcome(options.only)
+            outcome, detail = kind(Path(scratch), options.seed).outcome(options.only)
         print(outcome, detail)
         return 1 if outcome == "finding" else 0
-    report = fuzz(options.count, options.seed, first=options.first)
+    report = fuzz(options.count, options.seed, first=options.first, kind=kind)
     for finding in report.findings:
         print(finding)
     told = ", ".join(f"{count} {outcome}" for outcome, count in sorted(report.outcomes.items()))
+    print(
+        f"the slowest case took {report.slowest:.2f} s of CPU time; a child grew by {report.growth >> 20} MiB at most"
+    )
     print(f"{report.num_cases} cases in {report.seconds:.0f} s: {told}; {len(report.findings)} findings")
     return 1 if report.findings else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_command(__doc__, Bench))

@@ -1,8 +1,11 @@
 """Tiny checkpoints, and what an attacker or a bad disk may have changed in them. Everything is bytes by file name."""
 
+import io
 import json
 import struct
 import tempfile
+import zipfile
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +15,7 @@ from typing import Any
 import gguf
 import numpy as np
 from every_family import CASES, configs_of
+from model_directory import pickle_weights
 from native_directory import write as write_directory
 from native_models import ModelCheckpoint, savable_model
 from peft_directory import random_adapter
@@ -94,31 +98,37 @@ def subjects() -> list[Subject]:
         found += [_gguf(root, name, kind) for name, kind in _GGUF_TYPES.items()]
         found += [_quantized(root / name, name) for name in _QUANTIZED]
         found.append(_stacked(root / "mxfp4"))
+        found.append(_pickled(root / "pickle"))
         found.append(_adapted(root))
     return found
 
 
 def _directory(path: Path, name: str, config: Mapping[str, object]) -> Subject:
     write_directory(path, config)
-    return Subject(name, _read(path, "model"), "model")
+    return Subject(name, read_files(path, "model"), "model")
 
 
 def _quantized(path: Path, name: str) -> Subject:
     tensors = ModelCheckpoint(savable_model(CONFIGS["llama"]), CONFIGS["llama"]).tensors()
     write_quantized(path, CONFIGS["llama"], dict(tensors), FORMATS[name])
-    return Subject(f"quantized-{name}", _read(path, "model"), "model", quantized=True)
+    return Subject(f"quantized-{name}", read_files(path, "model"), "model", quantized=True)
 
 
 def _stacked(path: Path) -> Subject:
     config = CONFIGS["gpt_oss"]
     write_mxfp4(path, config, dict(ModelCheckpoint(savable_model(config), config).tensors()))
-    return Subject("quantized-mxfp4", _read(path, "model"), "model", quantized=True)
+    return Subject("quantized-mxfp4", read_files(path, "model"), "model", quantized=True)
+
+
+def _pickled(path: Path) -> Subject:
+    write_directory(path, CONFIGS["llama"])
+    return Subject("pickle", read_files(pickle_weights(path), "model"), "model")
 
 
 def _adapted(root: Path) -> Subject:
     base = write_directory(root / "base", CONFIGS["llama"])
     random_adapter(root / "adapter", savable_model(CONFIGS["llama"]), rank=2)
-    files = {**_read(base, "model"), **_read(root / "adapter", "adapter")}
+    files = {**read_files(base, "model"), **read_files(root / "adapter", "adapter")}
     return Subject("adapter", files, "model", adapter="adapter")
 
 
@@ -129,7 +139,7 @@ def _gguf(root: Path, name: str, kind: gguf.GGMLQuantizationType) -> Subject:
     return Subject(f"gguf-{name}", {"model.gguf": path.read_bytes()}, "model.gguf", quantized=quantized)
 
 
-def _read(directory: Path, prefix: str) -> dict[str, bytes]:
+def read_files(directory: Path, prefix: str) -> dict[str, bytes]:
     return {f"{prefix}/{path.name}": path.read_bytes() for path in sorted(directory.iterdir())}
 
 
@@ -191,9 +201,11 @@ Change = Callable[[bytes, Random], bytes]
 
 def _change_of(name: str, random: Random) -> Change:
     if random.random() < 0.1:
-        return random.choice((_flip, _cut, _overwrite))
+        return damaged
     if name.endswith("config.json"):
         return _change_config
+    if name.endswith(".bin"):
+        return _change_pickle
     return _change_gguf if name.endswith(".gguf") else _change_safetensors
 
 
@@ -298,6 +310,59 @@ def _change_safetensors(data: bytes, random: Random) -> bytes:
     return struct.pack("<Q", length) + text + data[8 + size :]
 
 
+# Instructions of pickles that take memory, call functions or move values about.
+_INSTRUCTIONS = (
+    *(
+        b"r\xff\xff\xff\x7f",
+        b"h\x00",
+        b"q\x00",
+        b"j\xff\xff\xff\xff",
+        b"\x86",
+        b"t",
+        b"(",
+        b"R",
+        b"b",
+        b"s",
+        b"u",
+        b"a",
+    ),
+    *(
+        b"X\xff\xff\xff\x7f",
+        b"\x8b\xff\xff\xff\x7f",
+        b"\x8d\xff\xff\xff\xff\xff\xff\xff\x7f",
+        b"2",
+        b"0",
+        b"Q",
+        b".",
+        b"N",
+    ),
+    *(b"J\xff\xff\xff\x7f", b"\x8a\x09\xff\xff\xff\xff\xff\xff\xff\xff\x7f", b"cos\nsystem\n", b"cbuiltins\nlist\n"),
+)
+
+
+def _change_pickle(data: bytes, random: Random) -> bytes:
+    """Rewrites the archive, so that its checksums fit the changed pickle."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            files = {entry.filename: archive.read(entry) for entry in archive.infolist()}
+    except (ValueError, OSError, RuntimeError, zipfile.BadZipFile, zlib.error):
+        return damaged(data, random)
+    name = (
+        next(each for each in files if each.endswith("data.pkl")) if random.random() < 0.8 else random.choice([*files])
+    )
+    if random.random() < 0.3:
+        files[name] = damaged(files[name], random)
+    else:
+        at = random.randrange(len(files[name]) + 1)
+        cut = at + random.choice((0, 0, 1, 2, 5))
+        files[name] = files[name][:at] + random.choice(_INSTRUCTIONS) + files[name][cut:]
+    written = io.BytesIO()
+    with zipfile.ZipFile(written, "w", random.choice((zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED))) as archive:
+        for each, content in files.items():
+            archive.writestr(each, content)
+    return written.getvalue()
+
+
 _SAME_WIDTH = {
     "F32": ("I32", "U32", "F32"),
     "F16": ("BF16", "I16"),
@@ -358,6 +423,11 @@ def _poison(data: bytes, begin: int, random: Random) -> bytes:
         if 0 <= at <= len(data) - 4:
             struct.pack_into("<f", changed, at, random.choice((0.0, 1.0, -3.0, 30.0, float("nan"), float("-inf"))))
     return bytes(changed)
+
+
+def damaged(data: bytes, random: Random) -> bytes:
+    """What a bad disk or an interrupted download leaves."""
+    return random.choice((_flip, _cut, _overwrite))(data, random)
 
 
 def _flip(data: bytes, random: Random) -> bytes:

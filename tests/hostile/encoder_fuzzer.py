@@ -3,14 +3,13 @@
 PYTHONPATH=tests/support python tests/hostile/encoder_fuzzer.py --count 2000 --seed 7
 """
 
-import argparse
 import math
 import sys
 import tempfile
 from pathlib import Path
 
 import torch
-from checkpoint_fuzzer import PROMPT, Bench, fuzz, plan_for_gpu
+from checkpoint_fuzzer import PROMPT, Bench, plan_for_gpu, run_command
 from checkpoint_mutations import Subject
 from encoder_directory import CASES, WIDE, add_modules, reference, write_encoder
 from family_case import Config
@@ -38,6 +37,11 @@ class EncoderBench(Bench):
             ]
 
     def _run(self, subject: Subject, directory: Path, *, looks_closely: bool) -> tuple[str, str]:
+        with self.timed():
+            return self._embeds(subject, directory), ""
+
+    def _embeds(self, subject: Subject, directory: Path) -> str:
+        """Which backend ran it."""
         plan_for_gpu(subject, directory)
         checkpoint = open_checkpoint(directory / subject.model)
         read_ranking(checkpoint.config)
@@ -54,7 +58,7 @@ class EncoderBench(Bench):
                     raise OstroError(gain.error)
                 assert gain.pooled, "a vector"
                 assert all(map(math.isfinite, gain.pooled)), "of numbers"
-        return runner.spec.backend.split()[0], ""
+        return runner.spec.backend.split()[0]
 
 
 def _subject(directory: Path, values: Config, labels: int) -> Subject:
@@ -70,17 +74,5 @@ def _subject(directory: Path, values: Config, labels: int) -> Subject:
     return Subject(directory.name, files, "model")
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--count", type=int, default=2000)
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
-    report = fuzz(options.count, options.seed, kind=EncoderBench)
-    print(*report.findings, sep="\n")
-    told = ", ".join(f"{count} {outcome}" for outcome, count in sorted(report.outcomes.items()))
-    print(f"{report.num_cases} cases in {report.seconds:.0f} s: {told}; {len(report.findings)} findings")
-    return 1 if report.findings else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_command(__doc__, EncoderBench, count=2000))
