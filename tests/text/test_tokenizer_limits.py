@@ -2,14 +2,23 @@
 
 import base64
 import json
+import resource
 import shutil
+import sys
 import unicodedata
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import tokenizers
-from text_vocabs import bert_directory, byte_level, model_directory, sentencepiece_core, sentencepiece_like
+from text_vocabs import (
+    bert_directory,
+    byte_level,
+    model_directory,
+    sentencepiece_core,
+    sentencepiece_gguf,
+    sentencepiece_like,
+)
 from tokenizer_parts import (
     BYTES,
     ISOLATE,
@@ -285,3 +294,21 @@ def test_the_module_counts_every_step_of_the_installed_library() -> None:
         if isinstance(kind, type) and name not in ("Normalizer", "PreTokenizer")
     }
     assert theirs <= ours, "say how much longer a step makes texts"
+
+
+def resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_thread_that_loads_many_tokenizers_keeps_nothing_of_them() -> None:
+    """The library keeps a cache of words for each, which held the probes: 260 KB a load."""
+
+    def load(count: int) -> None:
+        for _ in range(count):
+            Tokenizer.load(sentencepiece_gguf())
+
+    load(20)
+    before = resident()
+    load(60)
+    assert resident() - before < 6 << 20

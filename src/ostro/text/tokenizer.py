@@ -29,6 +29,9 @@ from ostro.text.pieces import PieceCodec, byte_level_bytes, codec_of
 from ostro.text.renderer import Renderer
 from ostro.text.tokenizer_limits import Growth, check_frame, check_size, check_words, declared_growth
 
+_CACHED_WORDS = 10_000
+"""The library's default."""
+
 
 class ChatText(NamedTuple):
     """A rendered conversation; the mark precedes control texts that are not the template's own."""
@@ -92,10 +95,11 @@ class Tokenizer:
                 tokenizer = cls._load_directory(path, chat_template)
             else:
                 raise ModelNotFound(f"There is no model directory or .gguf file {path}.")
-            # One at a time, so that at most one panics: each panic takes seconds.
-            for probe in PROBES:
-                encode_ids(tokenizer._core, [probe], add_special=False)
-            frame(tokenizer._core)
+            with _uncached(tokenizer._core):
+                # One at a time, so that at most one panics: each panic takes seconds.
+                for probe in PROBES:
+                    encode_ids(tokenizer._core, [probe], add_special=False)
+                frame(tokenizer._core)
         tokenizer._source = str(path)
         tokenizer.eos_ids |= frozenset(eos_ids)
         return tokenizer
@@ -375,6 +379,19 @@ def _template(
     chosen = choose_template(choice, own, variables, lambda token: core.token_to_id(token) is not None, own_for_tools)
     token = None if chosen.turn_end is None else core.token_to_id(chosen.turn_end)
     return chosen.template, frozenset() if token is None else frozenset({token})
+
+
+@contextmanager
+def _uncached(core: tokenizers.Tokenizer) -> Iterator[None]:
+    """Keeps the words of the block out of the thread's cache, which the library never empties: a thread that has loaded
+    many models would hold some of each. Texts of requests are encoded by threads that end with their model.
+    """
+    resize = getattr(core.model, "_resize_cache", lambda capacity: None)
+    resize(0)
+    try:
+        yield
+    finally:
+        resize(_CACHED_WORDS)
 
 
 # Nested repetitions in a pattern backtrack on these: one character many times, then another.
