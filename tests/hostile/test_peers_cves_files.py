@@ -17,9 +17,10 @@ from contextlib import suppress
 from ctypes import addressof, byref, c_char, create_string_buffer
 from functools import cache
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from checkout import ROOT
@@ -393,7 +394,7 @@ MAP_NORESERVE = 0x4000
 class Sparse:
     """A packed matrix of zeros, all but its last panel: memory that is never written takes none."""
 
-    def __init__(self, kind: str, bits: int, values: np.ndarray[tuple[int, ...], np.dtype[np.float32]]) -> None:
+    def __init__(self, kind: str, bits: int, values: npt.NDArray[Any]) -> None:
         lib, panel = library(), len(values)
         source = next(number for number, each in GGML_TYPES.items() if each.name == kind)
         small = CMatrix(rows=panel, cols=COLS)
@@ -410,9 +411,7 @@ class Sparse:
         for part in ("data", "scale_data", "minimum_data"):
             self._write(part, small, last, count // panel)
 
-    def _write(
-        self, part: str, small: CMatrix, last: np.ndarray[tuple[int, ...], np.dtype[np.uint8]], panels: int
-    ) -> None:
+    def _write(self, part: str, small: CMatrix, last: npt.NDArray[np.uint8], panels: int) -> None:
         starts = [getattr(small, each) - small.data for each in ("data", "scale_data", "minimum_data")]
         begin = getattr(small, part) - small.data
         end = min([each for each in starts if each > begin], default=len(last))
@@ -446,7 +445,7 @@ def test_matrices_of_more_than_two_to_the_31_values_are_read_where_they_are(kind
     matrix.close()
 
 
-def looked_up(isa: str, matrix: CMatrix, token: int) -> tuple[np.ndarray[tuple[int, ...], np.dtype[np.float32]], ...]:
+def looked_up(isa: str, matrix: CMatrix, token: int) -> tuple[npt.NDArray[np.float32], ...]:
     """The kernels' row of a token, and all rows' products with it."""
     from ctypes import c_float
 

@@ -11,8 +11,10 @@ dies, hangs or grows.
 
 import os
 import sys
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from random import Random
 
@@ -63,13 +65,14 @@ def _all_ids(tokenizer: Tokenizer) -> list[list[int]]:
     """The ids of all texts in every way that the server encodes them. One that the tokenizer gives up on has none."""
     found: list[list[int]] = []
     for text in TEXTS:
-        for encode in (
-            lambda text=text: tokenizer.encode(text),
-            lambda text=text: tokenizer.encode(text, allow_special=False),
-            lambda text=text: tokenizer.encode_start(text, 50),
-            lambda text=text: tokenizer.encode_pair(text, "a", 60).ids,
-            lambda text=text: tokenizer.encode_rendered(ChatText(f"{text}{MARK}{text}", MARK)),
-        ):
+        ways: Sequence[Callable[[], list[int]]] = (
+            partial(tokenizer.encode, text),
+            partial(tokenizer.encode, text, allow_special=False),
+            partial(tokenizer.encode_start, text, 50),
+            partial(_pair_ids, tokenizer, text),
+            partial(tokenizer.encode_rendered, ChatText(f"{text}{MARK}{text}", MARK)),
+        )
+        for encode in ways:
             with suppress(ModelError):
                 found.append(encode())
     for ids in found:
@@ -77,6 +80,10 @@ def _all_ids(tokenizer: Tokenizer) -> list[list[int]]:
     tokenizer.bad_word_ids(["the"])
     assert 0 <= tokenizer.num_closing < LONGEST
     return found
+
+
+def _pair_ids(tokenizer: Tokenizer, text: str) -> list[int]:
+    return tokenizer.encode_pair(text, "a", 60).ids
 
 
 def _check(tokenizer: Tokenizer, ids: list[int]) -> None:
