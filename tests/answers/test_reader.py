@@ -559,3 +559,59 @@ def test_no_cut_changes_what_is_read(
     whole = events_of(reader(), [raw], cut=cut)
     assert events_of(reader(), pieces, cut=cut) == whole
     assert events_of(reader(), raw, cut=cut) == whole
+
+
+# Cost
+
+COSTLY = {
+    "space": ("", " "),
+    "space after text": ("a", "\n "),
+    "space in a message": ("<|channel|>final<|message|>", " "),
+    "arguments before the name": ('<tool_call>{"arguments": {"x": "', "a"),
+    "a call in a thought": ("<think><tool_call>", "a"),
+    "a name": ("[TOOL_CALLS]", "f"),
+}
+
+
+class Counted(str):
+    """A text that counts the characters of all texts that are made from it by joining or cutting."""
+
+    made = 0
+
+    def __add__(self, other: str) -> "Counted":
+        return self._counted(str.__add__(self, other))
+
+    def __radd__(self, other: str) -> "Counted":
+        return self._counted(other + str(self))
+
+    def __getitem__(self, key: Any) -> "Counted":
+        return self._counted(str.__getitem__(self, key))
+
+    def _counted(self, text: str) -> "Counted":
+        Counted.made += len(text)
+        return Counted(text)
+
+
+@pytest.mark.parametrize("kind", COSTLY)
+@pytest.mark.parametrize("format", ["hermes", "mistral_v11", "harmony"])
+def test_reading_costs_what_the_text_is_long_not_its_square(format: str, kind: str) -> None:
+    """White space was joined to all that was held back before with every token, and so was held text: an answer of
+    nothing else took the event loop seconds.
+    """
+    lead, unit = COSTLY[kind]
+    copied = []
+    for count_ in (500, 4_000):
+        Counted.made = 0
+        reader = new_reader(format, markers=THINK)
+        for piece in [lead, *(Counted(unit) for _ in range(count_))]:
+            reader.push(Counted(piece))
+        reader.end(cut=False)
+        copied.append(Counted.made)
+    assert copied[1] < 24 * max(copied[0], 1_000)
+
+
+def test_held_space_is_told_where_it_began() -> None:
+    reader = new_reader("hermes", markers=THINK)
+    events = [event for piece in ("a", " ", "\n", " ", "b", " ", " ") for event in reader.push(piece)]
+    events += reader.end(cut=False)
+    assert [(each.text, each.begin) for each in events if isinstance(each, Text)] == [("a", 0), (" \n b", 1), ("  ", 5)]

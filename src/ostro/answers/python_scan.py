@@ -8,6 +8,8 @@ from ostro.answers.scanner import Parse, Scanner
 
 _WORD = re.compile(r"[\w.+-]*")
 _NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
+# What a string holds up to its end or an escape, by its quote.
+_PLAIN = {"'": re.compile(r"[^'\\]*"), '"': re.compile(r'[^"\\]*')}
 _WORDS = {"True": "true", "False": "false", "None": "null", "true": "true", "false": "false", "null": "null"}
 _CLOSING = {"[": "]", "(": ")", "{": "}"}
 _MAX_DEPTH = 64
@@ -30,21 +32,18 @@ def value(scanner: Scanner, depth: int = 0) -> Parse[str | None]:
 
 def _string(scanner: Scanner) -> Parse[str | None]:
     quote = scanner.take()
-    raw = quote
-    plain = re.compile(rf"[^{quote}\\]*")
+    parts = [quote]
     while True:
-        parts: list[str] = []
-        yield from scanner.run(plain, parts.append)
-        raw += "".join(parts)
+        yield from scanner.run(_PLAIN[quote], parts.append)
         mark = yield from scanner.peek()
         if not mark:
             return None
-        raw += scanner.take()
+        parts.append(scanner.take())
         if mark == quote:
-            return _literal(raw)
+            return _literal("".join(parts))
         if not (yield from scanner.peek()):
             return None
-        raw += scanner.take()
+        parts.append(scanner.take())
 
 
 def _collection(scanner: Scanner, depth: int) -> Parse[str | None]:

@@ -64,8 +64,9 @@ class AnswerReader:
         self._markers = markers
         self._texts: list[str] = []
         self._thoughts: list[str] = []
-        # White space before a call is not text, so it is held back until the next text or call.
-        self._space = ""
+        # White space before a call is not text, so it is held back until the next text or call. In pieces: an answer
+        # may consist of it, and joining it at each of a hundred thousand tokens would be quadratic.
+        self._space: list[str] = []
         self._after_call = False
         self._needs_name = False
         self._events: list[Event] = []
@@ -107,9 +108,7 @@ class AnswerReader:
         self._scanner.end()
         next(self._parse, None)
         if self._space and not self._after_call:
-            self._texts.append(self._space)
-            self._events.append(Text(self._space, self._scanner.position - len(self._space)))
-            self._space = ""
+            self._add_text("", self._scanner.position)
         return self._take()
 
     def _take(self) -> list[Event]:
@@ -231,7 +230,8 @@ class AnswerReader:
         if self._scanner.is_holding:
             self._scanner.release()
         self.is_reasoning = False
-        self._space, self._after_call = "", True
+        self._space.clear()
+        self._after_call = True
         call = ParsedCall(self._new_id(), name, is_custom=self.is_custom(name))
         self._events.append(CallBegin(len(self.calls), call.id, name, call.is_custom))
         self.calls.append(call)
@@ -241,18 +241,23 @@ class AnswerReader:
         self._events.append(CallArguments(len(self.calls) - 1, text))
 
     def _say(self, text: str) -> None:
-        begin = self._scanner.position - len(self._space)
+        begin = self._scanner.position
         if self._after_call:
             begin += len(text) - len(text.lstrip())
             text = text.lstrip()
-        text = self._space + text
-        if self._format is not None:
-            kept = text.rstrip()
-            text, self._space = kept, text[len(kept) :]
-        if text:
-            self._after_call = False
-            self._texts.append(text)
-            self._events.append(Text(text, begin))
+        kept = text if self._format is None else text.rstrip()
+        if kept:
+            self._add_text(kept, begin)
+        if len(kept) < len(text):
+            self._space.append(text[len(kept) :])
+
+    def _add_text(self, text: str, begin: int) -> None:
+        """Adds text, and before it the white space that was held back."""
+        space = "".join(self._space)
+        self._space.clear()
+        self._after_call = False
+        self._texts.append(space + text)
+        self._events.append(Text(space + text, begin - len(space)))
 
     def _say_begun(self, text: str) -> None:
         """Takes an incomplete marker at the end of the answer. It is text, unless a limit cut it off where a call was

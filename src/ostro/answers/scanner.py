@@ -16,19 +16,26 @@ _SPACE = re.compile(r"\s*")
 
 class Scanner:
     def __init__(self) -> None:
+        #   … dropped …│ held, in pieces │ held │ read next …
+        #                                │      └ _at
+        #                                └ _text begins; _held_from is 0 once there are pieces
         self._text = ""
         self._at = 0
         self._num_dropped = 0
+        self._held: list[str] = []
         self._held_from: int | None = None
         self.ended = False
 
     def feed(self, text: str) -> None:
-        done = self._at if self._held_from is None else self._held_from
-        self._text = self._text[done:] + text
-        self._num_dropped += done
-        self._at -= done
+        """Appends text. Whatever has been read leaves the buffer, also while it is held: copying it with each piece
+        would be quadratic.
+        """
         if self._held_from is not None:
+            self._held.append(self._text[self._held_from : self._at])
             self._held_from = 0
+        self._text = self._text[self._at :] + text
+        self._num_dropped += self._at
+        self._at = 0
 
     def end(self) -> None:
         """Marks the end of the text: `more` then returns False."""
@@ -37,7 +44,8 @@ class Scanner:
     # Backtracking: a parser holds the text that it reads, and then either releases it or goes back.
 
     def hold(self, back: int = 0) -> None:
-        """Keeps the text from here on, or from `back` characters before."""
+        """Keeps the text from here on, or from `back` characters before, which must be those found last."""
+        self._held.clear()
         self._held_from = self._at - back
 
     @property
@@ -54,16 +62,21 @@ class Scanner:
         return self._at == len(self._text)
 
     def release(self) -> None:
+        self._held.clear()
         self._held_from = None
 
     def held(self) -> str:
         """Everything read since `hold`."""
-        return self._text[self._held_from : self._at]
+        return "".join(self._held) + self._text[self._held_from : self._at]
 
     def go_back(self) -> None:
         """Returns to where the held text begins."""
         assert self._held_from is not None
-        self._at, self._held_from = self._held_from, None
+        earlier = "".join(self._held)
+        self._text = earlier + self._text
+        self._num_dropped -= len(earlier)
+        self._at = self._held_from
+        self.release()
 
     # For parsers: each of these yields until there is enough text to decide.
 
