@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from typing import TypeGuard
 
 _WORDS = {"True": True, "False": False, "None": None, "true": True, "false": False, "null": None}
-_MAX_DEPTH = 16
 _COMBINED = ("anyOf", "oneOf", "allOf")
 
 
@@ -46,18 +45,35 @@ def _refuse(word: str) -> object:
     raise ValueError(word)
 
 
-def _types(schema: object, root: Mapping[str, object], depth: int = 0) -> set[str]:
+def _types(schema: object, root: Mapping[str, object]) -> set[str]:
     """The types that the schema allows; empty if it allows any."""
-    if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
-        return set()
+    types: set[str] = set()
+    waiting, seen = [schema], set[int]()
+    while waiting:
+        each = waiting.pop()
+        # Each part once: parts that refer to one another several times would be visited exponentially often.
+        if isinstance(each, Mapping) and id(each) not in seen:
+            seen.add(id(each))
+            types |= _own_types(each)
+            waiting += _parts(each, root)
+    return types
+
+
+def _own_types(schema: Mapping[str, object]) -> set[str]:
+    """The types that the schema states itself, or that its values have."""
     types = set(filter(_is_text, _listed(schema.get("type"))))
-    if not types:
-        values = [schema["const"]] if "const" in schema else _listed(schema.get("enum"))
-        types = types.union(*map(_types_of, values))
+    if types:
+        return types
+    values = [schema["const"]] if "const" in schema else _listed(schema.get("enum"))
+    return types.union(*map(_types_of, values))
+
+
+def _parts(schema: Mapping[str, object], root: Mapping[str, object]) -> list[object]:
+    """The schemas that it combines or refers to."""
     parts = [part for name in _COMBINED for part in _listed(schema.get(name))]
     if isinstance(reference := schema.get("$ref"), str):
         parts.append(_referred(reference, root))
-    return types.union(*(_types(part, root, depth + 1) for part in parts))
+    return parts
 
 
 def _referred(reference: str, root: object) -> object:
