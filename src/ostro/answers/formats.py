@@ -102,7 +102,7 @@ _HERMES = CallFormat(
     between="\n",
     may_be_bare=True,
     # Other formats put the same tag before a call in another form.
-    evidence=(r"<tool_call>\s*\[?\s*\{\s*['\"]",),
+    evidence=(r"<tool_call>\s*+\[?+\s*+\{\s*+['\"]",),
     special=("<tool_call>", "</tool_call>"),
 )
 

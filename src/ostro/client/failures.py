@@ -102,9 +102,16 @@ def _made(
     return kind(message, param=told.param)
 
 
+_LONGEST_READ = 2_000
+_CONTEXT = re.compile(
+    r"length is (\d{1,15}) tokens.* (?:\((\d{1,15}) in the prompt, (\d{1,15}) to|(\d{1,15}) tokens in the)"
+)
+
+
 def _context_length_exceeded(message: str, param: str | None) -> OstroError:
     """Recovers the numbers from the server's message."""
-    numbers = re.search(r"length is (\d+) tokens.* (?:\((\d+) in the prompt, (\d+) to|(\d+) tokens in the)", message)
+    # Whoever answers may say anything, at any length.
+    numbers = _CONTEXT.search(message[:_LONGEST_READ])
     if numbers is None:
         return BadRequest(message, param=param)
     limit, prompt, output, alone = (int(number or 0) for number in numbers.groups())

@@ -17,8 +17,8 @@ ROOT = "root"
 
 _SPACE = re.compile(r"(?:[ \t\r\n]|#[^\n]*)*")
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
-_RULE_NAME = re.compile(r"([A-Za-z0-9_-]+)[ \t]*::=")
-_COUNTS = re.compile(r"\{\s*(\d{1,9})\s*(?:(,)\s*(\d{1,9})?\s*)?\}")
+_RULE_NAME = re.compile(r"([A-Za-z0-9_-]++)[ \t]*+::=")
+_COUNTS = re.compile(r"\{\s*+(\d{1,9})\s*+(?:(,)\s*+(\d{1,9})?\s*+)?\}")
 _ESCAPE = re.compile(r"\\(?:x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})|(.))", re.DOTALL)
 _PLAIN = {"n": "\n", "r": "\r", "t": "\t", '"': '"', "\\": "\\", "[": "[", "]": "]", "-": "-", "^": "^"}
 _TIMES = {"*": (0, None), "+": (1, None), "?": (0, 1)}
@@ -26,7 +26,7 @@ _TIMES = {"*": (0, None), "+": (1, None), "?": (0, 1)}
 
 def is_gbnf(text: str) -> bool:
     """Whether a grammar is in GBNF rather than in Lark's notation."""
-    return re.search(r"(?m)^\s*[A-Za-z0-9_-]+\s*::=", text) is not None
+    return re.search(r"(?m)^[^\S\n]*+[A-Za-z0-9_-]++\s*+::=", text) is not None
 
 
 @dataclass(frozen=True, slots=True)

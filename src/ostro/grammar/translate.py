@@ -31,7 +31,9 @@ _PLAIN_ESCAPES = 'nrbtf\\"'
 _ESCAPED = re.compile(r"\\u00[01]|\\u007f|\\x[01]|\\x7f|\x7f", re.IGNORECASE)
 
 # Rule options that masks alone cannot implement.
-_RULE_OPTION = re.compile(r"(?m)^\s*\w+\s*\[[^\]\n]*\b(max_tokens|temperature|stop|stop_capture|suffix_capture)\s*=")
+_RULE_OPTION = re.compile(
+    r"(?m)^[^\S\n]*+\w++\s*+\[[^\]\n]*\b(max_tokens|temperature|stop|stop_capture|suffix_capture)\s*+="
+)
 
 
 def translate(structured: StructuredOutput, special_ids: SpecialIds) -> Constraint:
