@@ -2,6 +2,7 @@
 
 import json
 import math
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -236,6 +237,25 @@ def test_a_config_that_makes_no_sense_is_damaged(change: Mapping[str, object], t
     directory = random_adapter(tmp_path / "a", random_model())
     (directory / "adapter_config.json").write_text(json.dumps({**peft_config(4), **change}))
     with pytest.raises(BadCheckpoint, match=r"adapter_config\.json"):
+        read_adapter(directory)
+
+
+@pytest.mark.parametrize("pattern", [r"(\w+)+\d\d\d", r"(.*)*(.*)*(.*)*z", "(a|a)*" * 50, r"(?:\w|\w\.|[a-z_.])*!"])
+def test_a_pattern_that_would_be_matched_for_years_is_matched_at_once(pattern: str, tmp_path: Path) -> None:
+    """Python's own engine tries all ways to divide a name, of which there are more than can be counted."""
+    directory = random_adapter(tmp_path / "a", random_model())
+    (directory / "adapter_config.json").write_text(json.dumps({**peft_config(4), "alpha_pattern": {pattern: 1}}))
+    began = time.process_time()
+    read_adapter(directory)
+    assert time.process_time() - began < 10
+
+
+@pytest.mark.parametrize("pattern", ["(" * 5000 + "a" + ")" * 5000, "a{99999999999}", "((a{999}){999}){999}", r"(a)\1"])
+def test_a_pattern_that_is_too_large_or_needs_backtracking_is_refused(pattern: str, tmp_path: Path) -> None:
+    """Some ended the server with an error that nobody expected."""
+    directory = random_adapter(tmp_path / "a", random_model())
+    (directory / "adapter_config.json").write_text(json.dumps({**peft_config(4), "alpha_pattern": {pattern: 1}}))
+    with pytest.raises(BadCheckpoint, match="alpha_pattern"):
         read_adapter(directory)
 
 

@@ -9,7 +9,7 @@ be served; knows no model. Imports numpy only to read the tensors, and never tor
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from reprlib import repr as shown
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from ostro.errors import BadCheckpoint, ModelNotFound, UnsupportedModel
 from ostro.formats.json_file import parse_json_object, read_json_object
+from ostro.formats.linear_regex import linear_matcher
 from ostro.models.row_order import RowOrder
 from ostro.sources.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 
@@ -133,29 +134,24 @@ class _Scaling:
 
     ranks: frozenset[int]
     alpha: float
-    alphas: Mapping[re.Pattern[str], float]
+    alphas: tuple[tuple[Callable[[str], bool], float], ...]
+    """Which names an alpha is for, and the alpha; the first that matches counts."""
     by_root: bool
 
     @classmethod
     def of(cls, path: Path, config: Mapping[str, object]) -> "_Scaling":
         _check(path, config)
         ranks = [config.get("r", 8), *_table(path, config, "rank_pattern").values()]
-        alphas = {}
-        for pattern, alpha in _table(path, config, "alpha_pattern").items():
-            try:
-                # A pattern matches the end of a name, starting at a dot.
-                alphas[re.compile(rf"(?:.*\.)?(?:{pattern})")] = _number(path, "alpha_pattern", alpha)
-            except re.error as error:
-                raise BadCheckpoint(f"{path}: 'alpha_pattern' holds {pattern!r}, which is not a pattern.") from error
+        alphas = _table(path, config, "alpha_pattern").items()
         return cls(
             ranks=frozenset(_rank(path, rank) for rank in ranks),
             alpha=_number(path, "lora_alpha", config.get("lora_alpha", 8)),
-            alphas=alphas,
+            alphas=tuple((_names(path, each), _number(path, "alpha_pattern", alpha)) for each, alpha in alphas),
             by_root=bool(config.get("use_rslora")),
         )
 
     def scale(self, target: str, rank: int) -> float:
-        alpha = next((alpha for pattern, alpha in self.alphas.items() if pattern.fullmatch(target)), self.alpha)
+        alpha = next((alpha for matches, alpha in self.alphas if matches(target)), self.alpha)
         return alpha / (math.sqrt(rank) if self.by_root else rank)
 
 
@@ -178,6 +174,17 @@ def _table(path: Path, config: Mapping[str, object], key: str) -> Mapping[str, o
     if not isinstance(value, Mapping):
         raise BadCheckpoint(f"{path}: {key!r} must be an object, got {value!r}.")
     return value
+
+
+def _names(path: Path, pattern: str) -> Callable[[str], bool]:
+    """Whether the pattern is one of a name: it matches the name's end, starting at a dot."""
+    try:
+        return linear_matcher(rf"(?:.*\.)?(?:{pattern})")
+    except ValueError as error:
+        raise BadCheckpoint(
+            f"{path}: 'alpha_pattern' holds {shown(pattern)}, which is not a pattern, or one with look-ahead or "
+            "references to groups. Write it without."
+        ) from error
 
 
 def _rank(path: Path, value: object) -> int:
