@@ -102,7 +102,8 @@ async def _on_ostro_error(request: Request, error: Exception) -> Response:
 async def _on_http_exception(request: Request, error: Exception) -> Response:
     """Handles the router's own errors: an unknown path, or a method that the path does not support."""
     assert isinstance(error, HTTPException)
-    path = request.url.path[:200]
+    # Not from `request.url`, in which the Host header could put another path, or none that can be parsed.
+    path = request.scope["path"][:200]
     match error.status_code:
         case HTTPStatus.NOT_FOUND:
             meant = _similar_path(request)

@@ -203,9 +203,10 @@ def check_caller(keyring: Keyring, hosts: HostRule | None, paths: Sequence[str],
 
 
 def _paths(scope: Scope) -> list[str]:
-    """The path in raw and in decoded form."""
-    raw = scope.get("raw_path")
-    return [scope["path"]] if raw is None else [scope["path"], bytes(raw).decode("latin-1")]
+    """The path in decoded and in raw form, as the router sees it: without the prefix that the app is mounted under."""
+    raw, root = scope.get("raw_path"), scope.get("root_path", "")
+    spelt = [scope["path"]] if raw is None else [scope["path"], bytes(raw).decode("latin-1")]
+    return [path.removeprefix(root) if path.startswith(root + "/") else path for path in spelt]
 
 
 def given_key(headers: Headers) -> str | None:

@@ -7,6 +7,7 @@ domain, so requests without a key are answered only under names that no stranger
 """
 
 import ipaddress
+import re
 import socket
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ _LOCAL = "localhost"
 _ANY = "*"
 _ALL_ADDRESSES = frozenset({"0.0.0.0", "::", ""})
 _LONGEST_SHOWN = 100
+# A Host header: a name or an IPv4 address, or an IPv6 address in brackets; then a port.
+_HOST = re.compile(r"(?:\[(?P<address>[^\[\]]*)\]|(?P<name>[^\[\]:/@?#\s]*))(?::[0-9]*)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +49,9 @@ class HostRule:
             if not self._allows(_without_port(host)):
                 raise NotAllowed(
                     f"This server has no API key, so it answers only to names that it knows, and "
-                    f"{_short(host)} is not one of them. Start it with --allowed-hosts {_short(_without_port(host))} "
-                    "(OSTRO_ALLOWED_HOSTS), set an API key, or call it by its IP address."
+                    f"{_short(host)} is not one of them. Start it with --allowed-hosts "
+                    f"{_short(_without_port(host)) or 'NAME'} (OSTRO_ALLOWED_HOSTS), set an API key, or call it by its "
+                    "IP address."
                 )
 
     def _allows(self, host: str) -> bool:
@@ -74,11 +78,11 @@ def _normalized(host: str) -> str:
 
 
 def _without_port(host: str) -> str:
-    """The name or address in a Host header: `name:8000`, `[::1]:8000`."""
-    host = host.strip()
-    if host.startswith("["):
-        return _normalized(host[1:].partition("]")[0])
-    return _normalized(host.partition(":")[0])
+    """The name or address in a Host header: `name:8000`, `[::1]:8000`. Empty for what is not of this form, such as
+    `[::1].evil.example`: other programs may read another name in it.
+    """
+    match = _HOST.fullmatch(host.strip())
+    return "" if match is None else _normalized(match["address"] or match["name"] or "")
 
 
 def _is_address(host: str) -> bool:
