@@ -109,14 +109,20 @@ function checkedText({ content, model, reasoning_content, thought_ms, tool_calls
 }
 
 function checkedCalls(calls) {
-  if (!Array.isArray(calls) || !calls.length || !calls.every(isCall)) throw new Error("A call in a conversation has no name or no arguments.");
-  return calls;
+  if (!Array.isArray(calls) || !calls.length) throw new Error("A turn of a conversation has no calls in its list of calls.");
+  return calls.map(checkedCall);
 }
 
-function isCall(call) {
+// The field that holds what a call of each type says.
+const SAID = new Map([["function", "arguments"], ["custom", "input"]]);
+
+/** The call with nothing but the fields that were checked: the page draws whatever it finds in a call. */
+function checkedCall(call) {
   const { id, type } = call ?? {};
-  const said = { function: call?.function?.arguments, custom: call?.custom?.input }[type];
-  return [id, call?.[type]?.name, said].every((each) => typeof each === "string");
+  const field = SAID.get(type);
+  const { name, [field]: said } = (field && call[type]) ?? {};
+  if (![id, name, said].every((each) => typeof each === "string")) throw new Error("A call in a conversation has no name or no arguments.");
+  return { id, type, [type]: { name, [field]: said } };
 }
 
 function checkedResults({ results }) {

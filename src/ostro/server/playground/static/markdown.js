@@ -199,8 +199,9 @@ function link(href, content) {
 
 const checkbox = (checked) => make("span", { role: "img", "aria-label": checked ? "done" : "to do" }, checked ? "☑ " : "☐ ");
 
-// Entities that models commonly write; others are shown as they are.
+// Entities that models commonly write; others are shown as they are. Without a prototype: &constructor; is none.
 const ENTITIES = {
+  __proto__: null,
   amp: "&", lt: "<", gt: ">", quot: '"', apos: "'", nbsp: "\u00a0", copy: "©", reg: "®", trade: "™", hellip: "…", mdash: "—",
   ndash: "–", bull: "•", middot: "·", deg: "°", plusmn: "±", times: "×", divide: "÷", le: "≤", ge: "≥", ne: "≠", larr: "←",
   uarr: "↑", rarr: "→", darr: "↓", infin: "∞", euro: "€", pound: "£", lsquo: "‘", rsquo: "’", ldquo: "“", rdquo: "”",

@@ -86,6 +86,7 @@ export class Runner {
 
 // Explanations of finish reasons that a user should know about.
 const ENDS = {
+  __proto__: null,
   length: "stopped: max tokens reached",
   repetition: "stopped: the answer was repeating itself",
 };

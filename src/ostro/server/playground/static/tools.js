@@ -51,6 +51,6 @@ function toolsIn(text) {
 }
 
 function named(tool) {
-  const name = tool[tool.type]?.name;
+  const name = Object.hasOwn(tool, tool.type) ? tool[tool.type]?.name : undefined;
   return typeof name === "string" ? [[name, { type: tool.type, [tool.type]: { name } }]] : [];
 }
