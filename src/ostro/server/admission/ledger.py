@@ -78,8 +78,8 @@ class Holding:
         self._move(room, before)
 
     def hold(self, size: int, *, expected: int = 0) -> None:
-        """Holds this much, in place of what it held; `expected` is what it is about to hold. Raises TryLater if there is
-        no room, or BodyTooLarge if there never will be.
+        """Holds this much, in place of what it held; `expected` is what it is about to hold. Raises TryLater if there
+        is no room, or BodyTooLarge if there never will be.
         """
         before, room = self._size, self._room
         self._move(self._ledger.long if max(size, expected) > SHORT else self._ledger.short, 0)
