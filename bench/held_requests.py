@@ -30,9 +30,10 @@ from serving import Server, resident_bytes, serving
 RESULTS = Path(__file__).parent / "results"
 HOSTILE, POLITE = "sk-hostile", "sk-polite"
 BARS = {"memory": 1.5, "polite": 2.0, "healthz_p99_seconds": 0.05}
-_TEXT = 100_000
+_TEXT = 300_000
 _LOAD_SECONDS = 30.0
 _SMALL: Mapping[str, object] = {"model": "a", "prompt": "Once upon a time", "max_tokens": 4, "temperature": 0}
+_RESPONSE: Mapping[str, object] = {"model": "a", "input": "word " * 3000}
 _LONG: Mapping[str, object] = {"model": "a", "prompt": "Once", "max_tokens": 4000, "ignore_eos": True, "stream": True}
 
 
@@ -90,35 +91,31 @@ def read(connection: socket.socket) -> bytes:
 
 
 def stalled(caller: Caller, number: int) -> socket.socket | None:
-    return caller.send("/v1/completions", {**_SMALL, "user": "u" * _TEXT * 2}, share=0.9)
+    return caller.send("/v1/completions", {**_SMALL, "prompt": "u" * _TEXT}, share=0.9)
 
 
 def stream(caller: Caller, number: int) -> socket.socket | None:
-    connection = caller.send("/v1/completions", {**_LONG, "user": "u" * _TEXT})
-    connection.recv(1)
-    return connection
+    return caller.send("/v1/completions", {**_LONG, "prompt": "word " * (_TEXT // 25), "truncate_prompt_tokens": 4})
 
 
 def background(caller: Caller, number: int) -> socket.socket | None:
-    tool = {"type": "function", "name": "look", "description": "d" * _TEXT, "parameters": {"type": "object"}}
-    body = {"model": "a", "input": "Hi", "background": True, "tools": [tool], "max_output_tokens": 4000}
-    caller.ask("/v1/responses", body)
+    caller.ask("/v1/responses", {**_RESPONSE, "background": True, "max_output_tokens": 4000})
     return None
 
 
 def stored(caller: Caller, number: int) -> socket.socket | None:
-    body = {"model": "a", "input": "Hi", "instructions": "Be brief.", "max_output_tokens": 16, "truncation": "auto"}
-    caller.ask("/v1/responses", {**body, "input": [{"role": "user", "content": "word " * (_TEXT // 50)}]})
+    caller.ask("/v1/responses", {**_RESPONSE, "max_output_tokens": 1})
     return None
 
 
 def for_grammar(caller: Caller, number: int) -> socket.socket | None:
-    choices = [f"{number} {place} {'x' * 50}" for place in range(1500)]
-    return caller.send("/v1/completions", {**_LONG, "structured_outputs": {"choice": choices}})
+    schema = {"enum": [f"{number} {place} {'x' * 90}" for place in range(500)]}
+    form = {"type": "json_schema", "json_schema": {"name": "choice", "schema": schema}}
+    return caller.send("/v1/completions", {**_LONG, "response_format": form})
 
 
 def for_model(caller: Caller, number: int) -> socket.socket | None:
-    return caller.send("/v1/completions", {**_SMALL, "model": "b", "user": "u" * _TEXT})
+    return caller.send("/v1/completions", {**_SMALL, "model": "b", "prompt": "u" * _TEXT})
 
 
 KINDS: Mapping[str, Callable[[Caller, int], socket.socket | None]] = {

@@ -232,11 +232,11 @@ def test_body_stays_in_the_budget_until_its_answer_ends(monkeypatch: pytest.Monk
     """It left once it was tokenised, but was kept to the end: thirty of 20 MB took 800 MB of a budget of 128."""
     set_faults(monkeypatch, "step_seconds=0.1")
     ledger = Ledger(256 << 10)
-    endless = {"prompt": "Hello", "max_tokens": 4000, "ignore_eos": True, "stream": True, "user": "u" * 150_000}
+    endless = {"prompt": "word " * 30_000, "truncate_prompt_tokens": 4, "max_tokens": 4000, "stream": True}
 
     async def scenario() -> None:
         async with client_of(ledger) as client:
-            async with client.stream("POST", COMPLETIONS, json=endless) as response:
+            async with client.stream("POST", COMPLETIONS, json=endless | {"ignore_eos": True}) as response:
                 assert response.status_code == 200
                 assert ledger.long.used > 150_000
                 assert (await client.post(COMPLETIONS, json=endless)).status_code == 503

@@ -4,6 +4,7 @@ import asyncio
 import json
 import socket
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from urllib.parse import urlsplit
@@ -17,6 +18,9 @@ from live_server import LiveServer, live_server
 from live_service import set_faults, until
 
 from ostro.errors import BodyTooLarge, TryLater
+from ostro.schemas.chat import ChatCompletionRequest
+from ostro.schemas.completions import CompletionRequest
+from ostro.schemas.wire import parse
 from ostro.server.admission.ledger import Holding, Ledger
 from ostro.server.api import HttpOptions
 from ostro.server.http.body import memory_of
@@ -88,7 +92,21 @@ def test_text_with_one_wide_character_counts_as_python_stores_it() -> None:
     assert 1000 <= memory_of("x" * 1000) < 1100
     assert 4000 <= memory_of("x" * 999 + "\U0001f600") < 4200
     assert memory_of([1] * 1000) > 8 * 1000
-    assert memory_of({"messages": [{"role": "user", "content": ""}] * 100}) > 100 * 500
+
+
+def test_fields_that_the_schema_ignores_do_not_count() -> None:
+    body = {"prompt": "Hello", "user": "u" * 100_000}
+    assert memory_of(body) > 100_000 > 10_000 > memory_of(parse(CompletionRequest, body))
+
+
+def test_objects_count_by_what_pydantic_makes_of_them() -> None:
+    """Measured by the allocator: the estimate is between half and twice of it."""
+    messages = [{"role": "user", "content": f"{number}"} for number in range(1000)]
+    tracemalloc.start()
+    request = parse(ChatCompletionRequest, {"messages": messages})
+    taken, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert taken / 2 < memory_of(request) < 2 * taken
 
 
 # --- over HTTP ------------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
 
+from pydantic import BaseModel
 from pydantic_core import from_json
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -34,9 +35,9 @@ _COSTS = {b",": 1, b"[": 4, b"{": 24, b":": 16}
 _ESCAPES = 8
 # Scanned at a time: other threads wait a millisecond for it.
 _BLOCK = 256 << 10
-# Memory besides their texts, measured: a header; a field of an object, whose value may become an object of its own.
+# Memory of a header besides its text, and of a model's object besides its fields.
 _HEADER = 128
-_FIELD = 256
+_MODEL = 256
 # Minimum default budget: a server with a small body limit still has room for a thousand of them.
 _LEAST_BUDGET = 64 << 20
 
@@ -137,21 +138,25 @@ def _decode(schema: type[Schema], data: bytearray) -> tuple[Schema, int]:
         value = from_json(data, allow_inf_nan=False)
     except ValueError as error:
         raise BadRequest(f"The body is not valid JSON: {error}.") from error
-    return parse(schema, value), memory_of(value)
+    request = parse(schema, value)
+    return request, memory_of(request)
 
 
 def memory_of(value: object) -> int:
-    """What a request that is parsed from this JSON value takes, roughly. It shares the value's texts, of which one
-    character beyond the sixteen-bit ones quadruples the size, and has objects in place of its containers.
+    """Memory that the value takes, with all that it refers to. Fields that the schema ignores are no part of it by now,
+    and a text takes up to four bytes a character.
     """
     total, left = 0, [value]
     while left:
         each = left.pop()
         total += sys.getsizeof(each)
-        if isinstance(each, dict):
-            total += _FIELD * len(each)
+        if isinstance(each, BaseModel):
+            total += _MODEL + sys.getsizeof(each.__dict__)
+            left += each.__dict__.values()
+        elif isinstance(each, dict):
+            left += each.keys()
             left += each.values()
-        elif isinstance(each, list):
+        elif isinstance(each, list | tuple):
             left += each
     return total
 

@@ -96,7 +96,9 @@ class BackgroundRun:
             raise RequestTimeout("The response has not ended yet. Get it later to see what became of it.") from None
 
     def end(self) -> None:
+        """What became of it is stored by then: the response is let go."""
         self.is_over = True
+        self.response = {}
         if self.log is not None:
             self.log.close()
         self._ended.set()

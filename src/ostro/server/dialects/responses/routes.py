@@ -155,7 +155,7 @@ def _log_dropped_tools(tools: OfferedTools, told: set[str]) -> None:
 
 
 def _body(stored: StoredResponse) -> Response:
-    body = _encode(stored.run.response) if stored.run is not None else stored.body
+    body = _encode(stored.run.response) if stored.run is not None and stored.is_running else stored.body
     return Response(body, media_type="application/json")
 
 
