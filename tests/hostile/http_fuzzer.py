@@ -22,6 +22,7 @@ is 1 if there are any.
 
 import argparse
 import asyncio
+import gc
 import json
 import logging
 import os
@@ -51,8 +52,8 @@ from ostro.server.http.protocol import BoundedHttp
 BATCH, MOST_SECONDS = 64, 2.0
 # All timers of a connection, and the body's reader, have run out by then.
 LONGER_THAN_ALL = 300.0
-# Once a tenth of the cases have run. The largest among them take some megabytes.
-MOST_GROWTH = 32 << 20
+# Bytes, which the largest cases scatter over more pages, and blocks. Measured every so many batches.
+MOST_GROWTH, MEASURED_EVERY = (32 << 20, 10_000), 25
 
 
 @dataclass
@@ -61,17 +62,27 @@ class Report:
     findings: list[str] = field(default_factory=list)
     num_messages: int = 0
     seconds: float = 0.0
-    growth: int = 0
+    held: list[tuple[int, int]] = field(default_factory=list)
+    """Bytes of memory and Python's blocks of it, every so often."""
+
+    @property
+    def growth(self) -> tuple[int, int]:
+        """From the first tenth of the run to its end."""
+        if not self.held:
+            return 0, 0
+        (bytes_then, blocks_then), (bytes_now, blocks_now) = self.held[len(self.held) // 10], self.held[-1]
+        return bytes_now - bytes_then, blocks_now - blocks_then
 
     @property
     def num_cases(self) -> int:
         return sum(self.outcomes.values()) + len(self.findings)
 
     def __str__(self) -> str:
+        grown, blocks = self.growth
         told = ", ".join(f"{count} {kind}" for kind, count in sorted(self.outcomes.items()))
         return (
             f"{self.num_cases} conversations with {self.num_messages} messages in {self.seconds:.0f} s, "
-            f"memory +{self.growth / 2**20:.1f} MiB: {told}; {len(self.findings)} findings"
+            f"memory {grown / 2**20:+.1f} MiB and {blocks:+} blocks: {told}; {len(self.findings)} findings"
         )
 
 
@@ -194,8 +205,8 @@ def fuzz(cases: Cases, count: int, first: int = 0) -> Report:
     at, end = first, first + count
     while at < end:
         at = _run_child(cases, at, end, report)
-    if report.growth > MOST_GROWTH:
-        report.findings.append(f"memory grew by {report.growth >> 20} MiB")
+    if any(grown > most for grown, most in zip(report.growth, MOST_GROWTH, strict=True)):
+        report.findings.append("memory grows")
     report.seconds = time.monotonic() - started
     return report
 
@@ -217,11 +228,11 @@ def _run_child(cases: Cases, first: int, end: int, report: Report) -> int:
     at = first
     with os.fdopen(reading) as results:
         for line in results:
-            at, outcomes, findings, num_messages, growth = json.loads(line)
+            at, outcomes, findings, num_messages, held = json.loads(line)
             report.outcomes.update(outcomes)
             report.findings += findings
             report.num_messages += num_messages
-            report.growth = max(report.growth, growth)
+            report.held += held
     _, status = os.waitpid(child, 0)
     if status:
         cause = signal.Signals(os.WTERMSIG(status)).name if os.WIFSIGNALED(status) else "an abort"
@@ -232,21 +243,20 @@ def _run_child(cases: Cases, first: int, end: int, report: Report) -> int:
 
 def _work(cases: Cases, firsts: range, end: int, results: TextIO) -> None:
     logging.disable()
-    base = 0
-    for done, first in enumerate(firsts):
+    for first in firsts:
         report, last = Report(), min(end, first + BATCH)
         # Processor time: waiting takes none, and a busy machine adds none.
         signal.setitimer(signal.ITIMER_PROF, MOST_SECONDS)
         cases.run(range(first, last), report)
         signal.setitimer(signal.ITIMER_PROF, 0)
-        if done <= len(firsts) // 10:
-            base = _resident()
-        told = (last, report.outcomes, report.findings, report.num_messages, _resident() - base)
-        print(json.dumps(told), file=results)
+        held = [_held()] if last == end or (first // BATCH) % MEASURED_EVERY == 0 else []
+        print(json.dumps((last, report.outcomes, report.findings, report.num_messages, held)), file=results)
 
 
-def _resident() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+def _held() -> tuple[int, int]:
+    gc.collect()
+    resident = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+    return resident, sys.getallocatedblocks()
 
 
 def main() -> int:
