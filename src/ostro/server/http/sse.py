@@ -73,20 +73,20 @@ class EventStream:
         assert self._attendant is not None
         self._attendant.cancel()
         if error is None:
-            await self._write(self._framing.done, more=False)
+            await self._end(self._framing.done)
         elif isinstance(error, Exception):
             shown = error if isinstance(error, OstroError) else internal_error()
-            await self._write(self._framing.failed(shown), more=False)
+            await self._end(self._framing.failed(shown))
 
     async def write(self, data: bytes) -> None:
         """Waits if the client reads more slowly than we write."""
         self._writing = True
-        await self._write(data, more=True)
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
         self._writing = False
         self._last = time.monotonic()
 
-    async def _write(self, data: bytes, *, more: bool) -> None:
-        await self._send({"type": "http.response.body", "body": data, "more_body": more})
+    async def _end(self, data: bytes) -> None:
+        await self._send({"type": "http.response.body", "body": data, "more_body": False})
 
     async def _attend(self) -> None:
         """Sends pings during long silences, so that proxies keep the connection open."""
