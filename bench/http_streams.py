@@ -2,11 +2,15 @@
 
     python bench/http_streams.py                  # 64 clients; the API process on one core, all else on another
     python bench/http_streams.py --no-save --clients 8 --pace 0.005
+    python bench/http_streams.py --against ../before/src     # by turns with another checkout's source
 
 Two settings, each in runs of equal work: `flat out`, where the engine is as fast as it can be and the server merges
 what its clients have not been sent yet; and `paced`, where each step of the engine takes a while, as a model would, so
 that nearly every token travels as an event of its own. The clients run in a process of their own. Each stream is
 `--tokens` long whatever the tokens are.
+
+With `--against`, both servers are up at once and get short bursts by turns, which a busy moment of the machine hits
+alike: the median of the bursts' ratios is steady where figures of one server vary by a fifth.
 """
 
 import argparse
@@ -69,6 +73,26 @@ def _pin_threads(pid: int, cores: set[int]) -> None:
         os.sched_setaffinity(int(thread), cores)
 
 
+def compare(before: Path, pace: float, clients: int, bursts: int) -> dict[str, float]:
+    """Median ratios of this source over the other: throughput, and the API process's CPU time for a token."""
+    env = {"OSTRO_FAULTS": f"fake,step_seconds={pace}"}
+    with serving(env=env | {"PYTHONPATH": str(before.resolve())}) as old, serving(env=env) as new:
+        for server in (old, new):
+            pin(server)
+            measure(server, clients, 1, 64)  # warm up
+        pairs = []
+        for number in range(bursts):
+            first, second = (old, new) if number % 2 else (new, old)
+            ran = {server: measure(server, clients, 1, 128) for server in (first, second)}
+            pairs.append((ran[old], ran[new]))
+    return {
+        "tokens_per_second": statistics.median(b.tokens_per_second / a.tokens_per_second for a, b in pairs),
+        "api_microseconds_per_token": statistics.median(
+            b.api_microseconds_per_token / a.api_microseconds_per_token for a, b in pairs
+        ),
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clients", type=int, default=64)
@@ -76,10 +100,20 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=256, help="of each request")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--pace", type=float, default=0.004, help="seconds that a step of the paced engine sleeps")
+    parser.add_argument("--against", type=Path, metavar="SRC", help="compare with another source tree; saves nothing")
+    parser.add_argument("--bursts", type=int, default=24, help="of each server, with --against")
     parser.add_argument("--no-save", action="store_true")
     args = parser.parse_args()
 
     cores = os.sched_getaffinity(0)
+    if args.against is not None:
+        for name, pace in (("flat out", 0.0), ("paced", args.pace)):
+            os.sched_setaffinity(0, cores)
+            found = compare(args.against, pace, args.clients, args.bursts)
+            print(
+                f"{name}: " + ", ".join(f"{field} {ratio:.3f} of before" for field, ratio in found.items()), flush=True
+            )
+        return
     record: dict[str, object] = {
         "clients": args.clients,
         "tokens_per_stream": args.tokens,

@@ -29,9 +29,11 @@ class Server:
 
 
 @contextmanager
-def serving(*args: str, env: Mapping[str, str] | None = None, ready: bool = True) -> Iterator[Server]:
-    """A server that is ready on entry, or merely listening if that suffices."""
-    command = [sys.executable, "-m", "ostro", "serve", "--port", "0", "--log-format", "json", "--no-access-log", *args]
+def serving(
+    *args: str, env: Mapping[str, str] | None = None, ready: bool = True, python: str = sys.executable
+) -> Iterator[Server]:
+    """A server that is ready on entry, or merely listening if that suffices. `python` may be another checkout's."""
+    command = [python, "-m", "ostro", "serve", "--port", "0", "--log-format", "json", "--no-access-log", *args]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, **(env or {})}) as process:
         try:
             assert process.stderr is not None
