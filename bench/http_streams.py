@@ -2,7 +2,7 @@
 
     python bench/http_streams.py                  # 64 clients; the API process on one core, all else on another
     python bench/http_streams.py --no-save --clients 8 --pace 0.005
-    python bench/http_streams.py --against ../before/src     # by turns with another checkout's source
+    python bench/http_streams.py --against ../before/.venv/bin/python     # by turns with another checkout
 
 Two settings, each in runs of equal work: `flat out`, where the engine is as fast as it can be and the server merges
 what its clients have not been sent yet; and `paced`, where each step of the engine takes a while, as a model would, so
@@ -73,10 +73,10 @@ def _pin_threads(pid: int, cores: set[int]) -> None:
         os.sched_setaffinity(int(thread), cores)
 
 
-def compare(before: Path, pace: float, clients: int, bursts: int) -> dict[str, float]:
-    """Median ratios of this source over the other: throughput, and the API process's CPU time for a token."""
+def compare(before: str, pace: float, clients: int, bursts: int) -> dict[str, float]:
+    """Median ratios of this checkout over the other: throughput, and the API process's CPU time for a token."""
     env = {"OSTRO_FAULTS": f"fake,step_seconds={pace}"}
-    with serving(env=env | {"PYTHONPATH": str(before.resolve())}) as old, serving(env=env) as new:
+    with serving(env=env, python=before) as old, serving(env=env) as new:
         for server in (old, new):
             pin(server)
             measure(server, clients, 1, 64)  # warm up
@@ -100,7 +100,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=256, help="of each request")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--pace", type=float, default=0.004, help="seconds that a step of the paced engine sleeps")
-    parser.add_argument("--against", type=Path, metavar="SRC", help="compare with another source tree; saves nothing")
+    parser.add_argument("--against", metavar="PYTHON", help="another checkout's interpreter; saves nothing")
     parser.add_argument("--bursts", type=int, default=24, help="of each server, with --against")
     parser.add_argument("--no-save", action="store_true")
     args = parser.parse_args()
@@ -110,9 +110,8 @@ def main() -> None:
         for name, pace in (("flat out", 0.0), ("paced", args.pace)):
             os.sched_setaffinity(0, cores)
             found = compare(args.against, pace, args.clients, args.bursts)
-            print(
-                f"{name}: " + ", ".join(f"{field} {ratio:.3f} of before" for field, ratio in found.items()), flush=True
-            )
+            ratios = ", ".join(f"{field} {ratio:.3f} of the other's" for field, ratio in found.items())
+            print(f"{name}: {ratios}", flush=True)
         return
     record: dict[str, object] = {
         "clients": args.clients,
