@@ -78,7 +78,11 @@ test-gpu: dev
 # CMake. The sanitizer is preloaded, as Python was built without it; Python frees little at exit, so leaks there
 # are not looked for.
 SANITIZED := build/sanitized
-SANITIZED_TESTS ?= tests/native tests/hostile/test_checkpoint_fuzzer.py
+SANITIZED_TESTS ?= tests/native tests/hostile/test_checkpoint_fuzzer.py \
+	tests/hostile/test_peers_cves_files.py::test_integers_of_packed_matrices_wrap_not_in_the_native_reader \
+	tests/hostile/test_peers_cves_files.py::test_matrices_of_more_than_two_to_the_31_values_are_read_where_they_are \
+	tests/hostile/test_peers_cves_files.py::test_ids_beyond_the_vocabulary_reach_no_table \
+	tests/hostile/test_peers_cves_files.py::test_the_native_core_itself_refuses_ids_beyond_its_tables
 test-native-sanitized: dev
 	cmake -S native -B $(SANITIZED) -DCMAKE_CXX_COMPILER=$(CXX) -DOSTRO_SANITIZE=address,undefined -DOSTRO_TESTS=ON
 	cmake --build $(SANITIZED) --parallel 2

@@ -1,4 +1,5 @@
-"""A short form of the checkpoint fuzzer, and that it notices what it is for. `make fuzz-checkpoints` runs the long one.
+"""Short forms of the fuzzers of models' files, and that they notice what they are for. `make fuzz-checkpoints` and
+`make fuzz-tokenizers` run the long ones.
 
 In processes of its own: it forks, and a test process has threads.
 """
@@ -49,6 +50,11 @@ def test_mutated_checkpoints_are_refused_or_right(count: int, seed: int) -> None
 @pytest.mark.full
 def test_mutated_encoders_are_refused_or_embed() -> None:
     fuzz(100, seed=18, seconds=300, outcomes=("refused", "torch", "native"), program="encoder_fuzzer.py")
+
+
+@pytest.mark.parametrize(("count", "seed"), [(60, 19), pytest.param(600, 20, marks=pytest.mark.full)])
+def test_mutated_tokenizers_are_refused_or_encode(count: int, seed: int) -> None:
+    fuzz(count, seed=seed, seconds=300, outcomes=("refused", "same", "other"), program="tokenizer_fuzzer.py")
 
 
 @pytest.mark.slow

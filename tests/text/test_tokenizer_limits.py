@@ -66,6 +66,7 @@ NORMALIZERS: dict[str, Part] = {
 PRE_TOKENIZERS: dict[str, Part] = {
     "words of letters": pre_tokenizers_of(*[METASPACE, ISOLATE, METASPACE | {"replacement": "b"}, ISOLATE] * 6),
     "bytes of bytes": pre_tokenizers_of(*[BYTES] * 11),
+    "bytes of letters": pre_tokenizers_of(*[BYTES | {"add_prefix_space": False}, ISOLATE] * 8),
     "many steps": pre_tokenizers_of(*[ISOLATE] * 1000),
 }
 
@@ -85,8 +86,9 @@ def test_a_pre_tokenizer_that_grows_without_limit_is_refused(tmp_path: Path, nam
 
 def test_the_refusal_names_the_worst_step(tmp_path: Path) -> None:
     normalizer = sequence(replace(" ", "▁"), replace("z", "y" * 700), {"type": "NFC"})
-    # A byte-level pre-tokenizer doubles it once more.
-    with pytest.raises(BadCheckpoint, match=r"1\.26e\+04 times .*; Replace \{'pattern': \{'String': 'z'\}.* 700 times"):
+    worst = r"6\.3e\+03 times as long, and 128 times is the most; Replace \{'pattern': \{'String': 'z'\}.* 700 times"
+    # Of 256 times, the byte-level pre-tokenizer takes two.
+    with pytest.raises(BadCheckpoint, match=worst):
         Tokenizer.load(with_parts(tmp_path, normalizer=normalizer))
 
 
@@ -114,7 +116,11 @@ def test_the_compiled_map_of_these_tests_is_one_to_the_library() -> None:
         (precompiled(b"a" * 90), 90),
         (replace(" ", "▁"), 3),
         (replace("▁▁", "▁"), 1),
-        (replace(" {2,}", "▁", "Regex"), 4),
+        (replace(" {2,}", "▁", "Regex"), 3),
+        (replace(r"\s+", "▁", "Regex"), 3),
+        (replace(r"\s+|", "▁", "Regex"), 4),
+        (replace(r"\s*", "▁", "Regex"), 4),
+        (replace(" +", "$0$0", "Regex"), 7),
         ({"type": "Prepend", "prepend": "▁"}, 4),
         ({"type": "Metaspace", "replacement": "▁", "add_prefix_space": True}, 4),
         (BYTES, 4),
@@ -123,7 +129,6 @@ def test_the_compiled_map_of_these_tests_is_one_to_the_library() -> None:
 )
 def test_growth_is_that_of_the_worst_text(part: Part | None, growth: float) -> None:
     assert declared_growth(part, None).factor == growth
-    assert declared_growth(None, part).factor == growth
 
 
 def test_a_compiled_map_of_long_strings_is_refused(tmp_path: Path) -> None:
@@ -135,6 +140,7 @@ def test_a_compiled_map_of_long_strings_is_refused(tmp_path: Path) -> None:
     "data", [b"", b"\0", b"\0\0\0\0", b"\xff\xff\xff\xff", b"\4\0\0\0\xff\xff\xff\xff", b"\0\0\0\0\xff"]
 )
 def test_a_damaged_compiled_map_is_refused(tmp_path: Path, data: bytes) -> None:
+    """The library allocates as much as the map says it has, up to eight gigabytes, and aborts if it cannot."""
     damaged = {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(data).decode()}
     with pytest.raises(BadCheckpoint):
         Tokenizer.load(with_parts(tmp_path, normalizer=damaged))
@@ -206,13 +212,6 @@ USUAL: dict[str, tuple[Part | None, Part | None]] = {
     "CLIP": (sequence({"type": "NFC"}, replace(r"\s+", " ", "Regex"), {"type": "Lowercase"}), BYTES),
     "T5": (sequence(NFKC_MAP, replace(" {2,}", "▁", "Regex")), METASPACE),
     "XLM-RoBERTa": (NFKC_MAP, pre_tokenizers_of(WORDS, METASPACE)),
-    "ALBERT": (
-        sequence(
-            *(replace("``", '"'), replace("''", '"')),
-            *({"type": "NFKD"}, {"type": "StripAccents"}, {"type": "Lowercase"}, NFKC_MAP),
-        ),
-        pre_tokenizers_of(WORDS, METASPACE),
-    ),
     "BERT": (
         json.loads(normalizers.BertNormalizer().__getstate__()),
         {"type": "BertPreTokenizer"},
@@ -226,10 +225,10 @@ def test_the_steps_of_usual_tokenizers_are_taken(tmp_path: Path, name: str) -> N
     tokenizer = Tokenizer.load(with_parts(tmp_path, normalizer=normalizer, pre_tokenizer=pre_tokenizer))
     assert tokenizer.encode("The quick brown fox") == tokenizer._core.encode("The quick brown fox").ids
     growth = declared_growth(normalizer, pre_tokenizer)
-    if name not in ("CLIP", "T5", "XLM-RoBERTa", "ALBERT"):
+    if name not in ("CLIP", "T5", "XLM-RoBERTa"):
         assert growth.factor <= ORDINARY_GROWTH
-    # A book's chapter, for models of 512 tokens; for others, more than fits into any context.
-    growth.check("é" * 20_000)
+    # More than fits into the contexts of these models.
+    growth.check("é" * 60_000)
 
 
 def test_vocabularies_of_gguf_files_and_of_older_berts_have_usual_steps() -> None:
@@ -241,11 +240,11 @@ def test_vocabularies_of_gguf_files_and_of_older_berts_have_usual_steps() -> Non
 
 
 def test_texts_are_limited_where_growth_is_more_than_ordinary(tmp_path: Path) -> None:
-    directory = with_parts(tmp_path, normalizer=replace("z", "y" * 500))
+    directory = with_parts(tmp_path, normalizer=replace("z", "y" * 100))
     tokenizer = Tokenizer.load(directory, chat_template="generic")
     # The vocabulary's byte-level alphabet may double it once more.
-    most = MAX_GROWN_BYTES // 1000
-    too_long, refused = "é" * (most // 2 + 1), pytest.raises(BadRequest, match=r"at most .* 1000 times as long")
+    most = MAX_GROWN_BYTES // 200
+    too_long, refused = "é" * (most // 2 + 1), pytest.raises(BadRequest, match=r"at most .* 200 times as long")
     assert len(tokenizer.encode("a" * (most // 10))) > 0
     for encode in (
         lambda: tokenizer.encode(too_long),

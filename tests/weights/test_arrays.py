@@ -10,6 +10,7 @@ from model_directory import pickle_weights
 from native_directory import WIDE, write
 from safetensors.torch import save_file
 
+from ostro.errors import UnsupportedModel
 from ostro.weights import open_checkpoint
 from ostro.weights.arrays import WeightArray, array_of, read_safetensors
 
@@ -100,3 +101,9 @@ def test_pickles_give_the_same_arrays_as_safetensors(tmp_path: Path) -> None:
     for name, floats in expected.items():
         assert found[name].format == "BF16"
         np.testing.assert_array_equal(found[name].floats(), floats)
+
+
+def test_integers_are_no_weights() -> None:
+    """One in a quantised checkpoint raised a KeyError."""
+    with pytest.raises(UnsupportedModel, match="type U32 cannot be unpacked"):
+        WeightArray.of(np.ones((2, 2), np.uint32)).floats()

@@ -14,22 +14,23 @@ that vocabularies with Unicode's own long expansions keep working.
 Decoders need no bound: `pieces` decodes by code of its own, and refuses a decoder that does anything else.
 """
 
-import binascii
 import math
+import re
 import struct
 from base64 import b64decode
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
 from ostro.errors import BadCheckpoint, BadRequest
 
-MAX_GROWTH = 1024
+MAX_GROWTH = 256
 ORDINARY_GROWTH = 16
 """Growth that every text may have: what the steps of usual vocabularies add up to."""
-MAX_GROWN_BYTES = 32 << 20
-"""A text's most bytes after all steps, where its growth may be more than ordinary. Each takes some 130 of memory."""
-MAX_STEPS = 64
+MAX_GROWN_BYTES = 16 << 20
+"""A text's most bytes after all steps, where its growth may be more than ordinary. Each takes some 130 of memory, and a
+million of them a second."""
+MAX_STEPS = 32
 """Normalizers or pre-tokenizers, and steps of a post-processor. Each passes over the whole text."""
 MAX_FRAME = 1024
 """Special tokens that a post-processor adds to a text."""
@@ -54,6 +55,8 @@ _FIXED: Mapping[object, float] = {
     **dict.fromkeys(("Metaspace", "Punctuation", "Split", "UnicodeScripts", "Whitespace", "WhitespaceSplit"), 1.0),
     None: 1.0,
 }
+# One character or white space, perhaps repeated: it never matches nothing.
+_CHARACTERS = re.compile(r"(?:\\s|[^\\\[\](){}.*+?^$|])(?:\+|\{[1-9]\d*,\d*\})?")
 _LISTS = ("normalizers", "pretokenizers", "processors")
 
 
@@ -77,16 +80,21 @@ class Growth:
 
 def declared_growth(normalizer: object, pre_tokenizer: object) -> Growth:
     """Of the two as in a tokenizer.json, or None for what it lacks. Raises BadCheckpoint for unbounded work."""
-    steps = [*_steps(normalizer), *_steps(pre_tokenizer)]
+    # A pre-tokenizer works on every word by itself, and takes longer over each byte.
+    words = _product("pre-tokenizers", list(_steps(pre_tokenizer)), ORDINARY_GROWTH)
+    return Growth(words * _product("normalizers", list(_steps(normalizer)), MAX_GROWTH / words))
+
+
+def _product(what: str, steps: Sequence[Mapping[str, object]], most: float) -> float:
     factors = [_factor(step) for step in steps]
     growth = math.prod(factors)
-    if not growth <= MAX_GROWTH:
+    if not growth <= most:
         worst = factors.index(max(factors))
         raise _refused(
-            f"its normalizers and pre-tokenizers may make a text {growth:.3g} times as long, and {MAX_GROWTH} times "
-            f"is the most; {_name(steps[worst])} alone makes it {factors[worst]:.3g} times as long"
+            f"its {what} may make a text {growth:.3g} times as long, and {most:.3g} times is the most; "
+            f"{_name(steps[worst])} alone makes it {factors[worst]:.3g} times as long"
         )
-    return Growth(growth)
+    return growth
 
 
 def check_frame(post_processor: object, num_added: int) -> None:
@@ -158,11 +166,14 @@ def _factor(step: Mapping[str, object]) -> float:
 
 
 def _replaced(pattern: object, content: object) -> float:
-    length = _size(content)
-    if isinstance(pattern, Mapping) and list(pattern) == ["String"] and (replaced := _size(pattern["String"])):
+    length, declared = _size(content), pattern if isinstance(pattern, Mapping) else {}
+    if list(declared) == ["String"] and (replaced := _size(declared["String"])):
         return max(1.0, length / replaced)
-    # A regular expression may match nothing at every place, and each $ in the content repeat its match.
-    return 1.0 + length + (content.count("$") if isinstance(content, str) else 0)
+    regex, repeats = declared.get("Regex"), content.count("$") if isinstance(content, str) else 0
+    if isinstance(regex, str) and _CHARACTERS.fullmatch(regex) and not repeats:
+        return max(1.0, length)
+    # Other expressions may match nothing at every place, and each $ in the content may repeat the match.
+    return 1.0 + length + repeats
 
 
 def _size(text: object) -> int:
@@ -184,10 +195,10 @@ def _text_used(piece: object) -> object:
 
 
 def _charsmap_growth(encoded: object) -> float:
-    """A map is a trie from UTF-8 keys to places in a list of strings that end with NUL; 1 for one that is malformed,
-    which the library refuses.
+    """A map is a trie from UTF-8 keys to places in a list of strings that end with NUL. Keys of one and two bytes are
+    looked up; all others are counted as three bytes for the longest string.
 
-    Keys of one and two bytes are looked up; all others are counted as three bytes for the longest string.
+    Raises BadCheckpoint for a damaged map: the library allocates as much as it says, and aborts if it cannot.
     """
     if not isinstance(encoded, str):
         return 1.0
@@ -195,8 +206,8 @@ def _charsmap_growth(encoded: object) -> float:
         data = b64decode(encoded, validate=True)
         units = struct.unpack_from("<I", data)[0] // 4
         trie = _Trie(struct.unpack_from(f"<{units}I", data, 4), data[4 + 4 * units :])
-    except (binascii.Error, struct.error):
-        return 1.0
+    except (ValueError, struct.error) as error:
+        raise _refused(f"its compiled map of characters is damaged ({error})") from error
     return max(1.0, trie.longest / 3, *trie.growths())
 
 

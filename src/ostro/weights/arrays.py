@@ -99,10 +99,10 @@ class WeightArray:
         return _INTEGERS.get(self.format, self.format)
 
     def floats(self) -> Floats:
-        """The weight in float32. Only for floating-point and quantized formats."""
+        """The weight in float32. Raises UnsupportedModel for a format that holds no weights, such as integers."""
         # NaN and overflow are left to the caller to detect.
         with np.errstate(invalid="ignore", over="ignore"):
-            values = dequantized(self.raw, self.format) if self.is_quantized else _DECODERS[self.format](self.raw)
+            values = _DECODERS[self.format](self.raw) if self.is_float else dequantized(self.raw, self.format)
         if self.transposed:
             *stack, rows, columns = self.shape
             values = values.reshape(*stack, columns, rows).swapaxes(-1, -2)
