@@ -197,6 +197,23 @@ def test_a_vocabulary_that_takes_too_long_over_a_word_is_refused(tmp_path: Path,
         Tokenizer.load(tmp_path)
 
 
+@pytest.mark.parametrize("prefix", ["\n", "#", "##", "é"])
+@pytest.mark.parametrize("older", [False, True])
+def test_a_prefix_that_merges_lack_is_refused(tmp_path: Path, prefix: str, older: bool) -> None:
+    """The library cut its bytes off them, and what was left of a character aborted the process."""
+    merges = ["a é", "é a"] if older else [["a", "é"], ["é", "a"]]
+    vocab = {piece: number for number, piece in enumerate(("a", "é", "aé", "éa"))}
+    model = {"type": "BPE", "vocab": vocab, "merges": merges, "continuing_subword_prefix": prefix}
+    with pytest.raises(BadCheckpoint, match="continuing_subword_prefix"):
+        Tokenizer.load(with_parts(tmp_path, model=model))
+
+
+def test_a_prefix_that_merges_have_is_taken(tmp_path: Path) -> None:
+    vocab = {piece: number for number, piece in enumerate(("a", "b", "##b", "ab"))}
+    model = {"type": "BPE", "vocab": vocab, "merges": [["a", "##b"]], "continuing_subword_prefix": "##"}
+    assert Tokenizer.load(with_parts(tmp_path, model=model)).encode("ab", add_special=False) == [3]
+
+
 # --- usual tokenizers -----------------------------------------------------------------------------------------------
 
 # As long as those of SentencePiece's own form of NFKC: U+FDFA becomes 33 bytes.

@@ -9,7 +9,7 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from ostro.errors import BadCheckpoint, ModelNotFound, UnsupportedModel
-from ostro.text.tokenizer_limits import MAX_VOCABULARY, declared_growth
+from ostro.text.tokenizer_limits import MAX_VOCABULARY, check_merges, declared_growth
 
 # The largest legitimate ones have forty megabytes.
 _MAX_BYTES = 256 << 20
@@ -49,11 +49,19 @@ def read_core(directory: Path) -> tokenizers.Tokenizer:
     raise ModelNotFound(f"There is no tokenizer.json in {directory}. Copy it there from the original model.")
 
 
+class _Merging(msgspec.Struct):
+    """The part of a vocabulary that is checked before the library reads it."""
+
+    continuing_subword_prefix: object = None
+    merges: msgspec.Raw = msgspec.Raw(b"[]")
+
+
 class _Rewriting(msgspec.Struct):
     """The parts of a tokenizer.json that change texts."""
 
     normalizer: object = None
     pre_tokenizer: object = None
+    model: _Merging | None = None
 
 
 def _read_tokenizer(path: Path) -> tokenizers.Tokenizer:
@@ -67,6 +75,9 @@ def _read_tokenizer(path: Path) -> tokenizers.Tokenizer:
         rewriting = msgspec.json.decode(data, type=_Rewriting)
         # Before the library reads it, which normalises the added tokens.
         declared_growth(rewriting.normalizer, rewriting.pre_tokenizer)
+        if rewriting.model is not None and (prefix := rewriting.model.continuing_subword_prefix):
+            # Few vocabularies have one: the merges of others are not read twice.
+            check_merges(prefix, msgspec.json.decode(rewriting.model.merges))
         return tokenizers.Tokenizer.from_buffer(data)
     except BadCheckpoint as error:
         raise BadCheckpoint(f"{path}: {error.message}") from None

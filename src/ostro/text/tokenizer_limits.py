@@ -125,6 +125,20 @@ def check_words(longest_word: int, longest_piece: int, *affixes: str | None) -> 
         raise _refused(f"it adds more than {MAX_AFFIX} characters to each part of a word (continuing_subword_prefix)")
 
 
+def check_merges(prefix: object, merges: object) -> None:
+    """Raises BadCheckpoint for merges whose second parts lack the prefix of parts within a word. The library cuts its
+    length off each of them unseen: what is left of a character aborts the process.
+    """
+    if isinstance(prefix, str) and not all(_second(merge).startswith(prefix) for merge in _listed(merges)):
+        raise _refused(f"not all of its merges have its continuing_subword_prefix {prefix!r:.40}")
+
+
+def _second(merge: object) -> str:
+    """The second part of a merge, which older files write as one text."""
+    second = merge[-1] if isinstance(merge, list) and merge else merge
+    return second if merge is not second and isinstance(second, str) else str(second).rpartition(" ")[2]
+
+
 def _refused(why: str) -> BadCheckpoint:
     return BadCheckpoint(f"The tokenizer is refused: {why}. Use the original model's, or give one with --tokenizer.")
 
