@@ -33,6 +33,7 @@ from fastapi import FastAPI
 from listening_sockets import Listening, listening_in
 from live_server import LiveServer, live_server
 from model_directory import write_model
+from playground_page import until
 from regex_pumps import CpuLimit, Found, pumped, regexes_in, slowest
 from scripted_server import CLOSE, Scripted, plain, scripted_server
 from served_routes import Answered, files_of_the_page, routes_of_the_app, send, wire
@@ -271,7 +272,9 @@ def test_pickle_on_sockets_of_a_mesh(tmp_path: Path) -> None:
     sizes = ("--max-batch-seqs", "2", "--max-batch-tokens", "16", "--kv-memory", "2M")
     env = {"XLA_FLAGS": "--xla_backend_optimization_level=0", "OSTRO_CACHE": str(tmp_path / "cache")}
     divided = ("--backend", "jax", "--device", "cpu", "--tensor-parallel", "2", *sizes)
-    with live_server(tmp_path, str(model), *divided, faults="", env=env, cold=True) as server:
+    with live_server(tmp_path, str(model), *divided, faults="", env=env, cold=True, ready=False) as server:
+        # The mesh is complete when the first program was compiled for it; the others take a minute.
+        until(lambda: "program 1 of" in server.log_text, "nothing was compiled", seconds=300)
         assert_only_http_listens(server, listening_in(server.process.pid))
 
 
