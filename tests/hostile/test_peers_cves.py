@@ -24,6 +24,7 @@ from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any, cast
+from urllib.parse import quote
 
 import httpx
 import pytest
@@ -44,7 +45,7 @@ from ostro.answers import formats
 from ostro.answers.profile import ReasoningMarkers
 from ostro.answers.reader import AnswerReader
 from ostro.answers.tools import Tool
-from ostro.config import PREFIX
+from ostro.config import PREFIX, EngineConfig
 from ostro.errors import OstroError
 from ostro.sampling_params import SamplingParams
 from ostro.server.admission.auth import OPEN_PATHS, Authentication, Keyring
@@ -735,6 +736,60 @@ def test_errors_that_leak_paths_keys_or_prompts(tmp_path: Path) -> None:
         text = text.replace("..%2f..%2fcanary", "").replace("../../canary", "")
         assert not [word for word in canaries if word in text], (place, text[:1000])
         assert len(each.body) < 4_000, (place, text[:300])
+
+
+# --- names that are paths -------------------------------------------------------------------------------------------
+
+PATHS = (
+    *("../outside", "..", "../../outside", "models/../../outside", "./good", "good/..", "good/../../outside", "/etc"),
+    *(
+        "..%2foutside",
+        "%2e%2e/outside",
+        "..\\outside",
+        "good\0",
+        "~",
+        "~root",
+        "$HOME",
+        "file:///etc",
+        ".hidden",
+    ),
+)
+
+
+def test_names_that_are_paths(tmp_path: Path) -> None:
+    """A model's name never leads out of the directory of models, in a body, in a path, or as an adapter's. A peer wrote
+    files to wherever a name pointed.
+    """
+    write_model(tmp_path / "models" / "good")
+    outside = write_model(tmp_path / "outside")
+    before = sorted(path.name for path in tmp_path.rglob("*"))
+    arguments = (
+        "--models",
+        str(tmp_path / "models"),
+        "--threads",
+        "1",
+        "--kv-memory",
+        "4M",
+        "--profile",
+        str(tmp_path),
+    )
+    run = tmp_path.with_name(tmp_path.name + "-run")
+    run.mkdir()
+    with live_server(run, *arguments, faults="") as server, wire(server) as connection:
+        for name in (*PATHS, str(outside)):
+            for path in BODIES if name == PATHS[0] else ("/v1/completions", "/v1/embeddings"):
+                answer = send(connection, "POST", path, body={**BODIES[path], "model": name})
+                assert answer.status in (400, 403, 404), (path, name, answer)
+            spelt = quote(name, safe="/%")
+            for path in (f"/admin/load/{spelt}", f"/admin/pin/{spelt}"):
+                answer = send(connection, "POST", path)
+                assert answer.status in (404, REFUSED_OUTRIGHT), (path, answer)
+            answer = send(connection, "GET", f"/v1/models/{spelt}")
+            assert answer.status in (404, REFUSED_OUTRIGHT), (name, answer)
+    assert sorted(path.name for path in tmp_path.rglob("*")) == before
+    for name in PATHS:
+        with pytest.raises(OstroError):
+            EngineConfig(adapters=((name, str(outside)),))
 
 
 # --- sizes ----------------------------------------------------------------------------------------------------------
