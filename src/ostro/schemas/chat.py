@@ -97,7 +97,7 @@ class Message(RequestModel):
         return self
 
     def for_template(self) -> dict[str, object]:
-        """As chat templates expect it. A template without a developer role gets the message as system."""
+        """As chat templates expect it: a developer message becomes a system message."""
         given = self.model_dump(exclude_none=True)
         if self.tool_calls is not None:
             given["tool_calls"] = [call.for_template() for call in self.tool_calls]
@@ -124,7 +124,7 @@ class ReasoningFields(RequestModel):
     def _check_budgets(self) -> Self:
         given = [name for name in _BUDGETS if getattr(self, name) is not None]
         if len({getattr(self, name) for name in given}) > 1:
-            raise refusal(given[1], f"differs from {given[0]}: give one of them")
+            raise refusal(given[1], f"differs from {given[0]}: give only one of them")
         return self
 
     @property
@@ -153,13 +153,13 @@ class ChatCompletionRequest(GenerationRequest, ToolFields, ReasoningFields, Temp
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     """The older name of max_completion_tokens."""
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
-    """None is the model's own default, `--default-max-tokens`, or as many as fit."""
+    """None is `--default-max-tokens`, otherwise the model's own default, otherwise as many as fit."""
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     """0 to 20; only with logprobs."""
     prediction: Prediction | None = None
-    """What the answer is expected to say: it comes sooner where that is right, if `speculative` is on for the model's
-    device and backend, and is the same in any case."""
+    """What the answer is expected to say. Where it is right, the answer comes sooner, if `speculative` is on for the
+    model's device and backend; the answer itself does not change."""
     add_generation_prompt: bool = True
     """false: the prompt does not end with the start of the model's answer."""
     continue_final_message: bool = False
@@ -170,14 +170,14 @@ class ChatCompletionRequest(GenerationRequest, ToolFields, ReasoningFields, Temp
         if self.top_logprobs is not None and not self.logprobs:
             raise refusal("top_logprobs", "needs logprobs: set that to true")
         if len({self.max_tokens, self.max_completion_tokens} - {None}) > 1:
-            raise refusal("max_tokens", "differs from max_completion_tokens: give one of them")
+            raise refusal("max_tokens", "differs from max_completion_tokens: give only one of them")
         return self
 
     @model_validator(mode="after")
     def _check_template(self) -> Self:
         asks_for_prompt = self.add_generation_prompt and "add_generation_prompt" in self.model_fields_set
         if self.continue_final_message and asks_for_prompt:
-            raise refusal("add_generation_prompt", "contradicts continue_final_message: set one of them to true")
+            raise refusal("add_generation_prompt", "contradicts continue_final_message: set only one of them to true")
         return self
 
     def sampling_params(self) -> SamplingParams:
@@ -222,7 +222,7 @@ class CalledCustomTool(WireModel):
 
 
 class ChatToolCall(WireModel):
-    """A call of a function or of a custom tool, as `type` says."""
+    """A call to a function or a custom tool, depending on `type`."""
 
     id: str
     type: Literal["function", "custom"] = "function"
@@ -305,5 +305,5 @@ class ChatCompletionChunk(WireModel):
     created: int
     model: str
     choices: list[ChatChunkChoice]
-    """Empty in the last one, which has the usage."""
+    """Empty in the final usage chunk, which is sent if `include_usage` is set."""
     usage: Usage | None = None

@@ -238,7 +238,7 @@ class MessagesInput(GenerationRequest, TemplateFields):
     @model_validator(mode="after")
     def _check_format(self) -> Self:
         if self.output_config.format is not None and super()._asked() is not None:
-            complaint = "contradicts the other field that says what the output must look like: give one of them"
+            complaint = "contradicts the other field that says what the output must look like: give only one of them"
             raise refusal("output_config", complaint)
         return self
 

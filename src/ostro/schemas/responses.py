@@ -424,7 +424,8 @@ class ResponseInput(GenerationRequest, TemplateFields):
     previous_response_id: ItemId | None = None
     """Continue that response: its input and output come before this input."""
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
-    """Reasoning included. None is the model's own default, `--default-max-tokens`, or as many as fit."""
+    """Reasoning included. None is `--default-max-tokens`, otherwise the model's own default,
+    otherwise as many as fit."""
     text: TextConfig = TextConfig()
     """The format of the answer: `text`, `json_object`, or `json_schema` with its schema."""
     tools: Annotated[list[ResponseTool], Field(max_length=MAX_TOOLS, fail_fast=True)] = Field(default_factory=list)
@@ -442,7 +443,7 @@ class ResponseInput(GenerationRequest, TemplateFields):
     def _check_format(self) -> Self:
         if self.text.format.type != "text" and super()._asked() is not None:
             raise refusal(
-                "text", "contradicts the other field that says what the output must look like: give one of them"
+                "text", "contradicts the other field that says what the output must look like: give only one of them"
             )
         return self
 

@@ -136,9 +136,9 @@ class StructuredOutputs(RequestModel):
         if not names:
             raise refusal("json", "or one of json_object, regex, choice, grammar and structural_tag is required")
         if len(names) > 1:
-            raise refusal(names[1], f"contradicts {names[0]}: give one of them")
+            raise refusal(names[1], f"contradicts {names[0]}: give only one of them")
         if self.disable_any_whitespace and self.whitespace_pattern is not None:
-            raise refusal("whitespace_pattern", "contradicts disable_any_whitespace: give one of them")
+            raise refusal("whitespace_pattern", "contradicts disable_any_whitespace: give only one of them")
         return self
 
     def output(self, options: "_Options") -> tuple[FormatSource, StructuredOutput]:
@@ -203,7 +203,7 @@ class StructuredFields(RequestModel):
             given.remove("response_format")
         if len(given) > 1:
             raise refusal(
-                given[1], f"contradicts {given[0]}: both say what the output must look like, so give one of them"
+                given[1], f"contradicts {given[0]}: both say what the output must look like, so give only one of them"
             )
         return self
 

@@ -245,8 +245,8 @@ class _ModelSettings(BaseSettings):
     role: Literal["both", "prefill", "decode"] = Field(
         "both",
         description=(
-            "prefill also computes prompts for other servers (POST /prefill); decode has a server of that role compute "
-            "long prompts, and goes on from there. Both need kv_shared"
+            "prefill also computes prompts for other servers (POST /prefill); decode has a prefill server compute long "
+            "prompts, and continues from there. These two roles need kv_shared"
         ),
     )
     prefill_url: Annotated[str, AfterValidator(_server_address)] | None = Field(
@@ -254,7 +254,7 @@ class _ModelSettings(BaseSettings):
     )
     prefill_key: Annotated[Secrets, Field(max_length=1)] = Field((), description="the API key for prefill_url")
     prefill_min_tokens: Positive = Field(
-        512, description="for role decode: prompts of which fewer tokens are not cached are computed here"
+        512, description="for role decode: prompts with fewer uncached tokens than this are computed here"
     )
     prefill_timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
         120.0, description="for role decode: seconds after which a prompt is computed here instead"
@@ -348,8 +348,8 @@ class ServeSettings(_EngineSettings):
     max_concurrent_requests: Positive | None = Field(
         None,
         description=(
-            "requests in the engine at once; a request with several prompts or choices counts once for each, but as at "
-            "most half of the limit (default: twice max_batch_seqs, or 512)"
+            "requests in the engine at once; a request with several prompts or choices counts once for each, but never "
+            "as more than half the limit (default: twice max_batch_seqs, or 512)"
         ),
     )
     max_new_tokens: Positive | None = Field(
