@@ -1,4 +1,4 @@
-"""HRM-Text: two stacks of layers that run several times a token, each time with keys and values of their own."""
+"""HRM-Text: two stacks of layers that run several times per token, each time with keys and values of their own."""
 
 from family_case import Config, FamilyCase
 

@@ -290,7 +290,7 @@ def test_a_model_with_measured_kernels_gives_the_twins_logits(
 
 
 def test_other_models_have_none_for_a_reason() -> None:
-    assert why_unfused(random_model(TINY["hrm_text"])) == "its layers run several times a token"
+    assert why_unfused(random_model(TINY["hrm_text"])) == "its layers run several times per token"
     odd = random_model({**TINY["qwen3_moe"], "moe_intermediate_size": 12})
     assert why_unfused(odd) == "its experts' widths are not multiples of 8"
     for many in ({"num_experts": 513}, {"num_experts": 40, "num_experts_per_tok": 17}):
@@ -300,7 +300,7 @@ def test_other_models_have_none_for_a_reason() -> None:
         assert why_unfused(random_model({**TINY["qwen3_moe"], **most})) is None
     assert {why_unfused(random_model(config)) for config in TINY.values()} == {
         None,
-        "its layers run several times a token",
+        "its layers run several times per token",
         "its router scales what experts read",
         "its layers differ in their heads",
     }

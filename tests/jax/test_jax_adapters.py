@@ -225,7 +225,7 @@ def test_an_adapter_that_does_not_fit_the_dtype_is_refused_by_name() -> None:
 
 
 def test_an_adapter_of_another_model_is_refused() -> None:
-    with pytest.raises(BadCheckpoint, match="it may be made for another"):
+    with pytest.raises(BadCheckpoint, match="the adapter may have been made for another model"):
         placed("llama", 1, adapters_of("gpt2"))
 
 

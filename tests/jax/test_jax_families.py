@@ -100,7 +100,7 @@ def refused(name: str) -> str | None:
 def test_hrm_text_mixtures_of_experts_and_what_torch_alone_runs_are_refused_by_name() -> None:
     assert {name for name in CASES if refused(name) is None} == set(DENSE)
     for name, reason in (
-        ("hrm_text", "its layers run several times a token"),
+        ("hrm_text", "its layers run several times per token"),
         ("olmoe", "it is a mixture of experts"),
         ("gemma4", "its layers differ in their heads"),
     ):

@@ -263,5 +263,5 @@ def test_an_adapter_of_another_model_is_refused(tmp_path: Path) -> None:
     deeper, wider = {**LLAMA, "num_hidden_layers": 3}, {**LLAMA, "intermediate_size": 56}
     for name, config in (("deeper", deeper), ("wider", wider)):
         found = read_adapter(random_adapter(tmp_path / name, random_model(config)))
-        with pytest.raises(BadCheckpoint, match="may be made for another"):
+        with pytest.raises(BadCheckpoint, match="may have been made for another model"):
             Adapters(random_model(), {name: found})

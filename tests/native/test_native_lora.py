@@ -158,6 +158,6 @@ def test_an_adapter_of_another_model_is_refused_before_anything_is_packed(
     directory = write(tmp_path / "model")
     narrow = {**WIDE, "intermediate_size": 64}
     adapter = random_adapter(tmp_path / "adapter", savable_model(narrow))
-    with pytest.raises(BadCheckpoint, match="it may be made for another"):
+    with pytest.raises(BadCheckpoint, match="the adapter may have been made for another model"):
         load(directory, adapters=(("a", str(adapter)),))
     assert packed_files() == []

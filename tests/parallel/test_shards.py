@@ -138,7 +138,7 @@ def test_the_most_ranks_are_those_that_the_model_can_be_cut_for(
 UNDIVIDED = pytest.mark.parametrize(
     ("config", "name"),
     [
-        (TINY["hrm_text"], "its layers run several times a token"),
+        (TINY["hrm_text"], "its layers run several times per token"),
         (TINY["olmoe"], "mixture of experts"),
         (TINY["gemma4"], "its layers differ in their heads"),
     ],

@@ -366,7 +366,7 @@ def test_printed_config_says_what_will_run(tmp_path: Path) -> None:
     for args, told in {
         (str(model), *wide): "tiny: torch (cpu), float32 weights, float32 keys and values",
         (str(model), *wide, "--quantize", "int8"): "tiny: torch (cpu), int8 weights, float32 keys and values",
-        (str(model), *wide, "--backend", "native"): "tiny: backend is native, but ",
+        (str(model), *wide, "--backend", "native"): "tiny: backend is native, which cannot run this model: ",
         ("./nowhere.gguf",): "nowhere: not on this machine yet",
     }.items():
         ran = serve(tmp_path, *args, "--device", "cpu", "--print-config")

@@ -139,7 +139,7 @@ def test_the_log_reports_progress(
     with caplog.at_level("INFO", logger="ostro"):
         fetch_model(reference, progress=False)
     first, *between, last = [record.getMessage() for record in caplog.records]
-    assert first == f"fetching {reference}: 1 MB, 0 MB of it here already"
+    assert first == f"fetching {reference}: 1 MB, of which 0 MB are already here"
     assert f"fetching {reference}: 1 of 1 MB" in between
     assert last.startswith(f"fetched {reference} in ")
 

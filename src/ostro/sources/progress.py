@@ -37,7 +37,7 @@ def metered(label: str, total: int | None, arrived: int, *, progress: bool) -> I
     started = time.monotonic()
     # None makes tqdm hide the bar when the output is not a terminal.
     hidden = None if progress else True
-    size = "" if total is None else f": {total / 1e6:.0f} MB, {arrived / 1e6:.0f} MB of it here already"
+    size = "" if total is None else f": {total / 1e6:.0f} MB, of which {arrived / 1e6:.0f} MB are already here"
     _log.info("fetching %s%s", label, size)
     with tqdm(total=total, initial=arrived, desc=label, unit="B", unit_scale=True, disable=hidden) as bar:
         yield Meter(label, total, arrived, bar)

@@ -135,7 +135,7 @@ def _merges_by_score(pieces: list[str], types: list[int], scores: list[float]) -
         if kind in (_NORMAL, _USER_DEFINED)
     }
     if (longest := max(map(len, joinable), default=0)) > _LONGEST_PIECE:
-        raise _damaged(f"a piece of {longest} characters, and {_LONGEST_PIECE} are the most")
+        raise _damaged(f"a piece of {longest} characters, but the limit is {_LONGEST_PIECE}")
     merges: list[tuple[str, str]] = []
     for piece in sorted(joinable, key=joinable.__getitem__, reverse=True):
         for cut in range(len(piece) - 1, 0, -1):

@@ -100,7 +100,7 @@ def _product(what: str, steps: Sequence[Mapping[str, object]], most: float) -> f
 def check_frame(post_processor: object, num_added: int) -> None:
     """Raises BadCheckpoint for a post-processor that repeats texts, or adds more than a few tokens to them."""
     if num_added > MAX_FRAME:
-        raise _refused(f"its post-processor adds {num_added} tokens to a text, and {MAX_FRAME} are the most")
+        raise _refused(f"its post-processor adds {num_added} tokens to a text, but the limit is {MAX_FRAME}")
     for step in _steps(post_processor):
         for name in ("single", "pair"):
             used = [_text_used(piece) for piece in _listed(step.get(name))]

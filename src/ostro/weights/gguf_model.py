@@ -167,7 +167,7 @@ def describe(headers: tuple[GgufHeader, ...]) -> GgufModel:
         )
     family, names = _BY_ARCHITECTURE[facts.arch]
     if (blocks := facts.integer("block_count", 0)) > _MOST_BLOCKS:
-        raise damaged(facts.path, f"it claims {blocks} blocks, and {_MOST_BLOCKS} are the most")
+        raise damaged(facts.path, f"it claims {blocks} blocks, but the limit is {_MOST_BLOCKS}")
     if facts.integer("expert_count", 0) and not names.has_experts:
         raise UnsupportedModel(f"{facts.path} is a mixture of experts, which Ostro does not support for {facts.arch}.")
     return GgufModel(

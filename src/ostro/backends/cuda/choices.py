@@ -269,7 +269,7 @@ def fixed(path: Path, gpu: Gpu) -> Choices:
         raise _unusable(path, error) from error
     if (file.gpu, file.multiprocessors) != (gpu.name, gpu.multiprocessors.number):
         raise BadRequest(
-            f"kernel_choices: {path} was measured on {file.gpu} with {file.multiprocessors} multiprocessors, and this "
+            f"kernel_choices: {path} was measured on {file.gpu} with {file.multiprocessors} multiprocessors, but this "
             f"is {gpu.name} with {gpu.multiprocessors.number}.",
             param="kernel_choices",
         )
@@ -313,7 +313,7 @@ def keep(choices: Choices, gpu: Gpu) -> None:
             unfinished.write_text(written(kept(gpu) | choices, gpu), encoding="utf-8")
             publish(unfinished, path)
     except OSError as error:
-        _log.warning("The choice of kernels is not kept: %s", error)
+        _log.warning("The choice of kernels could not be kept: %s", error)
         with suppress(OSError):
             unfinished.unlink(missing_ok=True)
 
@@ -390,7 +390,7 @@ def _matmul(found: Mapping[str, object]) -> Matmul:
 def _rows(found: Mapping[str, object]) -> dict[int, Tiling | None]:
     rows = {int(most): _tiling(each) for most, each in found.items()}
     if unknown := rows.keys() - set(ROWS):
-        raise ValueError(f"rows {sorted(unknown)} instead of some of {ROWS}")
+        raise ValueError(f"rows {sorted(unknown)}, which are not among {ROWS}")
     return rows
 
 

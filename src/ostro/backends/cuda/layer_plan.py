@@ -163,7 +163,7 @@ class LayerPlan:
 def why_unfused(model: Model) -> str | None:
     """The reason why there is no layer plan for a model; None if there is one."""
     if not isinstance(model, Decoder):
-        return "its layers run several times a token"
+        return "its layers run several times per token"
     return fusible.why_unfused(model.described)
 
 

@@ -92,7 +92,8 @@ def _divided(opened: OpenedModel) -> ModelRunner:
     on_torch.divided(opened)
     if here < number:
         raise BadRequest(
-            f"tensor_parallel is {number}, but this machine has {here} GPUs. Lower it.", param="tensor_parallel"
+            f"tensor_parallel is {number}, but the number of GPUs here is {here}. Lower tensor_parallel.",
+            param="tensor_parallel",
         )
     torch.cuda.set_device(0)
     return on_torch.with_ranks(opened, "nccl", range(number), lambda ranks: first_rank(opened, ranks))

@@ -181,7 +181,7 @@ class _Loader:
                 at = torch.from_numpy(np.asarray(order)).to(self._device)
                 own.view(torch.uint8).copy_(own.view(torch.uint8)[at])
                 own_scale.copy_(own_scale[at])
-        self._outcome["in fp8" if exact else "in fp8, rounded again to one scale per output"] += 1
+        self._outcome["in fp8" if exact else "in fp8, requantised with one scale per output"] += 1
         return Fp8Linear(projection, small, scale)
 
     # ---- widened

@@ -666,12 +666,12 @@ def _check_deterministic(model: Model, adapters: Adapters | None) -> None:
         )
     if (unfused := why_unfused(model)) is not None:
         raise BadRequest(
-            "On a GPU this model's results depend on the batch: deterministic needs the fused kernels, and "
-            f"{unfused}. Leave it off, or serve the model on a CPU.",
+            "On a GPU deterministic needs the fused kernels, which do not run this model: "
+            f"{unfused}. Leave deterministic off, or serve the model on a CPU.",
             param="deterministic",
         )
     if any(isinstance(module, QuantizedLinear) for module in model.modules()):
         raise BadRequest(
-            "Matmuls of quantized weights depend on the batch. Leave out either deterministic or quantize.",
+            "Matmuls of quantised weights depend on the batch. Leave out either deterministic or quantize.",
             param="deterministic",
         )

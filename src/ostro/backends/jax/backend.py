@@ -15,7 +15,7 @@ class JaxBackend:
     library = "jax"
 
     def refuses(self, opened: OpenedModel) -> str | None:
-        return None if runs_on_jax(opened.config) else "neither a TPU nor backend jax is asked for"
+        return None if runs_on_jax(opened.config) else "neither a TPU nor the jax backend was requested"
 
     def check(self, opened: OpenedModel, reasons: Reasons) -> None:
         jax_architecture(opened.description)

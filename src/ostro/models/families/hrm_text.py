@@ -34,8 +34,8 @@ def describe(config: ConfigReader, max_seq_len: int | None) -> HrmText:
     runs = depth * high * (low + 1)
     if runs > 16 * MOST_LAYERS:
         raise BadCheckpoint(
-            f"{config.source}: 'num_layers_per_stack', 'H_cycles' and 'L_cycles' make {runs} runs of layers a "
-            f"token, and {16 * MOST_LAYERS} are the most."
+            f"{config.source}: 'num_layers_per_stack', 'H_cycles' and 'L_cycles' make {runs} runs of layers per "
+            f"token, but the limit is {16 * MOST_LAYERS}."
         )
     rope = checked_rope(rope_settings(config), head_dim)
     scale = config.optional_number("embedding_scale", _SCALE)
