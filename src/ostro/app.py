@@ -30,7 +30,8 @@ _NOT_OURS = ("host", "port", "drain_timeout")
 
 
 def create_app(config: str | Path | None = None, **settings: object) -> FastAPI:
-    """The application, with settings from the arguments, the environment, `.env` and a YAML file, in that order.
+    """The application, with settings from the arguments, the environment, `.env` and a YAML file, in that order of
+    precedence.
 
     `config` names the YAML file; if it is None, OSTRO_CONFIG does. Raises BadRequest for invalid settings. A model that
     cannot be loaded is reported in the log and by /readyz: the process is not ours to end.

@@ -66,17 +66,18 @@ class CallFormat:
     other_begins: tuple[str, ...] = ()
     """Texts that are also read as a beginning."""
     lead: str = ""
-    """White space that is written between the beginning and the calls; any is read."""
+    """White space that is written between the beginning and the calls; on reading, any white space is accepted."""
     end: str = ""
     other_ends: tuple[str, ...] = ()
     repeats: bool = False
     """Whether there is one block for each call, rather than one for all."""
     between: str = ""
-    """White space that is written between blocks; any is read."""
+    """White space that is written between blocks; on reading, any white space is accepted."""
     may_be_bare: bool = False
-    """Whether models omit the beginning and the end: an answer that begins like a call of a known tool then is one."""
+    """Whether models may omit the beginning and the end: an answer that begins like a call to a known tool is then read
+    as one."""
     evidence: tuple[str, ...] = ()
-    """Regexes that must all match a template's rendering of a call of PROBE for this to be its format."""
+    """Regexes that must all match a template's rendering of a call to PROBE for this to be its format."""
     special: tuple[str, ...] = field(default=())
     """Texts that are special tokens in most models that use the format. Readers must see them."""
 
@@ -185,6 +186,6 @@ FORMATS: dict[str, CallFormat] = {
     ),
     "generic": _HERMES,
 }
-"""Formats by their `--tool-format` names. `generic` is for templates that do not support tools: these are described in
-the system message, and calls and results are written as text.
+"""Formats by their `--tool-format` names. `generic` is for templates that do not support tools: the tools are then
+described in the system message, and calls and results are written as text.
 """

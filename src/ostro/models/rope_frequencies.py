@@ -26,8 +26,8 @@ class RopeFrequencies(NamedTuple):
 
 
 def rope_frequencies(settings: RopeSettings, *, head_dim: int, max_seq_len: int) -> RopeFrequencies:
-    """`max_seq_len` is the context length to serve. It fixes scalings that depend on length once, so that a token's
-    keys never depend on the other tokens in its batch.
+    """`max_seq_len` is the context length to serve. Scalings that depend on length are fixed from it once and for
+    all, so that a token's keys never depend on the other tokens in its batch.
     """
     rotary_dim = settings.rotary_dim(head_dim)
     exponents = np.arange(0, rotary_dim, 2, dtype=np.float32) / np.float32(rotary_dim)
@@ -57,7 +57,7 @@ def _proportional(periods: Floats, settings: RopeSettings, max_seq_len: int) -> 
 
 
 def _llama3(periods: Floats, settings: RopeSettings, max_seq_len: int) -> RopeFrequencies:
-    """Slows slow rotations further, keeps fast ones, and blends those in between, if there is a between."""
+    """Slows slow rotations further, keeps fast ones, and blends those in between, if any."""
     table, frequencies = settings.table, _ONE / periods
     low, high = table.number("low_freq_factor"), table.number("high_freq_factor")
     turns = np.float32(settings.original_positions) / (np.float32(2 * math.pi) / frequencies)

@@ -1,6 +1,6 @@
 """Orders in which checkpoints store a projection's rows, where they differ from ours: all queries, then all keys, then
-all values; all gates, then all ups; and within a head, the dimensions that rotate together half of the rotated ones
-apart. Imports no numpy.
+all values; all gates, then all ups; and within a head, two dimensions that rotate together are half the rotated
+dimensions apart. Imports no numpy.
 """
 
 from dataclasses import dataclass

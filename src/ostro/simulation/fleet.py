@@ -54,8 +54,9 @@ class Replica:
         self.most_pages = 0
         """Most pages in use at a time."""
         self.work_seconds = 0.0
-        """Time during which the engine had work, and pages in use integrated over it."""
+        """Time during which the engine had work."""
         self.page_seconds = 0.0
+        """Pages in use, integrated over that time."""
 
     def submit(self, request: Request, answer: tuple[int, ...] = ()) -> None:
         """`answer` holds the tokens to generate, as far as they matter."""
@@ -68,8 +69,8 @@ class Replica:
         return bool(self._inbox) or self.core.has_work
 
     def step(self, now: float) -> tuple[list[Progress], dict[int, str]]:
-        """Takes what has arrived and steps the engine, as an engine process does. Returns the step's progress and the
-        refusals, which are known at `runner.now`.
+        """Takes what has arrived and steps the engine, as an engine process does. Returns the step's progress, known at
+        `runner.now`, and the refusals, known at `now`.
         """
         self.runner.now = now
         refused: dict[int, str] = {}
@@ -179,8 +180,8 @@ class Fleet:
             event()
 
     def send(self, index: int, prompt: Prompt, max_tokens: int, whole: Callable[[Outcome], None]) -> None:
-        """Sends a client's request now. `whole` is called with its outcome when its answer has ended; `start` is on the
-        fleet's clock.
+        """Sends a client's request now. `whole` is called with its outcome when its answer has ended; the outcome's
+        `start` is on the fleet's clock.
         """
         number = self._router.choose(prompt)
         request_id = next(self._ids)

@@ -1,7 +1,7 @@
 """Which objects at a model's address belong to it, and whether any are missing. Works on file names and the index of
 sharded weights; contacts no store.
 
-Weights are used in one format, and only that one is fetched: safetensors, then GGUF, then pickles.
+Weights are fetched in one format only: safetensors if present, otherwise GGUF, otherwise pickles.
 """
 
 import json
@@ -73,7 +73,7 @@ def model_files(names: Collection[str]) -> list[str]:
 
 
 def levanter_files(names: Collection[str]) -> list[str] | None:
-    """The files to fetch; None if this is no Levanter checkpoint. ModelNotFound if no step is complete."""
+    """The files to fetch; None if this is not a Levanter checkpoint. Raises ModelNotFound if no step is complete."""
     folders = {match["folder"]: int(match["step"] or -1) for name in names if (match := _ARRAYS.fullmatch(name))}
     if not folders or "config.json" in names:
         return None
@@ -91,7 +91,7 @@ def levanter_files(names: Collection[str]) -> list[str] | None:
 
 
 def hrm_files(names: Collection[str]) -> list[str] | None:
-    """The config, latest weights and tokenizer of a run of HRM's own trainer. None if this is no such run."""
+    """The config, latest weights and tokenizer of a run of HRM's own trainer. None if this is not such a run."""
     weights = [name for name in names if hrm_step(name) is not None]
     if HRM_CONFIG not in names or not weights:
         return None

@@ -20,14 +20,15 @@ _log = logging.getLogger(__name__)
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
 
-# Tokens that end a chat turn, for files that do not name theirs. One counts only if the file's own chat template
+# Tokens that end a chat turn: files often do not name all of theirs. One counts only if the file's own chat template
 # writes it: a base model may have it in its vocabulary unused.
 _TURN_ENDS = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<turn|>", "<|eom_id|>", "<|return|>", "<|call|>")
 
 # SentencePiece's default ids, for files that do not name theirs.
 _SENTENCEPIECE_IDS = {"unknown": 0, "bos": 1, "eos": 2}
 
-# Characters of a piece that others make. SentencePiece's own default is 16, and each is cut at every place.
+# Most characters in a piece that is merged from others; every possible cut of it is tried. SentencePiece's own default
+# is 16.
 _LONGEST_PIECE = 256
 
 # All of Phi-3's markers but these swallow the white space after them; the file format cannot express that.
@@ -122,7 +123,7 @@ def _sentencepiece(fields: "_Fields", pieces: list[str], types: list[int], unkno
 
 
 def _merges_by_score(pieces: list[str], types: list[int], scores: list[float]) -> list[tuple[str, str]]:
-    """Every way to make one piece of two, best piece first.
+    """Every way to make a piece from two others, best piece first.
 
     SentencePiece joins the neighbours that make the best-scored piece, which merges ranked by score reproduce. Of the
     ways to make one piece, longer left parts come first, as in the public conversions of these vocabularies.
@@ -245,7 +246,7 @@ class _Fields:
         return cast(list[float], self._array(key, (int, float)))
 
     def merges(self) -> list[tuple[str, str]]:
-        # A piece is never empty, so the separating space is searched from the second character on.
+        # A piece is never empty, so the separating space is searched for from the second character on.
         pairs = self.texts("tokenizer.ggml.merges")
         return [(pair[: (gap := pair.find(" ", 1))], pair[gap + 1 :]) for pair in pairs]
 

@@ -47,7 +47,7 @@ from ostro.system.machine import gpu_name
 _log = logging.getLogger(__name__)
 
 TRIED: Mapping[int, int] = {1: 3, 16: 3, 64: 3, 128: 2, 256: 1}
-"""How many tilings are measured, by number of rows: not for all ROWS, as each binary takes long to compile."""
+"""How many tilings are measured, by number of rows: not for all ROWS, as each binary takes a long time to compile."""
 LIBRARY: Literal["library"] = "library"
 MEASURED_LATER = "measured at the first start"
 _SHIPPED = Path(__file__).with_name("shipped_choices")
@@ -78,7 +78,7 @@ class Gpu:
 
 def adding(*, normed: bool, reduced: bool) -> EpilogueKind:
     """The epilogue of a matmul whose result goes to the residual stream: its kernel adds it, unless a norm comes first
-    or the ranks' results must be summed up.
+    or the ranks' results must be summed.
     """
     return "plain" if normed or reduced else "added"
 
@@ -187,9 +187,9 @@ def _fastest(matmul: Matmul, rows: int, gpu: Gpu, clock: Clock) -> Tiling | None
 
 
 def own_kernels(config: ResolvedConfig, described: Causal, kept: Container[str] = ()) -> Mapping[str, str] | None:
-    """For each matmul, the numbers of rows for which our own kernel computes it, without tensors that are `kept`
-    quantised; None if this machine's GPU or the model's shapes on it are not known, or if another format or mode
-    decides.
+    """For each matmul, the numbers of rows for which our own kernel computes it, leaving out matmuls whose
+    tensors are `kept` quantised; None if this machine's GPU or the model's shapes on it are not known, or if another
+    format or mode decides.
     """
     decided = config.deterministic or config.quantize != "none" or config.tensor_parallel > 1
     if decided:
@@ -361,7 +361,7 @@ def written(choices: Choices, gpu: Gpu) -> str:
 
 
 def read(path: Path) -> ChoicesFile:
-    """Reads a file of choices. Raises ValueError, with the rest of a sentence, for any other file."""
+    """Reads a file of choices. Raises ValueError for any other file; its message is a clause about the file."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except UnicodeDecodeError as error:

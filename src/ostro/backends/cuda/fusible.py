@@ -1,4 +1,4 @@
-"""Which models the fused kernels run, told from their description. Imports no torch."""
+"""Which models the fused kernels run, judging by their descriptions. Imports no torch."""
 
 from ostro.kernels.gpu.mixture_limits import ALIGNED, MOST_CHOSEN, MOST_EXPERTS
 from ostro.models.architecture import Experts, Layer

@@ -70,7 +70,7 @@ class MlpPlan:
 
     @property
     def reduce(self) -> Callable[[Tensor], Tensor] | None:
-        """Sums up the ranks' results."""
+        """Sums the ranks' results."""
         return self.down.linear.reduce
 
     @property
@@ -91,7 +91,7 @@ class MixturePlan:
     chosen: int
     normalized: bool
     shared: MlpPlan | None
-    """Its result is added to the experts' first."""
+    """Its result is added to the experts' before the sum joins the stream."""
     gates_shared: bool
     """Whether the shared MLP has a gate."""
 

@@ -1,8 +1,8 @@
 """Loads a quantised checkpoint onto a GPU with its projections as small as they are stored, where the kernels take
 their form (`quantized_weights`).
 
-The model is built without memory. Each projection gets its own once all of its parts have come, a few rows at a time,
-so that it never exists in 16 bits unless it has to be widened.
+The model is built without memory. Each projection gets its own once all of its parts have arrived, a few rows at a
+time, so that it never exists in 16 bits unless it has to be widened.
 """
 
 import logging
@@ -61,7 +61,7 @@ class _Loader:
         }
         self._allocate()
         self.waiting: dict[str, tuple[int, int]] = {}
-        """Tensors of projections that have not come yet: which projection, and which part of it."""
+        """Tensors of projections that have not arrived yet: which projection, and which part of it."""
         self._parts: dict[int, list[Weight | None]] = {}
         for key, (_, _, projection) in self._homes.items():
             self._parts[key] = [None] * len(projection.described.parts)
@@ -206,7 +206,7 @@ def _form(codes: Affine | None, tiles: Tiled | None) -> Form | None:
 
 
 def _orders(projection: Projection) -> list[Sequence[int] | None]:
-    """For each part, the row that holds each of its rows; None if they are in order."""
+    """For each part, which stored row each of its rows is; None if they are stored in order."""
     places = projection.places("")
     found = [places[f"{part.name}.weight"] for part in projection.described.parts]
     return [_order(place) for place in found]

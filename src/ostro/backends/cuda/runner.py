@@ -5,11 +5,11 @@ device buffers. A step with short prompts is a graph too, up to its sampling (`b
 step launches its kernels individually: with many tokens launch overhead is negligible, and with adapters the matmuls
 depend on which rows the step has.
 
-Either is planned here, on the host, and carried out by a `GpuPart`: on several ranks by one each, at the same time. The
-first rank, this one, samples alone; its tokens go to the others on the device.
+Each is planned here, on the host, and carried out by a `GpuPart`: on several ranks by one each, at the same time. Only
+the first rank, this one, samples; its tokens go to the others on the device.
 
 If a token that is not known yet decides what a constrained sequence may sample, the step is queued without sampling,
-which follows as a graph of its own once the masks are known: while the device still computes the step, as a rule.
+which follows as a graph of its own once the masks are known: usually while the device is still computing the step.
 """
 
 from bisect import bisect_left
@@ -113,8 +113,8 @@ class GpuRunner:
         prefix_limits: PrefixLimits | None = None,
     ) -> None:
         """With `ranks`, the model is the first rank's part of the `group`'s, and the others have loaded theirs. Steps
-        with prompts of up to `graph_max_tokens` tokens are padded, and are graphs where decode steps are; None stands
-        for as many as gain from it. Without `prefix_limits` every row reads the prefix that it shares for itself.
+        with prompts of up to `graph_max_tokens` tokens are padded, and are graphs where decode steps are; None means
+        up to the largest size that gains from it. Without `prefix_limits` each row reads its shared prefix separately.
         """
         if deterministic:
             _check_deterministic(model, adapters)
@@ -516,7 +516,9 @@ class GpuRunner:
     # ---- the other ranks
 
     def _watched(self, step: Step, ranks: Peers) -> Step:
-        """The step, without results if a rank is lost meanwhile: its collectives then end with whatever there is."""
+        """The step, whose results raise Unavailable if a rank is lost meanwhile: its collectives then end with
+        meaningless values.
+        """
         late = step.sample
 
         def results() -> StepOutput:

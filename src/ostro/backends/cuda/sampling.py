@@ -1,8 +1,8 @@
 """Which slot of the device's sampler each sequence has, and the edits to logits that the sampler itself cannot make.
 
-A sequence keeps its slot while it is in every step; one that skipped a step, or gained tokens without a draw, gets a
-new slot once all its tokens are known. One with drafts has a slot for each of its rows, in the state that it would have
-there, and loses these slots after the step.
+A sequence keeps its slot while it is in every step. Once all its tokens are known, one that skipped a step gets a new
+slot, and one that gained tokens without a draw is admitted to its slot again. One with drafts has a slot for each of
+its rows, in the state that it would have there, and loses these slots after the step.
 """
 
 from collections.abc import Iterator, Sequence
@@ -74,8 +74,8 @@ class DrawnTokens:
 
 
 def edited(logits: Tensor, seqs: Sequence[EngineSequence]) -> Tensor:
-    """A copy of the logits after bias, bans, masks that are known and top-n-sigma, in fp32; the device applies other
-    rows' penalties itself.
+    """A copy of the logits after bias, bans, masks that are known and top-n-sigma, in fp32. Includes penalties only in
+    rows with top-n-sigma; elsewhere the device applies them.
     """
     return without_penalties(logits.to(torch.float32, copy=True), seqs)
 
@@ -153,7 +153,7 @@ class _Staging:
 
     def send(self, masks: Sequence[memoryview | None], words: Tensor, rows: Tensor) -> None:
         if self._sent is not None:
-            # As a rule the copy is over: the other staging was used since.
+            # As a rule the copy is over: the other staging buffer has been used since.
             self._sent.synchronize()
         self._rows_array.fill(-1)
         number, width = 0, self._words.shape[1]

@@ -1,7 +1,7 @@
 """LoRA adapters on a mesh, beside the weights: tables of all adapters' low-rank terms. Knows no programs and no batch.
 
-The adapters' A lie below one another, and their B, scaled, side by side. All rows of a step are multiplied by all of A;
-before they are multiplied by B, each keeps what its own adapter gave:
+The adapters' A matrices are stacked vertically; their B matrices, scaled, stand side by side. All rows of a step are
+multiplied by all of A; before they are multiplied by B, each keeps what its own adapter gave:
 
     A   [ A1 ]        B   [ B1 B2 B2 ]        owners   [ 1 2 2 ]
         [ A2 ]
@@ -75,7 +75,8 @@ class PlacedAdapters:
     ) -> "PlacedAdapters":
         """Copies a model's adapters onto the mesh, one rank's piece of one table at a time.
 
-        Raises BadCheckpoint if an adapter belongs to another model, or is too large for `dtype`.
+        Raises BadCheckpoint if an adapter belongs to another model, or is too large for `dtype`, and UnsupportedModel
+        if it changes experts.
         """
         terms = described_terms(described, adapters)
         ranks = {name: {part: len(term.a) for part, term in own.items()} for name, own in terms.items()}
@@ -125,7 +126,7 @@ class _Tables:
         return Term(self.copied(a), self._by_rows(b, shares))
 
     def _whole(self, number: int, projection: Projection) -> tuple[Floats, Floats]:
-        """A and B of all ranks."""
+        """A and B before they are cut."""
         width = self.layout.widths[number]
         a = np.zeros((width, projection.columns), self.dtype)
         b = np.zeros((projection.rows, width), self.dtype)

@@ -1,4 +1,4 @@
-"""OLMo-3: OLMo-2 with sliding windows on three of four layers. Rope scaling applies to the other layers.
+"""OLMo-3: OLMo-2 with sliding windows in three of every four layers. Rope scaling applies only to the others.
 
 GGUF files call it OLMo-2; `olmo2` tells them apart.
 """

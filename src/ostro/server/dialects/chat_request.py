@@ -18,8 +18,8 @@ class ChatRequest:
     """A dialect that does not have a field leaves it at its default."""
 
     messages: Sequence[Message]
-    """Messages in the form of chat completions: role, content (a text, or text parts), `tool_calls` whose arguments are
-    strings, `tool_call_id`, `reasoning_content`. A developer's message has the role system here."""
+    """Messages in the form of chat completions: role, content (a string, or text parts), `tool_calls` whose arguments
+    are strings, `tool_call_id`, `reasoning_content`. A developer's message has the role system here."""
     params: SamplingParams
     """Sampling parameters; `params.structured` is the format that the answer's text must have."""
     tools: tuple[Tool, ...] = ()
@@ -33,8 +33,8 @@ class ChatRequest:
     continue_final_message: bool = False
     """Whether the answer continues the last message instead of starting one."""
     jump_forward: bool = False
-    """Whether tokens of calls that have no alternative are appended without being sampled. For the text, this is set in
-    `params.structured`."""
+    """Whether a call's tokens are appended without being sampled where there is no alternative. For the text, this is
+    set in `params.structured`."""
     format_source: FormatSource | None = None
     """The field of the dialect's request that sets the structured output, for error messages."""
     fits_output: bool = False

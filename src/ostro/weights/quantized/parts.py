@@ -81,7 +81,7 @@ def integers(array: WeightArray) -> npt.NDArray[np.signedinteger]:
 
 
 def groups_of_columns(parts: Parts[WeightArray], part: str, groups: int) -> npt.NDArray[np.int32]:
-    """Each column's group, within the number of groups."""
+    """The group of each column, checked to be less than `groups`."""
     found = integers(parts[part])
     if found.min() < 0 or found.max() >= groups:
         raise parts.wrong(part, f"names groups from {found.min()} to {found.max()}, but there are {groups}")
@@ -89,7 +89,7 @@ def groups_of_columns(parts: Parts[WeightArray], part: str, groups: int) -> npt.
 
 
 def unpacked(words: npt.NDArray[np.integer], bits: int) -> npt.NDArray[np.uint8]:
-    """The codes in each row of 32-bit words, or bytes, from the lowest bits of the first up."""
+    """The codes in each row of 32-bit words, or bytes, starting with the lowest bits of the first word or byte."""
     octets = np.ascontiguousarray(words).view(np.uint8)
     if bits == 8:
         return octets
