@@ -7,6 +7,8 @@ import time
 import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from types import SimpleNamespace
+from typing import cast
 from urllib.parse import urlsplit
 
 import httpx
@@ -17,13 +19,20 @@ from hypothesis import strategies as st
 from live_server import LiveServer, live_server
 from live_service import set_faults, until
 
-from ostro.errors import BodyTooLarge, TryLater
+from ostro.errors import BadRequest, BodyTooLarge, TryLater
+from ostro.sampling_params import SamplingParams
 from ostro.schemas.chat import ChatCompletionRequest
 from ostro.schemas.completions import CompletionRequest
+from ostro.schemas.responses import CreateResponse
 from ostro.schemas.wire import parse
 from ostro.server.admission.ledger import Holding, Ledger
+from ostro.server.admission.shares import Shares
 from ostro.server.api import HttpOptions
+from ostro.server.dialects.chat_request import ChatRequest
+from ostro.server.dialects.responses.input import ResponseTurn
+from ostro.server.dialects.responses.store import ResponseStore
 from ostro.server.http.body import memory_of
+from ostro.server.models.served import Model
 
 MIB = 1 << 20
 
@@ -107,6 +116,52 @@ def test_objects_count_by_what_pydantic_makes_of_them() -> None:
     taken, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert taken / 2 < memory_of(request) < 2 * taken
+
+
+# --- conversations that are continued -------------------------------------------------------------------------------
+
+
+def continued(store: ResponseStore, ledger: Ledger, **fields: object) -> ChatRequest:
+    """The chat request, as the gate has it translated."""
+    service = SimpleNamespace(run_off_loop=asyncio.to_thread)
+    request = parse(CreateResponse, fields)
+    turn = ResponseTurn(request, SamplingParams(), store, "me", Holding(ledger, "me"))
+    return asyncio.run(turn.request(cast(Model, SimpleNamespace(service=service))))
+
+
+def message(id: str, text: str, parts: int = 1) -> dict[str, object]:
+    content = [{"type": "input_text", "text": text}] * parts
+    return {"type": "message", "role": "user", "id": id, "content": content}
+
+
+def store_with(*items: dict[str, object]) -> ResponseStore:
+    store = ResponseStore(Shares(64 * MIB, is_strict=True))
+    store.keep("me", {"id": "resp_1", "output": []}, items, None)
+    return store
+
+
+def test_conversation_that_a_request_continues_is_counted_with_it() -> None:
+    """A request of 120 bytes kept 75 MiB of history until its last event, and counted as 7 KB."""
+    ledger = Ledger(128 * MIB)
+    store = store_with(message("msg_1", "x" * MIB + "\U0001f600"))
+    chat = continued(store, ledger, input="And then?", previous_response_id="resp_1")
+    assert len(chat.messages) == 2
+    assert 4 * MIB < ledger.long.used < 6 * MIB
+
+
+def test_conversation_without_room_for_it_is_not_decoded() -> None:
+    store = store_with(message("msg_1", "x" * MIB))
+    with pytest.raises(BodyTooLarge):
+        continued(store, Ledger(MIB), input="And then?", previous_response_id="resp_1")
+
+
+def test_references_to_one_item_are_read_once_and_bounded_in_all() -> None:
+    """100 references to a message of 1,024 parts took 8 s."""
+    store = store_with(message("many", "a", parts=1024), message("long", "x" * MIB))
+    references = [{"type": "item_reference", "id": "many"}] * 100
+    assert len(continued(store, Ledger(128 * MIB), input=references).messages) == 100
+    with pytest.raises(BadRequest, match="refers to items of more than"):
+        continued(store, Ledger(128 * MIB), input=[{"type": "item_reference", "id": "long"}] * 20)
 
 
 # --- over HTTP ------------------------------------------------------------------------------------------------------

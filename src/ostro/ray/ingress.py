@@ -81,7 +81,8 @@ class Ingress:
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         call, http = ForwardedRequest.of(scope), Request(scope, receive)
         caller = caller_of(call, http.headers, self._keyring, self._hosts)
-        if caller is None:
+        if caller is None or call.path in OPEN_PATHS:
+            # Bodies of callers without a key would take the room of those who have one.
             async with UntilDisconnect(receive):
                 await self._relay(call, send)
             return

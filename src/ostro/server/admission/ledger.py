@@ -5,8 +5,9 @@
 
 Short requests have a room of their own, so that a few long ones do not lock out everyone else. The keys share each room
 (`server.admission.shares`): one key cannot take what another is entitled to. A request that finds no room gets 503 with
-Retry-After; this is the only place that refuses one for its memory. Token ids are only counted, because the admission
-queue bounds them. Stored responses have a room too, in which the store makes room by dropping old ones.
+Retry-After. Token ids are only counted, because the admission queue bounds them; so it does answers, by its slots and
+the model's context, and these are not counted. Stored responses have a room too, in which the store makes room by
+dropping old ones.
 """
 
 from typing import Self

@@ -53,6 +53,8 @@ class Shares:
         any amount; a single key may while nothing is in use.
         """
         used = self._used[key]
+        if self._is_strict and self.used + amount > self.total:
+            return False
         if not self._is_strict and not (used if self._has_several_keys else self.used):
             return True
         from_common = self._beyond_own(used + amount) - self._beyond_own(used)

@@ -113,6 +113,7 @@ async def read_body(http: Request, limits: BodyLimits, holding: Holding) -> byte
     announced = _announced(http, limits)
     # Fail early rather than after most of it has arrived. Bytes count on arrival: announcing them costs nothing.
     holding.check(announced)
+    holding.hold(0, expected=announced)
     try:
         async with asyncio.timeout(limits.seconds):
             return await _read(http, limits, holding, announced)

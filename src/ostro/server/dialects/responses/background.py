@@ -16,7 +16,6 @@ from starlette.types import Receive, Scope, Send
 
 from ostro.engine.request import Request as EngineRequest
 from ostro.errors import OstroError, TryLater, internal_error
-from ostro.server.admission.ledger import Holding
 from ostro.server.api import Api, end_record, record_of
 from ostro.server.dialects.responses.event_log import BackgroundRun, EventLog
 from ostro.server.dialects.responses.framing import DIALECT
@@ -25,7 +24,6 @@ from ostro.server.dialects.responses.store import StoredResponse
 from ostro.server.dialects.responses.writer import ResponseWriter
 from ostro.server.error_handlers import note_error
 from ostro.server.generation import Answer, Job
-from ostro.server.http.body import holding_of
 from ostro.server.http.disconnect import ClientGone, UntilDisconnect
 from ostro.server.http.sse import EventStream
 from ostro.server.models.served import Model
@@ -40,9 +38,10 @@ def begin(
 ) -> BackgroundRun:
     """Stores the response and starts it. `logs`: whether its events are kept for clients to read."""
     run = BackgroundRun(writer.response, log=EventLog() if logs else None)
-    queued = writer.queue()
-    store, holding = api.responses, holding_of(http)
-    stored = store.begin(record_of(http).key, writer.id, holding.size, turn.previous, run)
+    writer.response["status"] = "queued"
+    queued = writer.queue() if logs else b""
+    store = api.responses
+    stored = store.begin(record_of(http).key, writer.id, turn.holding.size, turn.previous, run)
 
     async def prepare(model: Model) -> list[EngineRequest]:
         requests = await job.prepare(model)
@@ -51,7 +50,8 @@ def begin(
 
     run.has_room = partial(store.grow, stored)
     run.write(queued)
-    running = _run(api, http, stored, run, writer, replace(job, prepare=prepare), holding.hand_over())
+    turn.holding = turn.holding.hand_over()
+    running = _run(api, http, stored, run, writer, replace(job, prepare=prepare), turn)
     run.task = asyncio.create_task(running, name="background response")
     return run
 
@@ -63,10 +63,23 @@ async def _run(
     run: BackgroundRun,
     writer: ResponseWriter,
     job: Job,
-    holding: Holding,
+    turn: ResponseTurn,
+) -> None:
+    with turn.holding:
+        await _answer(api, http, stored, run, writer, job, turn)
+
+
+async def _answer(
+    api: Api,
+    http: Request,
+    stored: StoredResponse,
+    run: BackgroundRun,
+    writer: ResponseWriter,
+    job: Job,
+    turn: ResponseTurn,
 ) -> None:
     record = _own_record(record_of(http))
-    state = http.scope["state"] | {"record": record, "holding": holding}
+    state = http.scope["state"] | {"record": record, "holding": turn.holding}
     alone = Request({**http.scope, "state": state})
     try:
         await Answer(api, alone, job)(alone.scope, run.receive, run.send)
@@ -84,9 +97,11 @@ async def _run(
         if writer.response["status"] in _UNENDED:
             record.error = "cancelled"
             run.write(writer.cancel())
+        if not turn.own_items:
+            # It ended before its input was read.
+            api.responses.add_inputs(stored, await asyncio.to_thread(turn.given_items))
         api.responses.update(stored, writer.response)
         run.end()
-        holding.release()
         end_record(http, record)
 
 

@@ -7,24 +7,25 @@ Knows the store and items; knows no HTTP.
 from collections.abc import Sequence
 from dataclasses import replace
 
+import msgspec
 from pydantic import TypeAdapter
 
 from ostro.engine.request import Request
 from ostro.errors import BadRequest, ContextLengthExceeded
 from ostro.sampling_params import SamplingParams
 from ostro.schemas.responses import InputItem, ItemReference, ResponseInput
+from ostro.server.admission.ledger import Holding
 from ostro.server.dialects.chat_request import ChatRequest
 from ostro.server.dialects.chat_turn import ChatTurn
 from ostro.server.dialects.responses.items import Json
 from ostro.server.dialects.responses.request import chat_request, conversation, leaves_trace, offered_tools
-from ostro.server.dialects.responses.store import ResponseStore
+from ostro.server.dialects.responses.store import MAX_CHAIN_BYTES, ResponseStore
 from ostro.server.dialects.writing import new_id
+from ostro.server.http.body import memory_of
 from ostro.server.models.served import Model
 from ostro.text.chat import Message
 
-# Translating less than this takes less time than waking a thread.
-_MANY_BYTES = 64 << 10
-
+_encode = msgspec.json.Encoder().encode
 _ITEM: TypeAdapter[InputItem] = TypeAdapter(InputItem)
 _ID_PREFIXES = {"message": "msg_", "function_call": "fc_", "custom_tool_call": "ctc_", "reasoning": "rs_"}
 
@@ -34,19 +35,29 @@ def _resolved(items: Sequence[InputItem], store: ResponseStore, owner: str) -> l
     wanted = [item.id for item in items if isinstance(item, ItemReference)]
     if not wanted:
         return list(items)
-    found = store.find_items(owner, wanted)
+    stored = store.find_items(owner, wanted)
+    sizes = {id: len(_encode(item)) for id, item in stored.items()}
+    if sum(sizes.get(id, 0) for id in wanted) > MAX_CHAIN_BYTES:
+        raise BadRequest(
+            f"input refers to items of more than {MAX_CHAIN_BYTES} bytes in all. Refer to fewer.", param="input"
+        )
+    found = {id: _ITEM.validate_python(item) for id, item in stored.items()}
     resolved: list[InputItem] = []
     for number, item in enumerate(items):
         if not isinstance(item, ItemReference):
             resolved.append(item)
         elif item.id in found:
-            resolved.append(_ITEM.validate_python(found[item.id]))
+            resolved.append(found[item.id])
         else:
             param = f"input[{number}].id"
             raise BadRequest(
                 f"{param} is {item.id[:64]!r}, which is not stored here. Send the item itself.", param=param
             )
     return resolved
+
+
+def _stored_form(items: Sequence[InputItem]) -> list[Json]:
+    return [_with_id(item) for item in items if leaves_trace(item)]
 
 
 def _with_id(item: InputItem) -> Json:
@@ -60,10 +71,10 @@ class ResponseTurn(ChatTurn):
     """
 
     def __init__(
-        self, request: ResponseInput, params: SamplingParams, store: ResponseStore, owner: str, *, is_long: bool
+        self, request: ResponseInput, params: SamplingParams, store: ResponseStore, owner: str, holding: Holding
     ) -> None:
-        """`owner` is the caller's key, and `is_long` says whether the request alone takes long to translate. Raises an
-        OstroError if it continues a response that the owner cannot continue.
+        """`owner` is the caller's key. Raises an OstroError if the request continues a response that the owner cannot
+        continue.
         """
         previous_id = request.previous_response_id
         self.previous = None if previous_id is None else store.previous(owner, previous_id)
@@ -74,17 +85,37 @@ class ResponseTurn(ChatTurn):
         self._params = params
         self._store = store
         self._owner = owner
-        continues_long = self.previous is not None and self.previous.chain_bytes > _MANY_BYTES
-        super().__init__(self._translated, is_long=is_long or continues_long)
+        self.holding = holding
+        """Where the conversation is counted that the request continues. A background run replaces it by its own."""
+        self._history_bytes = 0
+        # What a reference refers to may be long.
+        is_short = self.previous is None and len(request.input) == 1 and not isinstance(request.input[0], ItemReference)
+        super().__init__(self._translated, is_long=holding.is_long or not is_short)
+
+    async def request(self, model: Model) -> ChatRequest:
+        if self._request is not None or self.previous is None:
+            return await super().request(model)
+        own = self.holding.size
+        # A first guess, before anything is decoded.
+        self.holding.hold(own + self.previous.chain_bytes)
+        request = await super().request(model)
+        self.holding.hold(own + self._history_bytes)
+        return request
 
     def _translated(self) -> ChatRequest:
         """Raises BadRequest if it refers to an item that is not stored for the owner."""
         previous, asked = self.previous, self._asked
-        history = [] if previous is None else [_ITEM.validate_python(item) for item in previous.items()]
+        said = [] if previous is None else previous.items()
+        history = [_ITEM.validate_python(item) for item in said]
+        self._history_bytes = memory_of(said)
         own = _resolved(asked.input, self._store, self._owner)
         messages = conversation(asked.instructions, [*history, *own], first=len(history))
-        self.own_items = [_with_id(item) for item in own if leaves_trace(item)]
+        self.own_items = _stored_form(own)
         return chat_request(asked, messages, self.tools.tools, self._params)
+
+    def given_items(self) -> list[Json]:
+        """The items as the request has them, without those that it refers to."""
+        return _stored_form(self._asked.input)
 
     async def prepare(self, model: Model) -> list[Request]:
         try:
@@ -99,16 +130,16 @@ class ResponseTurn(ChatTurn):
 
     async def _fitting(self, request: ChatRequest, model: Model) -> list[Request]:
         """Drops as few turns as possible. Raises ContextLengthExceeded if the last turn alone is too long."""
-        shorter = [replace(request, messages=messages) for messages in _shorter(request.messages)]
-        low, high = 0, len(shorter) - 1
+        starts = _starts(request.messages)
+        low, high = 0, len(starts) - 1
         # Binary search: if a conversation fits, so do all shorter ones.
         while low < high:
             middle = (low + high) // 2
-            if await self._fits(shorter[middle], model):
+            if await self._fits(_shortened(request, starts[middle]), model):
                 high = middle
             else:
                 low = middle + 1
-        return await self._prepare(shorter[low], model)
+        return await self._prepare(_shortened(request, starts[low]), model)
 
     async def _fits(self, request: ChatRequest, model: Model) -> bool:
         try:
@@ -118,11 +149,16 @@ class ResponseTurn(ChatTurn):
         return True
 
 
-def _shorter(messages: Sequence[Message]) -> list[list[Message]]:
-    """The whole conversation, then ever shorter ones, each beginning at a later user message. System messages at the
-    beginning are always kept.
+def _starts(messages: Sequence[Message]) -> list[int]:
+    """Where the whole conversation begins after its first system messages, and then ever shorter ones, each at a later
+    user message.
     """
     begin = next((at for at, message in enumerate(messages) if message["role"] != "system"), len(messages))
-    system, rest = list(messages[:begin]), list(messages[begin:])
-    starts = [0, *(at for at, message in enumerate(rest) if at and message["role"] == "user")]
-    return [system + rest[at:] for at in starts]
+    later = (at for at in range(begin + 1, len(messages)) if messages[at]["role"] == "user")
+    return [begin, *later]
+
+
+def _shortened(request: ChatRequest, start: int) -> ChatRequest:
+    """The conversation from there on. System messages at the beginning are always kept."""
+    begin = _starts(request.messages[: start + 1])[0]
+    return replace(request, messages=[*request.messages[:begin], *request.messages[start:]])

@@ -1,5 +1,6 @@
 """/v1/responses: OpenAI's Responses API, with stored and background responses."""
 
+import asyncio
 from collections.abc import Callable
 
 import msgspec
@@ -50,14 +51,14 @@ def router(api: Api) -> APIRouter:
     told: set[str] = set()
 
     def turn_of(http: Request, request: ResponseInput, params: SamplingParams) -> ResponseTurn:
-        return ResponseTurn(request, params, store, record_of(http).key, is_long=holding_of(http).is_long)
+        return ResponseTurn(request, params, store, record_of(http).key, holding_of(http))
 
     @routes.post(
         "",
         **described(ResponseObject, request=CreateResponse, events=ResponseEvent, event_words=_EVENTS),
     )
     async def create_response(http: Request) -> Response:
-        """The model's answer to a text or to items: messages, tool calls and their outputs."""
+        """The model's answer to a string or to a list of items: messages, tool calls and their outputs."""
         request = await api.read(CreateResponse, http)
         record_of(http).stream = request.stream
         for field in ("store", "background"):
@@ -110,7 +111,8 @@ def router(api: Api) -> APIRouter:
         """The input items of a stored response, newest first unless `order` is asc. `after` (an item's id) and `limit`
         select a page.
         """
-        return json_response(_listed(http, store.get(record_of(http).key, id)))
+        stored = store.get(record_of(http).key, id)
+        return json_response(_listed(http, await asyncio.to_thread(stored.inputs)))
 
     return routes
 
@@ -161,7 +163,12 @@ def _body(stored: StoredResponse) -> Response:
 
 def _replay(api: Api, http: Request, stored: StoredResponse) -> Response:
     log = None if stored.run is None else stored.run.log
-    if log is None or log.is_lost:
+    if log is not None and log.is_lost:
+        raise Unsupported(
+            "The events of this response were dropped, because the store was full. Get it without stream.",
+            param="stream",
+        )
+    if log is None:
         raise Unsupported(
             "Events are kept only for responses created with background and stream. Get this one without stream.",
             param="stream",
@@ -171,18 +178,17 @@ def _replay(api: Api, http: Request, stored: StoredResponse) -> Response:
     return background.Replay(log, after=after, ping_seconds=api.options.ping_seconds)
 
 
-def _listed(http: Request, stored: StoredResponse) -> InputItemList:
+def _listed(http: Request, items: list[Json]) -> InputItemList:
     order, after = http.query_params.get("order", "desc"), http.query_params.get("after")
     if order not in ("asc", "desc"):
         raise BadRequest(f"order must be asc or desc, got {order[:64]!r}.", param="order")
     limit = _integer(http, "limit", _LISTED, low=1, high=_MOST_LISTED)
-    items: list[Json] = stored.inputs()
     if order == "desc":
         items.reverse()
     if after is not None:
         place = next((number for number, item in enumerate(items) if item["id"] == after), None)
         if place is None:
-            raise BadRequest(f"after is {after[:64]!r}, and there is no such item.", param="after")
+            raise BadRequest(f"after is {after[:64]!r}, but there is no such item.", param="after")
         items = items[place + 1 :]
     page = items[:limit]
     ids = [str(item["id"]) for item in page]

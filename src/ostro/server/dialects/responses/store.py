@@ -31,7 +31,7 @@ _INDEX_ENTRY = 256
 _RETRY_SECONDS = 5
 # A conversation is translated anew for each response that continues it: it may be as long as a request's own input, and
 # no context has room for more text.
-_MAX_CHAIN_BYTES = 16 << 20
+MAX_CHAIN_BYTES = 16 << 20
 # A log that takes more of the store is dropped: everything else would have to make room for it.
 _MAX_LOG_SHARE = 1 / 4
 
@@ -67,18 +67,18 @@ class Exchange:
     @property
     def chain_bytes(self) -> int:
         """Total size of this exchange and all earlier ones."""
-        return sum(each.num_bytes for each in self._chain())
+        return sum(each.num_bytes for each in self.chain())
 
     @property
     def chain_items(self) -> int:
-        return sum(len(each.ids) for each in self._chain())
+        return sum(len(each.ids) for each in self.chain())
 
     def items(self) -> list[Json]:
         """The whole conversation so far."""
-        blobs = [blob for each in self._chain() for blob in (each.outputs, each.inputs)]
+        blobs = [blob for each in self.chain() for blob in (each.outputs, each.inputs)]
         return [item for blob in reversed(blobs) for item in _decode(blob)]
 
-    def _chain(self) -> "Iterator[Exchange]":
+    def chain(self) -> "Iterator[Exchange]":
         """The newest first."""
         each: Exchange | None = self
         while each is not None:
@@ -216,11 +216,14 @@ class ResponseStore:
     def update(self, stored: StoredResponse, response: Json) -> None:
         """Replaces a running response with its outcome."""
         with self._lock:
+            body = _encode(response)
             if self._stored.get(stored.id) is not stored:
+                # Whoever cancelled it is still to be told.
+                stored.body = body
                 return
             self._room.give_back(stored.owner, stored.num_bytes + stored.exchange.num_bytes)
             stored.num_reserved = 0
-            stored.body = _encode(response)
+            stored.body = body
             stored.exchange.answer(_outputs(response))
             self._index(stored.exchange)
             self._room.take(stored.owner, self._size(stored) + stored.exchange.num_bytes)
@@ -325,9 +328,15 @@ class ResponseStore:
     def _running(self) -> Shares:
         """The room as it would be if everything were dropped that may be."""
         room = self._room.empty()
+        held: set[int] = set()
         for each in self._stored.values():
-            if each.is_running:
-                room.take(each.owner, each.num_bytes + each.exchange.num_bytes)
+            if not each.is_running:
+                continue
+            room.take(each.owner, each.num_bytes)
+            for exchange in each.exchange.chain():
+                if id(exchange) not in held:
+                    held.add(id(exchange))
+                    room.take(exchange.owner, exchange.num_bytes)
         return room
 
     def _make_room(self, for_owner: str | None = None) -> bool:
@@ -359,10 +368,10 @@ class ResponseStore:
 
 def _check_length(id: str, exchange: Exchange) -> None:
     items, size = exchange.chain_items, exchange.chain_bytes
-    if items > MAX_ITEMS or size > _MAX_CHAIN_BYTES:
+    if items > MAX_ITEMS or size > MAX_CHAIN_BYTES:
         raise BadRequest(
             f"The conversation that ends with the response {id[:64]!r} has {items} items in {size} bytes, and at most "
-            f"{MAX_ITEMS} in {_MAX_CHAIN_BYTES} can be continued. Send the part that matters as input.",
+            f"{MAX_ITEMS} in {MAX_CHAIN_BYTES} can be continued. Send the part that matters as input.",
             param="previous_response_id",
         )
 
