@@ -158,7 +158,7 @@ def _tracing(settings: ServeSettings) -> Iterator[Tracer | None]:
 
 def _freeze_loaded() -> None:
     """Keeps the garbage collector from scanning what is loaded, all of which stays: a full collection takes some 100 ms
-    of the event loop, and thousands of tokens bring one about.
+    of the event loop, and a few hundred requests bring one about.
     """
     gc.collect()
     gc.freeze()
