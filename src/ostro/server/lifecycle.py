@@ -157,8 +157,8 @@ def _tracing(settings: ServeSettings) -> Iterator[Tracer | None]:
 
 
 def _freeze_loaded() -> None:
-    """Keeps the garbage collector from scanning what is loaded, all of which stays: a full collection takes some 100 ms
-    of the event loop, and a few hundred requests bring one about.
+    """Keeps the garbage collector from scanning what is loaded, all of which stays: that would hold up the event loop
+    by some 100 ms in each full collection.
     """
     gc.collect()
     gc.freeze()
