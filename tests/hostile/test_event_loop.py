@@ -141,11 +141,14 @@ def test_long_texts_are_tokenised_off_the_loop(server: Server, places: Places) -
     assert places.of["encode_rendered"] == ["text"]
 
 
-@pytest.mark.parametrize(("num_parts", "place"), [(2, LOOP), (MAX_PARTS, "asyncio")], ids=["few", "many"])
 @pytest.mark.parametrize(
-    ("path", "others"),
-    [(CHAT, {"max_tokens": 1, "truncate_prompt_tokens": 5}), ("/tokenize", {})],
-    ids=["chat", "tokenize"],
+    ("path", "others", "num_parts", "place"),
+    [
+        (CHAT, {"max_tokens": 1, "truncate_prompt_tokens": 5}, 2, LOOP),
+        (CHAT, {"max_tokens": 1, "truncate_prompt_tokens": 5}, MAX_PARTS, "text"),
+        ("/tokenize", {}, MAX_PARTS, "text"),
+    ],
+    ids=["chat, few", "chat, many", "tokenize, many"],
 )
 def test_messages_of_many_parts_are_made_ready_for_the_template_off_the_loop(
     server: Server, places: Places, path: str, others: dict[str, int], num_parts: int, place: str

@@ -631,6 +631,7 @@ def share_below(ones: Sequence[float], others: Sequence[float]) -> float:
     return statistics.fmean(pairs)
 
 
+@pytest.mark.full
 def test_timing_of_cached_prefixes_between_keys(tmp_path: Path) -> None:
     """Neither the count of cached tokens nor the time of an answer tells whether another key has sent a prompt.
 
@@ -638,7 +639,7 @@ def test_timing_of_cached_prefixes_between_keys(tmp_path: Path) -> None:
     are told from new ones by every pair of times, another key's cached prompts by no more than chance.
     """
     draw, keys = random.Random(7), {"OSTRO_API_KEY": f"{KEY},{OTHER}"}
-    faults = "fake,step_seconds=0.004"
+    faults = "fake,step_seconds=0.02"
     mine: list[float] = []
     theirs: list[float] = []
     fresh: list[float] = []
@@ -665,7 +666,7 @@ def test_timing_of_cached_prefixes_between_keys(tmp_path: Path) -> None:
             for times, prompt in order:
                 times.append(timed(prompt, cached=False))
             mine.append(timed(known, cached=True))
-    assert share_below(mine, fresh) > 0.95, "the measurement itself shows nothing"
+    assert share_below(mine, fresh) > 0.9, "the measurement itself shows nothing"
     # Of twenty and twenty the share is a half give or take 0.09: this is more than four times that.
     assert 0.1 < share_below(theirs, fresh) < 0.9, (theirs, fresh)
 
