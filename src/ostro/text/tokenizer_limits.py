@@ -40,8 +40,9 @@ MAX_WORD = 1024
 """Characters of a word or a piece that a vocabulary compares at once: its time grows with their square."""
 MAX_AFFIX = 64
 
-# Of steps without parameters. Unicode's forms: https://www.unicode.org/faq/normalization.html, in UTF-8. Bert: spaces
-# around ideographs, form D, lower case. A byte is written as one character of the byte alphabet, two bytes at most.
+# Growth by steps without parameters. Unicode's forms: https://www.unicode.org/faq/normalization.html, in UTF-8. Bert:
+# spaces around ideographs, form D, lower case. A byte is written as one character of the byte alphabet, two bytes at
+# most.
 _FIXED: Mapping[object, float] = {
     "NFC": 3.0,
     "NFD": 3.0,
@@ -79,7 +80,9 @@ class Growth:
 
 
 def declared_growth(normalizer: object, pre_tokenizer: object) -> Growth:
-    """Of the two as in a tokenizer.json, or None for what it lacks. Raises BadCheckpoint for unbounded work."""
+    """The growth that both declare, as in a tokenizer.json; None for what it lacks. Raises BadCheckpoint if it has no
+    bound.
+    """
     # A pre-tokenizer works on every word by itself, and takes longer over each byte.
     words = _product("pre-tokenizers", list(_steps(pre_tokenizer)), ORDINARY_GROWTH)
     return Growth(words * _product("normalizers", list(_steps(normalizer)), MAX_GROWTH / words))
@@ -233,7 +236,7 @@ class _Trie:
         self.longest = max(map(len, strings.split(b"\0")))
 
     def growths(self) -> Iterator[float]:
-        """Of keys of one and two bytes."""
+        """How much keys of one and two bytes grow."""
         yield 1.0
         root = self._base(0) if self._units else 0
         for first, length in self._children(root):
