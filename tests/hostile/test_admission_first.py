@@ -6,22 +6,20 @@ entries and one with a thousand. Work on the entries would make a thousand calls
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
 import pytest
-from fastapi import FastAPI
 from http_app import live_app
-from live_service import live_models, set_faults
-from starlette.routing import Route
+from live_service import set_faults
+from served_routes import routes_of_the_app
 
 from ostro.errors import QueueFull
 from ostro.server import api as server_api
 from ostro.server.admission.limits import Gate, Ticket
 from ostro.server.api import HttpOptions
-from ostro.server.app import build_app
 from ostro.server.http.body import read_request
 from ostro.server.telemetry.record import RequestRecord
 
@@ -41,9 +39,9 @@ def texts(number: int) -> list[str]:
 # A body with that many entries for each route that reads one; other spellings of a path are the same endpoint's.
 BODIES: Mapping[str, Callable[[int], Body]] = {
     "/v1/chat/completions": lambda number: {"messages": messages(number)},
-    "/v1/{model:path}/chat/completions": lambda number: {"messages": messages(number)},
+    "/v1/default/chat/completions": lambda number: {"messages": messages(number)},
     "/v1/completions": lambda number: {"prompt": texts(number)},
-    "/v1/{model:path}/completions": lambda number: {"prompt": texts(number)},
+    "/v1/default/completions": lambda number: {"prompt": texts(number)},
     "/v1/responses": lambda number: {"input": messages(number)},
     "/v1/responses/input_tokens": lambda number: {"input": messages(number)},
     "/v1/messages": lambda number: {"messages": messages(number), "max_tokens": 1},
@@ -64,7 +62,7 @@ BODIES: Mapping[str, Callable[[int], Body]] = {
     "/detokenize": lambda number: {"tokens": list(range(number))},
 }
 # They read no body, or an operator's.
-WITHOUT = {"/v1/responses/compact", "/v1/responses/{id}/cancel"}
+WITHOUT = {"/v1/responses/compact", "/v1/responses/default/cancel"}
 
 
 class Calls:
@@ -95,22 +93,9 @@ class Calls:
         self.number += event in ("call", "c_call")
 
 
-def routes_of(app: FastAPI) -> Iterator[tuple[str, set[str]]]:
-    """Paths and methods. FastAPI keeps the routers that it was given, rather than their routes."""
-    for each in app.routes:
-        included = getattr(each, "original_router", None)
-        for route in [each] if included is None else included.routes:
-            assert isinstance(route, Route), route
-            yield route.path, route.methods or set()
-
-
 def test_every_route_that_reads_a_body_is_listed() -> None:
-    async def scenario() -> set[str]:
-        async with live_models() as (models, _):
-            return {path for path, methods in routes_of(build_app(models)) if "POST" in methods}
-
-    paths = {path for path in asyncio.run(scenario()) if not path.startswith("/admin/")}
-    assert paths == BODIES.keys() | WITHOUT
+    paths = {route.path for route in routes_of_the_app() if route.method == "POST"}
+    assert {path for path in paths if not path.startswith("/admin/")} == BODIES.keys() | WITHOUT
 
 
 def test_work_before_admission_does_not_grow_with_the_body(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,7 +104,7 @@ def test_work_before_admission_does_not_grow_with_the_body(monkeypatch: pytest.M
     calls = Calls(monkeypatch)
 
     async def counted(client: httpx.AsyncClient, path: str, body: Body) -> int:
-        answer = await client.post(path.replace("{model:path}", "tiny"), json=body)
+        answer = await client.post(path, json=body)
         assert answer.status_code == 429, (path, answer.text)
         assert calls.was_admitted
         return calls.number
