@@ -14,9 +14,10 @@ several keys, some of whom read streams and some hang up half-way, while engines
 
 `steady` is only ever paused: none of its requests may fail, and its process lives as long as the server. A request to
 another model may fail only with the error for an engine that is down, and only while one is; it is sent again until it
-is answered, or refused because engines died twice while they ran it. Each round ends in silence: all pages must be free
-or cached then, and memory, descriptors and threads are recorded. The exit status is 1 if an answer was wrong, a request
-was lost, a page leaked, or something grew.
+is answered, or refused because engines died twice while they ran it. All the while others attack the server with a key
+of their own, and without one: broken messages, bodies and streams that stall, hard schemas, wrong shapes. Each round
+ends in silence: all pages must be free or cached then, and memory, descriptors and threads are recorded. The exit
+status is 1 if an answer was wrong, a request was lost, a page leaked, or something grew.
 """
 
 import argparse
@@ -40,6 +41,8 @@ import torch
 from live_server import LiveServer, live_server
 from model_directory import write_model
 from peft_directory import random_adapter
+from soak_attackers import KEY as ATTACKER
+from soak_attackers import Target, under_attack
 from soak_cases import Answer, Case, Manner, Refusal, ask, make_cases
 from soak_watch import Holdings, engines_of, growth
 
@@ -113,7 +116,9 @@ def write_world(directory: Path, options: Options) -> tuple[Path, list[str], lis
         "kv_memory": "64M",
         # So small that all of it is in use after a minute: growth is a leak then, not a cache that fills.
         "model_settings": {name: {"kv_memory": "1M"} for name in swinging},
-        "api_key": list(KEYS),
+        "api_key": [*KEYS, ATTACKER],
+        # As small, and full as soon.
+        "response_store": "1M",
         "admin_key": [ADMIN],
         "stall_timeout": STALL_SECONDS,
         "load_stall_timeout": STALL_SECONDS,
@@ -342,7 +347,8 @@ async def soak(server: LiveServer, cases: Cases, swinging: Sequence[str], option
     while time.monotonic() - began < options.hours * 3600:
         # One model rests each round, so that every round begins with loads and some requests cause swaps.
         resting = swinging[number % len(swinging)]
-        await one_round(server, traffic, saboteur, popular_models(cases, resting), options.round_seconds)
+        popular = popular_models(cases, resting)
+        ledger.counts += await one_round(server, traffic, saboteur, popular, options.round_seconds)
         await silence(server, steady, swinging, ledger)
         number += 1
         print(_line(time.monotonic() - began, ledger), flush=True)
@@ -356,10 +362,14 @@ def popular_models(cases: Cases, resting: str) -> list[str]:
 
 async def one_round(
     server: LiveServer, traffic: Traffic, saboteur: Saboteur, popular: Sequence[str], seconds: float
-) -> None:
-    """For these seconds, and for as long as it takes until something was broken."""
+) -> Counter[str]:
+    """For these seconds, and for as long as it takes until something was broken. Returns the attacks it withstood."""
+    attacks: Counter[str] = Counter()
     until, faults_before = time.monotonic() + seconds, saboteur.faults
-    async with connect(server) as client:
+    async with (
+        connect(server) as client,
+        under_attack(target_of(server, popular), random.Random(saboteur.faults), attacks),
+    ):
         sabotage = asyncio.create_task(saboteur.run(client))
         try:
             await traffic.run(client, popular, lambda: time.monotonic() > until and saboteur.faults > faults_before)
@@ -367,6 +377,13 @@ async def one_round(
             sabotage.cancel()
             with suppress(asyncio.CancelledError):
                 await sabotage
+    return attacks
+
+
+def target_of(server: LiveServer, models: Sequence[str]) -> Target:
+    address = httpx.URL(server.url)
+    assert address.port is not None
+    return Target(address.host, address.port, tuple(models))
 
 
 def _line(seconds: float, ledger: Ledger) -> str:

@@ -33,6 +33,7 @@ def test_soak_of_a_few_seconds_finds_nothing_wrong(tmp_path: Path) -> None:
     ledger = run(replace(SHORT, hours=4 / 3600, model=str(steady)), tmp_path)
     assert ledger.violations == []
     assert ledger.counts["kill"] >= 1
+    assert any(name.startswith("attack") for name in ledger.counts)
     assert len(ledger.server) >= 1
 
 
