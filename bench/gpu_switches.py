@@ -10,6 +10,7 @@ variant with none.
     choices    our own kernels where measuring says that they are faster, instead of where the shipped file says so
     mixed      steps with prompts of few tokens as graphs
     cascade    rows that share a prefix read it together
+    splits     decode attention of wide heads in smaller blocks and longer parts
 """
 
 import argparse
@@ -36,6 +37,7 @@ class Switches:
         self._shipped = self._measured
         if runner.device.type == "cuda":
             self._shipped = known("off", this_gpu(runner.device)).of(self._decoder.matmuls)
+        self._splits, self._uniform = self._part.attention.scratch, uniform_splits(self._part.attention.scratch)
         self._prefixes, self._most_tokens = runner._prefixes, max_graph_tokens(runner.model)
         self._made: dict[frozenset[str], list[tuple[dict[Any, Any], Any]]] = {}
         self._used: frozenset[str] | None = None
@@ -46,6 +48,7 @@ class Switches:
             "choices": self._set_choices,
             "mixed": self._set_mixed,
             "cascade": self._set_cascade,
+            "splits": self._set_splits,
         }
 
     def use(self, names: frozenset[str]) -> None:
@@ -68,6 +71,26 @@ class Switches:
     def _set_cascade(self, on: bool) -> None:
         self._runner._prefixes = self._prefixes if on else None
 
+    def _set_splits(self, on: bool) -> None:
+        self._part.attention.scratch = self._splits if on else self._uniform
+
+
+def uniform_splits(scratch: Any) -> Any:
+    """Scratch memory for a tuning that does not depend on the width of heads."""
+    from ostro.kernels.gpu.decode_attention import DecodeScratch, DecodeTuning
+
+    return DecodeScratch(
+        scratch.max_rows,
+        scratch.heads,
+        scratch.kv_heads,
+        scratch.head_dim,
+        scratch.page_size,
+        scratch.arrived.device,
+        windows=list(scratch.items),
+        tuning=DecodeTuning(resident=3),
+        prefix_tuning=None if scratch.prefix is None else scratch.prefix.tuning,
+    )
+
 
 def compare(core, switches: Switches, name: str, variants: Mapping[str, frozenset[str]]) -> None:  # type: ignore[no-untyped-def]
     work = WORKLOADS[name]()
@@ -87,7 +110,7 @@ def compare(core, switches: Switches, name: str, variants: Mapping[str, frozense
 
 
 def main() -> None:
-    known = ["choices", "mixed", "cascade"]
+    known = ["choices", "mixed", "cascade", "splits"]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("workloads", nargs="+", choices=list(WORKLOADS))
     parser.add_argument("--config", type=Path, required=True, help="a config.json that names the shape")

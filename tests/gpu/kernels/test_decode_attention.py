@@ -12,6 +12,7 @@ from ostro.kernels.gpu.decode_attention import (
     DecodeScratch,
     DecodeTuning,
     decode_attention,
+    decode_tuning_for,
     plan_decode,
     reference_attention,
 )
@@ -242,3 +243,41 @@ def test_parts_cover_each_row_once_and_long_parts_come_first_then_first_parts(de
         assert [item[3] for item in own] == list(range(own[0][4]))
         assert [item[1] for item in own] == [0, *(item[2] for item in own[:-1])]
         assert own[-1][2] == length
+
+
+def test_parts_have_the_fewest_blocks_where_enough_are_left(device: torch.device) -> None:
+    """Parts of one block have nothing to load while they compute: a window of 512 keys had eight of them."""
+    tuning = DecodeTuning(least_blocks=4)
+    scratch = DecodeScratch(8, 4, 1, 32, 64, device, tuning=tuning, processors=2)
+    assert [item[1:3] for item in work_list([512, 512], scratch, device)] == [
+        [0, 256],
+        [0, 256],
+        [256, 512],
+        [256, 512],
+    ]
+    # Two long parts would leave three of four places empty.
+    assert [item[1:3] for item in work_list([256], scratch, device)] == [[64 * i, 64 * i + 64] for i in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "tuning", "element_size", "resident"),
+    [
+        (128, DecodeTuning(), 2, 3),
+        (256, DecodeTuning(), 2, 1),
+        (256, decode_tuning_for(256), 2, 3),
+        (128, DecodeTuning(), 4, 1),
+        (256, DecodeTuning(), 1, 3),
+        (256, DecodeTuning(resident=2), 2, 2),
+    ],
+)
+def test_as_many_programs_are_launched_for_few_rows_as_fit(
+    head_dim: int, tuning: DecodeTuning, element_size: int, resident: int
+) -> None:
+    scratch = DecodeScratch(8, 4, 1, head_dim, 64, torch.device("meta"), tuning=tuning, processors=132, overlaps=True)
+    assert scratch.programs(8, element_size) == 132 * resident
+
+
+def test_wide_heads_match_the_twin_with_windows_of_several_parts(device: torch.device) -> None:
+    case = a_case([600, 590, 40, 0], device, heads=4, kv_heads=1, head_dim=256)
+    spec = spec_for(case, window=512)
+    assert_near(attend(case, a_scratch(case, windows=(512,)), spec), case.expected(spec))

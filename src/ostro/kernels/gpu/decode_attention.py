@@ -61,9 +61,15 @@ _FEW_AHEAD = 4
 _TILE = 16
 # Rows of partial results that a program merges at once.
 _JOINED_ROWS = 32
-# Programs that fit on a multiprocessor at once with the default tuning.
-_RESIDENT = 3
+# Programs whose registers fit on a multiprocessor at once: they take up to 163 a thread.
+_MOST_RESIDENT = 3
+# Each multiprocessor should have this many programs before parts are made longer than one block.
+_ENOUGH_PER_SM = 2
+# Bytes of shared memory that the driver reserves in each program.
+_RESERVED = 1024
 _SHARED_MEMORY = 200 * 1024
+# Of a multiprocessor, where the device cannot be asked: Hopper's.
+_SHARED_MEMORY_PER_SM = 228 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,10 +86,31 @@ class DecodeTuning:
     time is spent on programs without work; otherwise one per part, scheduled by the hardware."""
     parts_per_sm: int = 12
     """How finely to split a large batch: parts times KV heads, per multiprocessor."""
+    least_blocks: int = 1
+    """The fewest blocks in a part, unless that leaves multiprocessors without work. A part of one block has nothing to
+    load while it computes."""
+    resident: int | None = None
+    """Programs that fit on a multiprocessor at once. None: computed from the shared memory that they take."""
     ahead: int = 4
     """For very few rows, blocks of a part that are prefetched into the cache while the previous kernel still runs."""
     joins_in_place: bool = True
     """Whether the last part to finish merges the row; otherwise a second kernel does."""
+
+    def buffers_of(self, vector_bytes: int) -> int:
+        """The buffers that fit into a program's shared memory."""
+        return max(1, min(self.buffers, _SHARED_MEMORY // (2 * self.block * vector_bytes)))
+
+    def shared_memory(self, padded_dim: int, element_size: int) -> int:
+        """Bytes of shared memory that a program takes, for keys and values in elements of this size."""
+        vector_bytes = padded_dim * element_size
+        # Besides the buffers: the tile of queries and that of weights, as the tensor cores read them.
+        operands = _TILE * (padded_dim + self.block) * max(2, element_size)
+        return self.buffers_of(vector_bytes) * 2 * self.block * vector_bytes + operands + _RESERVED
+
+
+def decode_tuning_for(head_dim: int) -> DecodeTuning:
+    """Blocks of 64 keys of 256 numbers would leave room for one program per multiprocessor, instead of three."""
+    return DecodeTuning(block=32, least_blocks=4) if head_dim > 128 else DecodeTuning()
 
 
 class DecodeScratch:
@@ -112,11 +139,14 @@ class DecodeScratch:
         self.kv_heads = kv_heads
         self.head_dim = head_dim
         self.page_size = page_size
-        self.tuning = tuning or DecodeTuning()
+        self.tuning = tuning or decode_tuning_for(head_dim)
         self.tiles = kv_heads * triton.cdiv(heads // kv_heads, _TILE)
         self.processors = _processors(device) if processors is None else processors
         self.overlaps = supports_overlaps(device) if overlaps is None else overlaps
         self.target = max(1, triton.cdiv(self.processors * self.tuning.parts_per_sm, self.tiles))
+        self.enough = triton.cdiv(self.processors * _ENOUGH_PER_SM, self.tiles)
+        """Parts that occupy all multiprocessors."""
+        self._memory_per_sm = _memory_per_sm(device)
         # With parts of at least total / target, each row has at most one part more than its share.
         capacity = max_rows + self.target
         self.items = {w: torch.zeros(capacity, _FIELDS.value, dtype=torch.int32, device=device) for w in windows}
@@ -132,11 +162,19 @@ class DecodeScratch:
         self.partial_lse = torch.zeros(slots, heads, dtype=torch.float32, device=device)
         self.arrived = torch.zeros(max_rows, self.tiles, dtype=torch.int32, device=device)
 
-    def programs(self, rows: int) -> int:
+    def programs(self, rows: int, element_size: int) -> int:
+        """How many to launch for this many rows; keys and values have elements of this size."""
         most = (rows + self.target) * self.tiles
         if self.tuning.programs_per_sm is not None:
             return min(most, self.processors * self.tuning.programs_per_sm)
-        return min(most, self.processors * _RESIDENT) if self.is_for_few(rows) else most
+        return min(most, self.processors * self.resident(element_size)) if self.is_for_few(rows) else most
+
+    def resident(self, element_size: int) -> int:
+        """Programs that fit on a multiprocessor at once."""
+        if self.tuning.resident is not None:
+            return self.tuning.resident
+        each = self.tuning.shared_memory(triton.next_power_of_2(self.head_dim), element_size)
+        return max(1, min(_MOST_RESIDENT, self._memory_per_sm // each))
 
     def is_for_few(self, rows: int) -> bool:
         """Whether this number of rows leaves multiprocessors idle unless they are split."""
@@ -174,6 +212,8 @@ def plan_decode(lens: Tensor, scratch: DecodeScratch, window: int | None = None,
         None if prefix is None else prefix.count,
         rows,
         scratch.target,
+        scratch.enough,
+        scratch.tuning.least_blocks,
         window or 0,
         0 if groups is None else groups.stride(0),
         0 if prefix is None else prefix.target,
@@ -244,9 +284,8 @@ def decode_attention(
         "tile_rows": tile_rows,
         "join_chunk": max(1, _JOINED_ROWS * 128 // (tile_rows * max(128, padded_dim))),
     }
-    buffer_bytes = 2 * tuning.block * padded_dim * keys.element_size()
-    buffers = max(1, min(tuning.buffers, _SHARED_MEMORY // buffer_bytes))
-    _decode_kernel[(scratch.programs(rows),)](
+    buffers = tuning.buffers_of(padded_dim * keys.element_size())
+    _decode_kernel[(scratch.programs(rows, keys.element_size()),)](
         q,
         keys,
         values,
@@ -341,7 +380,13 @@ def _processors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
 
 
-@triton.jit(do_not_specialize=["lens", "rows", "target", "window", "groups_stride", "prefix_target"])
+def _memory_per_sm(device: torch.device) -> int:
+    if device.type != "cuda":
+        return _SHARED_MEMORY_PER_SM
+    return int(torch.cuda.get_device_properties(device).shared_memory_per_multiprocessor)
+
+
+@triton.jit(do_not_specialize=["lens", "rows", "target", "enough", "least", "window", "groups_stride", "prefix_target"])
 def _plan_kernel(
     lens,
     items,
@@ -352,6 +397,8 @@ def _plan_kernel(
     prefix_count,
     rows,
     target,
+    enough,
+    least,
     window,
     groups_stride,
     prefix_target,
@@ -390,7 +437,9 @@ def _plan_kernel(
         length = tl.maximum(length, low)
     first_block = low // block
     row_blocks = tl.cdiv(length, block) - first_block
-    split = tl.maximum(tl.cdiv(tl.sum(blocks), target), 1)
+    total = tl.sum(blocks)
+    # Longer parts than the load requires only as long as `enough` of them are left.
+    split = tl.maximum(tl.maximum(tl.cdiv(total, target), tl.minimum(least, total // enough)), 1)
     parts = tl.where(every < rows, tl.maximum(tl.cdiv(blocks, split), 1), 0)
     num_parts = tl.maximum(tl.cdiv(row_blocks, split), 1)
     before = (every < row).to(tl.int32)
