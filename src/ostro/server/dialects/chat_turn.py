@@ -1,6 +1,6 @@
 """Takes a chat request through a job: prepares it for the engine, and reads its output as events. Knows no wire format.
 
-    turn = ChatTurn(lambda: chat_request(request, …), is_long=…)
+    turn = CompleteTurn(lambda: chat_request(request, …), is_long=…)
     Job.written(name, turn.prepare, writer, streams=…)
 
     writer(model, completions)      reader = turn.reader(completions[0])
@@ -10,6 +10,7 @@ A dialect's request is translated here, inside the admission gate: nothing is co
 All dialects write the same events, so one request gets the same text, calls and counts in each of them.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 
@@ -25,20 +26,22 @@ from ostro.text.offsets import text_offsets
 from ostro.text.tokenizer import Tokenizer
 
 
-class ChatTurn:
+class ChatTurn(ABC):
     """One request, for one job."""
 
-    def __init__(self, translate: Callable[[], ChatRequest], *, is_long: bool) -> None:
-        """`translate` makes the chat request; it runs off the event loop if the conversation `is_long`."""
-        self._translate = translate
+    def __init__(self, *, is_long: bool) -> None:
+        """The request is translated off the event loop if the conversation `is_long`."""
         self._is_long = is_long
         self._request: ChatRequest | None = None
         self._prepared: PreparedChat | None = None
 
+    @abstractmethod
+    def _translated(self) -> ChatRequest: ...
+
     async def request(self, model: Model) -> ChatRequest:
         """Translated once, even if the model was reloaded."""
         if self._request is None:
-            translate = self._translate
+            translate = self._translated
             self._request = await model.service.run_off_loop(translate) if self._is_long else translate()
         return self._request
 
@@ -61,6 +64,17 @@ class ChatTurn:
     def _ready(self) -> PreparedChat:
         assert self._prepared is not None, "prepare the turn first"
         return self._prepared
+
+
+class CompleteTurn(ChatTurn):
+    """A turn whose request refers to nothing else."""
+
+    def __init__(self, translate: Callable[[], ChatRequest], *, is_long: bool) -> None:
+        super().__init__(is_long=is_long)
+        self._translate = translate
+
+    def _translated(self) -> ChatRequest:
+        return self._translate()
 
 
 class CompletionReader:

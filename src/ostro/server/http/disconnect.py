@@ -39,16 +39,20 @@ class UntilDisconnect:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        assert self._task is not None
-        assert self._listener is not None
-        self._listener.cancel()
+        task, listener = self._task, self._listener
+        assert task is not None
+        assert listener is not None
+        # A cancelled task keeps the frame that it was cancelled in, and thereby this object: not the other way round,
+        # too, or both would stay in memory until garbage is collected.
+        self._task = self._listener = None
+        listener.cancel()
         if not self._gone:
             return
         if kind is None:
             # The block ended at the same moment, so the cancellation is still pending: consume it here.
             with suppress(asyncio.CancelledError):
                 await asyncio.sleep(0)
-        outer = self._task.uncancel() > self._cancelling
+        outer = task.uncancel() > self._cancelling
         if not outer and (kind is None or issubclass(kind, asyncio.CancelledError)):
             raise ClientGone from error
 

@@ -70,8 +70,11 @@ class EventStream:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Sends an error, if there is one, and lets it propagate."""
-        assert self._attendant is not None
-        self._attendant.cancel()
+        attendant = self._attendant
+        assert attendant is not None
+        # A cancelled task keeps the frame that it was cancelled in, and thereby this object.
+        self._attendant = None
+        attendant.cancel()
         if error is None:
             await self._end(self._framing.done)
         elif isinstance(error, Exception):

@@ -11,7 +11,7 @@ from ostro.server.api_docs.document import described
 from ostro.server.dialects.chat.framing import DIALECT
 from ostro.server.dialects.chat.request import chat_request
 from ostro.server.dialects.chat.writer import ChatWriter, chat_writer
-from ostro.server.dialects.chat_turn import ChatTurn
+from ostro.server.dialects.chat_turn import ChatTurn, CompleteTurn
 from ostro.server.dialects.openai import check_streamable
 from ostro.server.generation import Answer, Job
 from ostro.server.http.body import holding_of
@@ -42,7 +42,7 @@ async def _answer(api: Api, http: Request, model: str | None = None) -> Response
     record_of(http).stream = request.stream
     check_streamable(request)
     params = api.options.params(request)
-    turn = ChatTurn(lambda: chat_request(request, params), is_long=holding_of(http).is_long)
+    turn = CompleteTurn(lambda: chat_request(request, params), is_long=holding_of(http).is_long)
     return Answer(api, http, _job(api, request, turn, model or request.model))
 
 

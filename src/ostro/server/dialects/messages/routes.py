@@ -16,7 +16,7 @@ from ostro.schemas.messages import (
 )
 from ostro.server.api import Api, json_response, record_of
 from ostro.server.api_docs.document import described
-from ostro.server.dialects.chat_turn import ChatTurn, SingleChoiceReader
+from ostro.server.dialects.chat_turn import ChatTurn, CompleteTurn, SingleChoiceReader
 from ostro.server.dialects.messages.framing import DIALECT
 from ostro.server.dialects.messages.request import chat_request
 from ostro.server.dialects.messages.writer import MessageAnswerWriter
@@ -62,7 +62,7 @@ def _job(api: Api, http: Request, request: CreateMessage) -> Job:
 
 
 def _turn(http: Request, request: MessagesInput, params: SamplingParams) -> ChatTurn:
-    return ChatTurn(lambda: chat_request(request, params), is_long=holding_of(http).is_long)
+    return CompleteTurn(lambda: chat_request(request, params), is_long=holding_of(http).is_long)
 
 
 def _params(api: Api, request: CreateMessage) -> SamplingParams:

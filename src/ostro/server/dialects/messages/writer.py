@@ -4,7 +4,7 @@ One writer serves one message. One block is open at a time: the next event eithe
 """
 
 from collections.abc import Iterable
-from typing import Final
+from typing import Final, Self
 
 from pydantic_core import from_json
 
@@ -127,7 +127,11 @@ class MessageAnswerWriter:
         self._request_id = request_id
         self._has_begun = False
         self.id = self._writer.id
-        self.framing = self
+
+    @property
+    def framing(self) -> Self:
+        # Not an attribute: a writer that refers to itself is freed only when garbage is collected.
+        return self
 
     def start(self) -> bytes:
         # The number of cached prompt tokens is only known with the first output.

@@ -90,7 +90,7 @@ class ResponseTurn(ChatTurn):
         self._history_bytes = 0
         # What a reference refers to may be long.
         is_short = self.previous is None and len(request.input) == 1 and not isinstance(request.input[0], ItemReference)
-        super().__init__(self._translated, is_long=holding.is_long or not is_short)
+        super().__init__(is_long=holding.is_long or not is_short)
 
     async def request(self, model: Model) -> ChatRequest:
         if self._request is not None or self.previous is None:

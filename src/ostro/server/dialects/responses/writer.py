@@ -8,7 +8,7 @@ closing events repeat the sum of its deltas.
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Final
+from typing import Final, Self
 
 from ostro.answers.events import CallArguments, CallBegin, Event, Reasoning, Text
 from ostro.engine.runner import TokenLogprob
@@ -174,8 +174,12 @@ class ResponseAnswerWriter:
         self._keep = keep
         self._has_begun = False
         self.id = writer.id
-        self.framing = self
         writer.response["model"] = model
+
+    @property
+    def framing(self) -> Self:
+        # Not an attribute: a writer that refers to itself is freed only when garbage is collected.
+        return self
 
     def start(self) -> bytes:
         # The first event waits for the first output: if there is none, no event must have been numbered.
