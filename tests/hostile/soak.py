@@ -304,20 +304,34 @@ async def stats(client: httpx.AsyncClient) -> list[dict[str, object]]:
 
 async def pages_in_use(client: httpx.AsyncClient) -> dict[str, int]:
     """Pages of each loaded model that are neither free nor cached."""
+    return await _sum_metrics(client, {"ostro_pages_total": 1, "ostro_pages_free": -1, "ostro_pages_cached": -1})
+
+
+async def requests_under_way(client: httpx.AsyncClient) -> dict[str, int]:
+    return await _sum_metrics(client, {"vllm:num_requests_running": 1, "vllm:num_requests_waiting": 1})
+
+
+async def _sum_metrics(client: httpx.AsyncClient, signs: Mapping[str, int]) -> dict[str, int]:
+    """By model."""
     answer = await client.get("/metrics", headers=_bearer(ADMIN))
-    used: Counter[str] = Counter()
+    sums: Counter[str] = Counter()
     for line in answer.text.splitlines():
         name, _, rest = line.partition("{")
-        sign = {"ostro_pages_total": 1, "ostro_pages_free": -1, "ostro_pages_cached": -1}.get(name)
-        if sign is not None:
+        if name in signs:
             labels, _, value = rest.partition("} ")
-            used[labels.partition('model_name="')[2].partition('"')[0]] += sign * int(float(value))
-    return dict(used)
+            sums[labels.partition('model_name="')[2].partition('"')[0]] += signs[name] * int(float(value))
+    return dict(sums)
 
 
 async def silence(server: LiveServer, steady: int, swinging: Sequence[str], ledger: Ledger) -> None:
     """Nobody asks for anything: pages come back, models that come and go are unloaded, and what is left is counted."""
     async with connect(server) as client:
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        # What attackers started in the background runs to its end.
+        while any((under_way := await requests_under_way(client)).values()) and time.monotonic() < deadline:
+            await asyncio.sleep(0.5)
+        if any(under_way.values()):
+            ledger.violate(f"requests under way though nobody asks: {under_way}")
         deadline = time.monotonic() + 60
         while any((used := await pages_in_use(client)).values()) and time.monotonic() < deadline:
             await asyncio.sleep(0.5)
