@@ -66,6 +66,15 @@ def test_a_path_that_is_nearly_right_is_put_right(client: httpx.Client, method: 
     assert error["message"] == f"There is no {path} here. Did you mean {meant}?"
 
 
+@pytest.mark.parametrize(("method", "path"), [("POST", "/api/chat"), ("GET", "/api/tags"), ("GET", "/api")])
+def test_ollama_clients_get_a_text_that_names_what_is_spoken(client: httpx.Client, method: str, path: str) -> None:
+    answer = client.request(method, path)
+    assert answer.status_code == 404
+    message = answer.json()["error"]
+    assert isinstance(message, str)
+    assert "/v1" in message
+
+
 @pytest.mark.parametrize("path", ["/nowhere", "/v1", "/v2/models/x"])
 def test_another_path_names_the_right_one(client: httpx.Client, path: str) -> None:
     assert error_of(client.get(path), 404)["message"] == f"There is no {path} here. GET /docs lists the endpoints."

@@ -320,6 +320,26 @@ def test_a_single_model_server_answers_to_any_name_if_configured(tmp_path: Path)
         assert client.get("/v1/models/gpt-3.5-turbo").status_code == 404
 
 
+def test_any_model_may_have_further_names(tmp_path: Path) -> None:
+    write_model(tmp_path / "models" / "small", seed=1)
+    first = str(write_model(tmp_path / "tiny"))
+    args = (
+        "--models",
+        str(tmp_path / "models"),
+        "--model-alias",
+        "gpt-4o=default",
+        "--model-alias",
+        "gpt-4o-mini=small",
+    )
+    with live_server(tmp_path, first, *args) as server, server.client() as client:
+        for name, meant in {"gpt-4o": "tiny", "gpt-4o-mini": "small", "small": "small"}.items():
+            answer = client.post("/v1/completions", json={"prompt": "a", "max_tokens": 1, "model": name})
+            assert (answer.status_code, answer.json()["model"]) == (200, meant)
+        listed = {card["id"] for card in client.get("/v1/models").json()["data"]}
+        assert listed == {"tiny", "gpt-4o", "small", "gpt-4o-mini"}
+        assert client.get("/v1/models/gpt-4o-mini").json()["id"] == "gpt-4o-mini"
+
+
 def test_answers_have_a_date_unless_told_otherwise(tmp_path: Path) -> None:
     with live_server(tmp_path, ready=False) as server, server.client() as client:
         assert "date" in client.get("/healthz").headers

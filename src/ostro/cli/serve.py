@@ -35,6 +35,7 @@ _METAVARS = {
     "gcs_bucket": "BUCKET",
     "gcs_model_prefix": "PREFIX",
     "served_model_name": "NAME,…",
+    "model_alias": "NAME=MODEL,…",
     "host": "ADDRESS",
     "port": "PORT",
     "cors_origins": "ORIGIN,…",

@@ -156,7 +156,7 @@ class EngineReplica:
         first = models.pool.catalog.default
         for spec in models.pool.catalog.specs():
             if (spec.base or spec.name) in loaded:
-                names |= {spec.name, models.shown(spec)}
+                names |= {spec.name, *models.names(spec)}
                 if first is not None and spec.name == first.name:
                     names |= {ANY, *models.served_names}
         self._shrink(models)

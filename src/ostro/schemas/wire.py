@@ -166,3 +166,13 @@ class ErrorBody(WireModel):
     def of(cls, error: OstroError) -> Self:
         detail = ErrorDetail(message=error.public, type=error.openai_type, param=error.param, code=error.openai_code)
         return cls(error=detail)
+
+
+class ErrorText(WireModel):
+    """An error as Ollama's clients expect it."""
+
+    error: str
+
+    @classmethod
+    def of(cls, error: OstroError) -> Self:
+        return cls(error=error.public)

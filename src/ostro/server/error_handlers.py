@@ -12,7 +12,7 @@ from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ostro.errors import OstroError, TryLater, internal_error
-from ostro.server.dialects.dialect import OPENAI
+from ostro.server.dialects.dialect import OLLAMA, OPENAI
 from ostro.server.dialects.registry import dialect_of
 from ostro.server.http.disconnect import ClientGone
 
@@ -106,9 +106,7 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
     path = request.scope["path"][:200]
     match error.status_code:
         case HTTPStatus.NOT_FOUND:
-            meant = _similar_path(request)
-            cure = "GET /docs lists the endpoints." if meant is None else f"Did you mean {meant}?"
-            message, code = f"There is no {path} here. {cure}", "not_found"
+            message, code = f"There is no {path} here. {_cure(request)}", "not_found"
         case HTTPStatus.METHOD_NOT_ALLOWED:
             allowed = (error.headers or {}).get("Allow", "another method")
             message, code = f"{path} does not support {request.method[:20]}. Use {allowed}.", "method_not_allowed"
@@ -128,6 +126,13 @@ class _RoutingError(OstroError):
         super().__init__(message)
         self.http_status = status
         self.openai_code = code
+
+
+def _cure(request: Request) -> str:
+    if OLLAMA.claims(request.scope):
+        return "This server does not speak Ollama's API. Set the client to OpenAI's, with a base URL that ends in /v1."
+    meant = _similar_path(request)
+    return "GET /docs lists the endpoints." if meant is None else f"Did you mean {meant}?"
 
 
 def _similar_path(request: Request) -> str | None:

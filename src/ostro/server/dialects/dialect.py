@@ -10,7 +10,7 @@ from starlette.types import Scope
 
 from ostro.errors import OstroError
 from ostro.schemas.models import ModelCard, ModelList
-from ostro.schemas.wire import ErrorBody, WireModel
+from ostro.schemas.wire import ErrorBody, ErrorText, WireModel
 from ostro.server.http.sse import PING, event
 
 MODELS_PATH = "/v1/models"
@@ -55,5 +55,15 @@ class Dialect:
         return ModelList(data=list(cards))
 
 
+class Ollama(Dialect):
+    """Ollama's errors: a text. Nothing else of it is spoken; its clients are told so in words that they show."""
+
+    error_schema = ErrorText
+
+    def error_body(self, error: OstroError, request_id: str | None) -> WireModel:
+        return ErrorText.of(error)
+
+
 OPENAI: Final = Dialect("")
 """For paths that no dialect claims."""
+OLLAMA: Final = Ollama("/api")

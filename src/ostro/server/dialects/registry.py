@@ -4,7 +4,7 @@ from importlib import import_module
 
 from starlette.types import Scope
 
-from ostro.server.dialects.dialect import OPENAI, Dialect
+from ostro.server.dialects.dialect import OLLAMA, OPENAI, Dialect
 
 FOLDERS = (
     "chat",
@@ -21,7 +21,7 @@ DIALECTS: tuple[Dialect, ...] = tuple(
 
 def dialect_of(scope: Scope) -> Dialect:
     """The dialect of a request, served or not."""
-    for dialect in DIALECTS:
+    for dialect in (*DIALECTS, OLLAMA):
         if dialect.claims(scope):
             return dialect
     return OPENAI

@@ -68,6 +68,7 @@ def build_models(settings: ServeSettings) -> Models:
         pool,
         served_names=settings.served_model_name,
         any_name=settings.any_model_name,
+        aliases=_aliases(settings, [spec.name for spec in specs]),
         first=[
             *(spec.name for spec in specs if spec.pinned or spec is specs[0]),
             *(name for name in elsewhere if name in settings.pin or settings.is_pinned(name)),
@@ -109,6 +110,7 @@ def fixed_specs(settings: ServeSettings) -> list[ModelSpec]:
             ModelSpec(name=name, config=specs[0].config, base=specs[0].name, adapter=name) for name, _ in adapters
         ]
     _check_names(settings, names)
+    _aliases(settings, names)
     _names_elsewhere(settings, specs)
     if not specs:
         return []
@@ -202,8 +204,9 @@ def _names_elsewhere(settings: ServeSettings, specs: Sequence[ModelSpec]) -> lis
     """Names in settings that can only be models under a root. Raises BadRequest if there are no roots."""
     bases = [spec.name for spec in specs if spec.base is None]
     pinnable = [*(spec.name for spec in specs), *(_names_of_first(settings) if specs else ())]
-    known = {"pin": pinnable, "model_settings": bases}
-    said = {"pin": settings.pin, "model_settings": tuple(settings.model_settings)}
+    known = {"pin": pinnable, "model_settings": bases, "model_alias": pinnable}
+    targets = tuple(model for _, model in map(_split_alias, settings.model_alias))
+    said = {"pin": settings.pin, "model_settings": tuple(settings.model_settings), "model_alias": targets}
     missing = [(where, name) for where, names in said.items() for name in names if resolve(name, known[where]) is None]
     for where, name in missing:
         if not roots(settings):
@@ -229,6 +232,27 @@ def _check_names(settings: ServeSettings, names: Sequence[str]) -> None:
                 f"{name!r} means the first model, so no other can be called that. Give one of them another name.",
                 param="served_model_name" if name in settings.served_model_name else "model",
             )
+
+
+def _aliases(settings: ServeSettings, names: Collection[str]) -> dict[str, str]:
+    """Further names of models. Raises BadRequest if one belongs to a model already."""
+    pairs = [_split_alias(each) for each in settings.model_alias]
+    for alias, model in pairs:
+        if alias in (*names, *_names_of_first(settings)) or model != dict(pairs)[alias]:
+            raise BadRequest(
+                f"model_alias gives the name {alias!r} to {model!r}, but another model has it. Choose another name.",
+                param="model_alias",
+            )
+    return dict(pairs)
+
+
+def _split_alias(given: str) -> tuple[str, str]:
+    alias, equals, model = (part.strip() for part in given.partition("="))
+    if not (alias and equals and model):
+        raise BadRequest(
+            f"model_alias is {given!r}. Write it as NAME=MODEL, such as gpt-4o=default.", param="model_alias"
+        )
+    return alias, model
 
 
 def _names_of_first(settings: ServeSettings) -> tuple[str, ...]:

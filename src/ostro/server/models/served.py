@@ -5,7 +5,7 @@ Knows names and the pool; knows no HTTP and no engine.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
@@ -41,16 +41,19 @@ class Models:
         *,
         served_names: Sequence[str] = (),
         any_name: bool = False,
+        aliases: Mapping[str, str] | None = None,
         first: Sequence[str] = (),
         mentioned: Sequence[str] = (),
     ) -> None:
         """`served_names` are the first model's names for clients, the first of which is used in responses; with
-        `any_name`, it also answers to any name that is not another model's. `first` are loaded at startup. `mentioned`
-        are names that occur in settings: a warning is logged if there is no such model.
+        `any_name`, it also answers to any name that is not another model's. `aliases` are other names of any model.
+        `first` are loaded at startup. `mentioned` are names that occur in settings: a warning is logged if there is no
+        such model.
         """
         self.pool = pool
         self.served_names = tuple(served_names)
         self._any_name = any_name
+        self._aliases = dict(aliases or {})
         self.counters = ModelCounters()
         self._first = tuple(first)
         self._mentioned = tuple(mentioned)
@@ -87,6 +90,7 @@ class Models:
 
     async def find(self, name: str) -> str:
         """The pool's name of a model, given the client's. Returns names that are unknown here as they are."""
+        name = self._aliases.get(name, name)
         first = self.pool.catalog.default
         if first is not None and name in (ANY, *self.served_names):
             return first.name
@@ -146,9 +150,10 @@ class Models:
     def names(self, spec: ModelSpec) -> tuple[str, ...]:
         """All names of a model that are listed for clients."""
         first = self.pool.catalog.default
-        if first is None or spec.name != first.name or not self.served_names:
-            return (spec.name,)
-        return self.served_names
+        is_first = first is not None and spec.name == first.name
+        own = self.served_names if is_first and self.served_names else (spec.name,)
+        meant = {spec.name, *((ANY, *self.served_names) if is_first else ())}
+        return (*own, *(alias for alias, model in self._aliases.items() if model in meant))
 
     @property
     def only(self) -> ModelView[ModelService] | None:

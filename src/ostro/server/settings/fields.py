@@ -291,6 +291,13 @@ class ServeSettings(_EngineSettings):
             "responses, and no other model may use any of them (default: the model's name)"
         ),
     )
+    model_alias: Texts = Field(
+        (),
+        description=(
+            "another name for any model, for clients that ask for gpt-4o, say; comma-separated or repeated. Responses "
+            "carry the model's own name"
+        ),
+    )
     any_model_name: bool = Field(
         False,
         description=(

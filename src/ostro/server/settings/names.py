@@ -65,5 +65,5 @@ GROUPS: Mapping[str, str] = {
     "log_level": "Logging",
 }
 SECRETS = ("api_key", "priority_key", "admin_key", "prefill_key")
-REPEATABLE = frozenset({"model", "models", "lora", "served_model_name"})
+REPEATABLE = frozenset({"model", "models", "lora", "served_model_name", "model_alias"})
 ONLY_IN_FILES = frozenset({"model_settings"})
