@@ -243,59 +243,99 @@ def measure_host(core, name: str) -> None:  # type: ignore[no-untyped-def]
 # ---- cold start
 
 
-def cold_start(options: argparse.Namespace) -> dict[str, float]:
-    """Seconds from the start of a process to its first token, with no compiled kernel and no choice of kernels on disk,
-    and what they went to; weights are random.
+def cold_start(options: argparse.Namespace) -> "Start":
+    """The start of a process up to its first token, with no compiled kernel and no choice of kernels on disk; weights
+    are random.
     """
     with tempfile.TemporaryDirectory() as cache:
         command = [sys.executable, __file__, "first-token", "--config", str(options.config)]
         command += ["--kernel-choices", options.kernel_choices]
         environment = {**os.environ, "TRITON_CACHE_DIR": cache, "OSTRO_CACHE": cache, BEGAN: str(time.time())}
         output = subprocess.run(command, check=True, env=environment, stdout=subprocess.PIPE, text=True).stdout
-        found: dict[str, float] = json.loads(output.splitlines()[-1])
-        return found
+        return Start(**json.loads(output.splitlines()[-1]))
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    seconds: dict[str, float]
+    """By phase, in order, with the total."""
+    compiling: dict[str, float]
+    """When the process that compiles ahead had done what, in seconds since the start; empty if there was none."""
+    slowest: str
+    """The kernel that took it longest."""
+    compiled: int
+    """Kernels that it compiled, or found in the cache."""
+    missed: int
+    """Entries that first launches added to Triton's cache: they were compiled then."""
+
+    def __str__(self) -> str:
+        phases = ", ".join(f"{name} {seconds:.1f}" for name, seconds in self.seconds.items() if name != "total")
+        moments = ", ".join(f"{name} at {seconds:.1f}" for name, seconds in self.compiling.items())
+        ahead = f"{self.compiled} ahead, slowest {self.slowest} ({moments})" if self.compiling else "none ahead"
+        return (
+            f"cold start to first token: {self.seconds['total']:.1f} s ({phases})\n"
+            f"  kernels: {ahead}; {self.missed} new in Triton's cache after that"
+        )
 
 
 def first_token(config: dict[str, object], options: argparse.Namespace) -> None:
     """Runs in a process of its own; prints what took how long, in order."""
-    took = Phases(float(os.environ.get(BEGAN, time.time())))
+    began = float(os.environ.get(BEGAN, time.time()))
+    took = Phases(began)
     took.end("python")
     from ostro.backends.cuda.precompiling import Request, precompiler
 
+    took.end("imports before torch")
     with precompiler(config, settings(options)) as started:
+        took.end("start of the compiling process")
         import torch
 
+        took.end("torch")
         from ostro.backends.cuda.choices import choose
         from ostro.backends.cuda.compiling import compile_kernels
         from ostro.backends.cuda.graphs import StepGraphs
+        from ostro.backends.cuda.load import preparing_keys
         from ostro.backends.cuda.measuring import this_gpu
         from ostro.devices import DEVICE_KINDS
 
-        took.end("imports")
-        square = torch.ones(16, 16, device="cuda", dtype=torch.bfloat16)
-        torch.mm(square, square)
-        torch.cuda.synchronize()
-        took.end("context and cuBLAS")
-        if started is not None:
-            started.begin(
-                Request(config, DEVICE_KINDS["cuda"].resolve(settings(options)), this_gpu(torch.device("cuda")))
-            )
+        took.end("other imports")
+        with preparing_keys(torch.device("cuda")):
+            square = torch.ones(16, 16, device="cuda", dtype=torch.bfloat16)
+            torch.mm(square, square)
+            torch.cuda.synchronize()
+            took.end("context and cuBLAS")
+            if started is not None:
+                started.begin(
+                    Request(config, DEVICE_KINDS["cuda"].resolve(settings(options)), this_gpu(torch.device("cuda")))
+                )
+            model = random_model(config, options)
+            took.end("weights")
+            compiled = None if started is None else started.wait()
+            took.end("wait for kernels")
+        took.end("wait for keys")
+        entries = cache_entries()
         with (
             patch("ostro.backends.cuda.part.compile_kernels", took.of("first launches", compile_kernels)),
             patch("ostro.backends.cuda.compiling.choose", took.of("choice of kernels", choose)),
             patch.object(StepGraphs, "_capture", took.of("capture", StepGraphs._capture)),
         ):
-            model = random_model(config, options)
-            took.end("weights")
-            if started is not None:
-                started.wait()
-            took.end("wait for kernels")
             core = engine(config, options, model)
             torch.cuda.synchronize()
             took.end("memory")
             run(core, [Work(list(range(128)), 2)])
             took.end("first tokens")
-    print(json.dumps({name: round(seconds, 3) for name, seconds in took.seconds.items()}), flush=True)
+    found = Start(
+        seconds={name: round(seconds, 3) for name, seconds in took.seconds.items()},
+        compiling={} if compiled is None else {name: round(at - began, 3) for name, at in compiled.moments.items()},
+        slowest="" if compiled is None else compiled.slowest,
+        compiled=0 if compiled is None else compiled.kernels,
+        missed=cache_entries() - entries,
+    )
+    print(json.dumps(asdict(found)), flush=True)
+
+
+def cache_entries() -> int:
+    return sum(each.is_dir() for each in Path(os.environ["TRITON_CACHE_DIR"]).iterdir())
 
 
 class Phases:
@@ -393,14 +433,13 @@ def main() -> None:
         first_token(config, options)
         return
     rows: list[Row] = []
-    starts: list[dict[str, float]] = []
+    starts: list[Start] = []
     names = list(WORKLOADS) if "all" in options.workloads else options.workloads
     if "cold-start" in names:
         names.remove("cold-start")
         starts = [cold_start(options) for _ in range(2)]
         for start in starts:
-            phases = ", ".join(f"{name} {seconds:.1f}" for name, seconds in start.items() if name != "total")
-            print(f"cold start to first token: {start['total']:.1f} s ({phases})", flush=True)
+            print(start, flush=True)
     core = engine(config, options) if names else None
     for name in names:
         if options.profile:
@@ -421,7 +460,7 @@ def main() -> None:
         _save(options.config.stem, rows, starts)
 
 
-def _save(name: str, rows: list[Row], starts: list[dict[str, float]]) -> None:
+def _save(name: str, rows: list[Row], starts: list[Start]) -> None:
     """Adds to what is there: workloads may be measured apart."""
     import torch
 
@@ -431,8 +470,8 @@ def _save(name: str, rows: list[Row], starts: list[dict[str, float]]) -> None:
     found |= {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
     found |= {row.workload: asdict(row) for row in rows}
     if starts:
-        found["cold_start_seconds"] = [start["total"] for start in starts]
-        found["cold_start_phases"] = starts
+        found["cold_start_seconds"] = [start.seconds["total"] for start in starts]
+        found["cold_start_phases"] = [asdict(start) for start in starts]
     path.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
 
 

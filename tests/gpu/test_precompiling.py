@@ -22,7 +22,8 @@ from quantized_packers import FORMATS, write_quantized
 
 from ostro.backends.backend import OpenedModel
 from ostro.backends.cuda.choices import Gpu
-from ostro.backends.cuda.precompiling import Compiled, Precompiler, Request, precompiler
+from ostro.backends.cuda.precompiling import Compiled, Precompiler, Request, mark, precompiler
+from ostro.backends.cuda.shipped_binaries import pack
 from ostro.backends.loading import load_runner
 from ostro.config import EngineConfig
 from ostro.devices import DEVICE_KINDS
@@ -130,7 +131,10 @@ def test_weights_of_any_aligned_width_are_loaded_several_words_at_once(
 
 def test_process_answers_what_it_compiled(compiling: Precompiler) -> None:
     compiling.begin(request(config("qwen3-0.6b"), EngineConfig(deterministic=True)))
-    assert compiling.wait() == Compiled(0, {})
+    answer = compiling.wait()
+    assert answer is not None
+    assert (answer.kernels, answer.failed) == (0, {})
+    assert list(answer.moments) == ["started", "imported", "ready", "asked", "listed", "compiled"]
     assert compiling.wait() is None
 
 
@@ -215,7 +219,7 @@ def test_interpreter_compiles_nothing(compiles: pytest.MonkeyPatch) -> None:
 
 def test_later_start_with_the_same_settings_needs_no_process(compiles: pytest.MonkeyPatch) -> None:
     model, settings = config("qwen3-0.6b"), EngineConfig(max_batch_seqs=16)
-    compiles.setattr(Precompiler, "begin", lambda self, request: setattr(self, "_began", True))
+    compiles.setattr(Precompiler, "begin", lambda self, request: setattr(self, "_open", 1))
     compiles.setattr("ostro.backends.cuda.precompiling.receive", lambda _: msgspec.msgpack.encode(Compiled(1, {})))
     with precompiler(model, settings) as first:
         assert first is not None
@@ -223,6 +227,55 @@ def test_later_start_with_the_same_settings_needs_no_process(compiles: pytest.Mo
         first.wait()
     assert not started(settings)
     assert started(EngineConfig(max_batch_seqs=17))
+
+
+def test_start_whose_kernels_come_with_the_package_needs_no_process(
+    compiles: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    settings = EngineConfig(max_batch_seqs=16)
+    (tmp_path / "made").mkdir()
+    pack(tmp_path / "made", tmp_path / "shipped.zip", {H200.name: [mark(config("qwen3-0.6b"), settings)]})
+    compiles.setattr("ostro.backends.cuda.shipped_binaries.archive_path", lambda: tmp_path / "shipped.zip")
+    compiles.setattr("ostro.backends.cuda.precompiling.first_gpu", lambda: H200)
+    assert not started(settings)
+    assert started(EngineConfig(max_batch_seqs=17))
+
+
+def test_marks_depend_on_what_decides_which_kernels_there_are() -> None:
+    model, settings = config("qwen3-0.6b"), EngineConfig()
+    same = mark({**model, "transformers_version": "5.0"}, replace(settings, serving=True, threads=3))
+    assert mark(model, settings) == same
+    others = [
+        mark({**model, "hidden_size": 2048}, settings),
+        mark(model, replace(settings, kv_dtype="fp8")),
+        mark({"architectures": ["NoSuchModel"]}, settings),
+    ]
+    assert len({same, *others}) == 4
+
+
+def test_process_begins_as_soon_as_it_is_started_if_the_gpu_is_known(compiles: pytest.MonkeyPatch) -> None:
+    begun: list[Request] = []
+    compiles.setattr(Precompiler, "begin", lambda _, request: begun.append(request))
+    assert started()
+    assert begun == []
+    compiles.setattr("ostro.backends.cuda.precompiling.first_gpu", lambda: H200)
+    assert started()
+    assert begun == [Request(config("qwen3-0.6b"), DEVICE_KINDS["cuda"].resolve(EngineConfig()), H200)]
+
+
+def test_only_the_latest_request_is_waited_for(compiles: pytest.MonkeyPatch) -> None:
+    """The second is what loading the model found out; usually it is the first again."""
+    answers = [msgspec.msgpack.encode(Compiled(number, {})) for number in (1, 2)]
+    compiles.setattr("ostro.backends.cuda.precompiling.receive", lambda _: answers.pop(0))
+    begun = Precompiler()
+    first, second = (request(config("qwen3-0.6b", layers)) for layers in (1, 2))
+    for each in (first, first, second, second):
+        begun.begin(each)
+    answer = begun.wait()
+    begun.close()
+    assert answer is not None
+    assert answer.kernels == 2
+    assert answers == []
 
 
 def test_process_that_cannot_be_started_is_reported_without_an_error(

@@ -1,7 +1,9 @@
 """Builds runners on NVIDIA GPUs: loads the weights, compiles kernels meanwhile, divides a model over several GPUs."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from threading import Thread
 
 import torch
 
@@ -21,6 +23,7 @@ from ostro.config import EngineConfig, ResolvedConfig
 from ostro.devices import DEVICE_KINDS
 from ostro.engine.runner import ModelRunner
 from ostro.errors import BadRequest
+from ostro.kernels.gpu.signatures import prepare_keys
 from ostro.models.description import Causal
 from ostro.torch_models.base import Model
 from ostro.torch_models.build import build_described
@@ -46,12 +49,27 @@ def load_runner(
         return _divided(opened)
     if keeps_quantized:
         return make_runner(_quantized_model(opened, described, device), config, pooling=pooling)
-    if precompiler is None:
-        return make_runner(on_torch.load_model(opened, described, device), config, pooling=pooling)
-    precompiler.begin(Request(dict(opened.checkpoint.config), opened.resolved, this_gpu(device)))
-    model = on_torch.load_model(opened, described, device)
-    precompiler.wait()
+    with preparing_keys(device):
+        if precompiler is not None:
+            precompiler.begin(Request(dict(opened.checkpoint.config), opened.resolved, this_gpu(device)))
+        model = on_torch.load_model(opened, described, device)
+        if precompiler is not None:
+            precompiler.wait()
     return make_runner(model, config, pooling=pooling)
+
+
+@contextmanager
+def preparing_keys(device: torch.device) -> Iterator[None]:
+    """Computes what launches need to find compiled kernels, while weights are loaded: loading launches none."""
+    if device.type != "cuda":
+        yield
+        return
+    preparing = Thread(target=prepare_keys, daemon=True)
+    preparing.start()
+    try:
+        yield
+    finally:
+        preparing.join()
 
 
 def _quantized_model(opened: OpenedModel, described: Causal, device: torch.device) -> Model:

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ostro.backends.cuda.choices import TRIED, Gpu, to_try
+from ostro.backends.cuda.driver import SPARE_SHARED_MEMORY
 from ostro.backends.cuda.graphs import StepGraphs
 from ostro.kernels.gpu.dot_linear import most_shared_memory
 from ostro.kernels.gpu.epilogue import Epilogue
@@ -26,8 +27,6 @@ from ostro.models.architecture import Activation
 
 _ROUNDS = 5
 _FEWEST_CALLS, _MOST_CALLS = 4, 32
-# Kept free for what kernels need besides their blocks.
-_SPARE_SHARED_MEMORY = 7 << 10
 
 _log = logging.getLogger(__name__)
 
@@ -57,7 +56,7 @@ class _Scratch(NamedTuple):
 
 def this_gpu(device: torch.device) -> Gpu:
     found = torch.cuda.get_device_properties(device)
-    memory = most_shared_memory(device) - _SPARE_SHARED_MEMORY
+    memory = most_shared_memory(device) - SPARE_SHARED_MEMORY
     return Gpu(found.name, f"{found.major}.{found.minor}", Multiprocessors(found.multi_processor_count, memory))
 
 

@@ -9,15 +9,25 @@ import logging
 import os
 import socket
 import sys
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from threading import Thread
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from ostro.backends.cuda.precompiling import Compiled, Request, frame, receive
-from ostro.kernels.gpu.signatures import build, build_driver, compile_for, kernel_name, recorded, warm_up
+from ostro.kernels.gpu.signatures import (
+    build,
+    build_driver,
+    compile_for,
+    hash_compiler,
+    kernel_name,
+    recorded,
+    warm_up,
+)
 from ostro.processes.spawn import die_with_parent
 from ostro.system.machine import num_cpus
 
@@ -35,23 +45,35 @@ def main(descriptor: int) -> None:
     # The process that loads the model logs all there is to log about it.
     logging.disable()
     with socket.socket(fileno=descriptor) as connection, suppress(OSError, EOFError):
+        moments = {"started": time.time()}
         driver = _fork(build_driver)
+        hashing = Thread(target=hash_compiler)
+        hashing.start()
         # Import all that `signatures` needs before the request comes.
         import ostro.backends.cuda.runner  # noqa: F401
 
+        moments["imported"] = time.time()
+        # Ended before anything is forked again.
+        hashing.join()
         os.waitpid(driver, 0)
         # Most of this is the same for any GPU, and there is time until the actual one is known.
         compile_for("9.0")
         with suppress(Exception):
             warm_up(())
+        moments["ready"] = time.time()
         while True:
             request = msgspec.msgpack.decode(receive(connection), type=Request)
-            connection.sendall(frame(_compiled(request)))
+            moments["asked"] = time.time()
+            connection.sendall(frame(_compiled(request, moments)))
 
 
-def _compiled(request: Request) -> Compiled:
+def _compiled(request: Request, moments: dict[str, float]) -> Compiled:
     try:
-        return compile_all(signatures(request), processes=max(1, min(num_cpus() - 1, _MOST_PROCESSES)))
+        wanted = signatures(request)
+        moments["listed"] = time.time()
+        compiled = compile_all(wanted, processes=max(1, min(num_cpus() - 1, _MOST_PROCESSES)))
+        moments["compiled"] = time.time()
+        return msgspec.structs.replace(compiled, moments=moments)
     except Exception as error:  # noqa: BLE001  whatever is wrong with the model, loading it will tell
         return Compiled(0, {"": f"{type(error).__name__}: {error}"})
 
@@ -100,18 +122,22 @@ def compile_all(wanted: Sequence[str], processes: int) -> Compiled:
     warm_up(wanted)
     # Otherwise a fork's first garbage collection would copy all that it shares.
     gc.freeze()
-    waiting, running, failed, kernels = deque(wanted), dict[int, str](), dict[str, str](), 0
+    waiting, running, failed, kernels = deque(wanted), dict[int, tuple[str, float]](), dict[str, str](), 0
+    slowest = 0.0, ""
     while waiting or running:
         while waiting and len(running) < processes:
             signature = waiting.popleft()
-            running[_fork(lambda: build(signature))] = signature  # noqa: B023  called at once, in the fork
+            pid = _fork(lambda: build(signature))  # noqa: B023  called at once, in the fork
+            running[pid] = signature, time.monotonic()
         pid, status = os.wait()
-        signature = running.pop(pid)
+        signature, began = running.pop(pid)
+        slowest = max(slowest, (time.monotonic() - began, kernel_name(signature)))
         if status == 0:
             kernels += 1
         else:
             failed[kernel_name(signature)] = f"status {os.waitstatus_to_exitcode(status)}"
-    return Compiled(kernels, failed)
+    seconds, name = slowest
+    return Compiled(kernels, failed, slowest=f"{name.rpartition('.')[2]} {seconds:.1f} s" if name else "")
 
 
 def _fork(run: Callable[[], None]) -> int:

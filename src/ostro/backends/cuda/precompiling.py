@@ -1,7 +1,10 @@
 """Has a model's kernels compiled by other processes, from its description, while its weights are loaded.
 
-    this process         start ── imports ── begin ── weights ──────── wait ── launches, which find what is compiled
-    precompile_process     imports ─────────── list ── fork, fork, … ───┘
+    this process         start, begin ── imports ── weights ──────── wait ── launches, which find what is compiled
+    precompile_process     imports ──────── list ── fork, fork, … ───┘
+
+It begins as soon as it is started, if the driver can say what GPU there is. Kernels that come with the package are
+unpacked before (`shipped_binaries`); if those are all that a model needs, no process is started.
 
 Threads of this process could compile only once the weights are loaded, and would run the compiler's Python part, an
 eighth of the work, one at a time. What the processes do not compile, for whatever reason, the launches compile, as they
@@ -17,7 +20,6 @@ import struct
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,8 +28,13 @@ import msgspec
 
 import ostro.backends.cuda
 import ostro.kernels.gpu
+from ostro.backends.cuda import shipped_binaries
 from ostro.backends.cuda.choices import Gpu
+from ostro.backends.cuda.driver import first_gpu
 from ostro.config import EngineConfig, ResolvedConfig
+from ostro.devices import DEVICE_KINDS
+from ostro.errors import BadRequest
+from ostro.models.registry import describe
 from ostro.processes.environment import engine_environment
 from ostro.processes.spawn import kill_group, spawn
 from ostro.system.machine import num_cpus
@@ -37,6 +44,18 @@ _LONGEST = 1 << 24
 # Many times what compiling takes, even on two busy CPUs.
 _MOST_SECONDS = 300.0
 _LIBRARIES = ("torch", "triton")
+# The settings that decide which kernels there are.
+_SETTINGS = (
+    "max_seq_len",
+    "dtype",
+    "quantize",
+    "kv_dtype",
+    "page_size",
+    "max_batch_seqs",
+    "deterministic",
+    "cascade_attention",
+    "kernel_choices",
+)
 
 _log = logging.getLogger(__name__)
 
@@ -55,6 +74,10 @@ class Compiled(msgspec.Struct, frozen=True):
     kernels: int
     failed: Mapping[str, str]
     """Names of kernels that could not be compiled, with the reason."""
+    moments: Mapping[str, float] = msgspec.field(default_factory=dict)
+    """When the process had done what, in seconds since the epoch."""
+    slowest: str = ""
+    """The kernel that took longest, and how long."""
 
 
 class Precompiler:
@@ -65,27 +88,35 @@ class Precompiler:
         # It must not take memory on the GPU, and a process that is to be forked must have one thread.
         environment = {**engine_environment(), "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
         self._process, self._socket = spawn("ostro.backends.cuda.precompile_process", environment=environment)
-        self._done, self._began = done, False
+        self._done = done
+        self._begun: Request | None = None
+        # Requests without an answer.
+        self._open = 0
 
     @property
     def pid(self) -> int:
         return self._process.pid
 
     def begin(self, request: Request) -> None:
-        """Returns before anything is compiled."""
+        """Returns before anything is compiled. Only the latest request counts, and the same one again is the same."""
+        if request == self._begun:
+            return
         # A valid config may hold numbers and texts that no message can.
         with suppress(OSError, ValueError, TypeError, OverflowError, RecursionError):
             self._socket.sendall(frame(request))
-            self._began = True
+            self._begun = request
+            self._open += 1
 
     def wait(self) -> Compiled | None:
         """Waits until all kernels are compiled. None if nothing was begun, the process ended, or it takes minutes."""
-        if not self._began:
+        if not self._open:
             return None
-        self._began, started = False, time.monotonic()
+        started = time.monotonic()
         try:
             self._socket.settimeout(_MOST_SECONDS)
-            compiled = msgspec.msgpack.decode(receive(self._socket), type=Compiled)
+            while self._open:
+                self._open -= 1
+                compiled = msgspec.msgpack.decode(receive(self._socket), type=Compiled)
         except (OSError, EOFError, msgspec.MsgspecError) as error:
             reason = "takes too long" if isinstance(error, TimeoutError) else "has ended"
             _log.warning("Kernels are compiled one by one: the process that compiles them ahead %s.", reason)
@@ -111,18 +142,44 @@ def precompiler(model: Mapping[str, object], config: EngineConfig) -> Iterator[P
     without Triton's compiler, and if an earlier start with the same model, settings and code has left the kernels in
     its cache.
     """
-    done = _triton_cache() / f"ostro-{_digest(model, config)}"
+    cache = _triton_cache()
+    done = cache / mark(model, config)
     started = None
-    if _compiles() and num_cpus() > 1 and not config.deterministic and not done.exists():
-        try:
-            started = Precompiler(done)
-        except OSError as error:
-            _log.warning("Kernels are compiled one by one: no process could be started (%s).", error.strerror)
+    if _compiles() and not config.deterministic and not done.exists():
+        _unpack_shipped(cache)
+        if num_cpus() > 1 and not done.exists():
+            started = _begun(model, config, done)
     try:
         yield started
     finally:
         if started is not None:
             started.close()
+
+
+def mark(model: Mapping[str, object], config: EngineConfig) -> str:
+    """The name of the empty file that says in Triton's cache that all kernels of a start are there."""
+    return f"ostro-{_digest(model, config)}"
+
+
+def _unpack_shipped(cache: Path) -> None:
+    archive = shipped_binaries.archive_path()
+    if archive is not None and archive.exists():
+        gpu = first_gpu()
+        shipped_binaries.unpack(archive, cache, None if gpu is None else gpu.name)
+
+
+def _begun(model: Mapping[str, object], config: EngineConfig, done: Path) -> Precompiler | None:
+    try:
+        started = Precompiler(done)
+    except OSError as error:
+        _log.warning("Kernels are compiled one by one: no process could be started (%s).", error.strerror)
+        return None
+    # A wrong setting is reported when the model is loaded.
+    with suppress(BadRequest):
+        settings = DEVICE_KINDS["cuda"].resolve(config)
+        if (gpu := first_gpu()) is not None:
+            started.begin(Request(dict(model), settings, gpu))
+    return started
 
 
 def frame(message: msgspec.Struct) -> bytes:
@@ -158,8 +215,16 @@ def _triton_cache() -> Path:
     return Path(os.environ.get("TRITON_CACHE_DIR") or home / ".triton" / "cache")
 
 
+def _described(model: Mapping[str, object]) -> object:
+    """What a config says about the model: others may say the same."""
+    try:
+        return repr(describe(dict(model)))
+    except Exception:  # noqa: BLE001  whatever is wrong with the model, loading it will tell
+        return sorted(map(str, model.items()))
+
+
 def _digest(model: Mapping[str, object], config: EngineConfig) -> str:
-    facts = json.dumps([model, asdict(config)], sort_keys=True, default=str)
+    facts = json.dumps([_described(model), {name: getattr(config, name) for name in _SETTINGS}], default=str)
     digest = hashlib.sha256(facts.encode())
     for package in (ostro.kernels.gpu, ostro.backends.cuda):
         for path in sorted(Path(package.__file__ or "").parent.glob("*.py")):

@@ -107,6 +107,25 @@ def _digest(kernel: JITFunction[Any]) -> None:
     _ = kernel.cache_key
 
 
+def prepare_keys() -> None:
+    """Has Triton compute what the keys of all kernels that are imported have in common, in a thread of its own: no
+    kernel may be launched meanwhile.
+    """
+    hash_compiler()
+    digest_sources()
+
+
+def hash_compiler() -> None:
+    """Has Triton hash itself for the keys of its cache: its library of 300 MB, which takes up to a second. May run in a
+    thread of its own while others import or wait.
+    """
+    with suppress(ImportError, OSError):
+        for module in ("triton.runtime.cache", "triton.compiler.compiler"):
+            if (key := getattr(import_module(module), "triton_key", None)) is not None:
+                key()
+                return
+
+
 def warm_up(wanted: Iterable[str]) -> None:
     """Has Triton compute what it caches in memory for later compilations: its own hash, the assembler's version, and
     the hash of each kernel's source.

@@ -1,0 +1,46 @@
+"""What the CUDA driver says about the first GPU, before torch is imported: that takes seconds. Makes no context, and so
+takes no memory on the GPU.
+"""
+
+import ctypes
+import os
+
+from ostro.backends.cuda.choices import Gpu
+from ostro.kernels.gpu.tilings import Multiprocessors
+
+# Kept free for what kernels need besides their blocks.
+SPARE_SHARED_MEMORY = 7 << 10
+
+_LIBRARY = "libcuda.so.1"
+_MULTIPROCESSORS, _MAJOR, _MINOR, _SHARED_MEMORY = 16, 75, 76, 97
+_LONGEST_NAME = 256
+
+
+def first_gpu() -> Gpu | None:
+    """As `measuring.this_gpu` will describe it; None if there is none, or it cannot be asked."""
+    if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
+        return None
+    try:
+        library = ctypes.CDLL(_LIBRARY)
+        _call(library.cuInit, 0)
+        device, name = ctypes.c_int(), ctypes.create_string_buffer(_LONGEST_NAME)
+        _call(library.cuDeviceGet, ctypes.byref(device), 0)
+        _call(library.cuDeviceGetName, name, _LONGEST_NAME, device)
+        number, major, minor, memory = (
+            _attribute(library, which, device) for which in (_MULTIPROCESSORS, _MAJOR, _MINOR, _SHARED_MEMORY)
+        )
+    except (OSError, AttributeError):
+        return None
+    multiprocessors = Multiprocessors(number, memory - SPARE_SHARED_MEMORY)
+    return Gpu(name.value.decode(errors="replace"), f"{major}.{minor}", multiprocessors)
+
+
+def _attribute(library: ctypes.CDLL, which: int, device: ctypes.c_int) -> int:
+    value = ctypes.c_int()
+    _call(library.cuDeviceGetAttribute, ctypes.byref(value), which, device)
+    return value.value
+
+
+def _call(function: "ctypes._NamedFuncPointer", *arguments: object) -> None:
+    if function(*arguments):
+        raise OSError(f"{_LIBRARY} reports an error")
