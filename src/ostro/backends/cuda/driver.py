@@ -1,9 +1,10 @@
-"""What the CUDA driver says about the first GPU, before torch is imported: that takes seconds. Makes no context, and so
-takes no memory on the GPU.
+"""The CUDA driver before torch is imported, which takes seconds: what it says about the first GPU, and that GPU's
+context.
 """
 
 import ctypes
 import os
+from contextlib import suppress
 
 from ostro.backends.cuda.choices import Gpu
 from ostro.kernels.gpu.tilings import Multiprocessors
@@ -17,14 +18,10 @@ _LONGEST_NAME = 256
 
 
 def first_gpu() -> Gpu | None:
-    """As `measuring.this_gpu` will describe it; None if there is none, or it cannot be asked."""
-    if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
-        return None
+    """As `measuring.this_gpu` will describe it; None if there is none, or it cannot be asked. Takes no memory on it."""
     try:
-        library = ctypes.CDLL(_LIBRARY)
-        _call(library.cuInit, 0)
-        device, name = ctypes.c_int(), ctypes.create_string_buffer(_LONGEST_NAME)
-        _call(library.cuDeviceGet, ctypes.byref(device), 0)
+        library, device = _first_device()
+        name = ctypes.create_string_buffer(_LONGEST_NAME)
         _call(library.cuDeviceGetName, name, _LONGEST_NAME, device)
         number, major, minor, memory = (
             _attribute(library, which, device) for which in (_MULTIPROCESSORS, _MAJOR, _MINOR, _SHARED_MEMORY)
@@ -33,6 +30,23 @@ def first_gpu() -> Gpu | None:
         return None
     multiprocessors = Multiprocessors(number, memory - SPARE_SHARED_MEMORY)
     return Gpu(name.value.decode(errors="replace"), f"{major}.{minor}", multiprocessors)
+
+
+def open_context() -> None:
+    """Makes the first GPU's primary context, which torch will use. Does nothing where that fails: torch will tell."""
+    with suppress(OSError, AttributeError):
+        library, device = _first_device()
+        _call(library.cuDevicePrimaryCtxRetain, ctypes.byref(ctypes.c_void_p()), device)
+
+
+def _first_device() -> tuple[ctypes.CDLL, ctypes.c_int]:
+    """Raises OSError if there is none."""
+    if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
+        raise OSError("no GPU is visible")
+    library, device = ctypes.CDLL(_LIBRARY), ctypes.c_int()
+    _call(library.cuInit, 0)
+    _call(library.cuDeviceGet, ctypes.byref(device), 0)
+    return library, device
 
 
 def _attribute(library: ctypes.CDLL, which: int, device: ctypes.c_int) -> int:

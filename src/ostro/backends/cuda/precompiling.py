@@ -3,7 +3,8 @@
     this process         start, begin ── imports ── weights ──────── wait ── launches, which find what is compiled
     precompile_process     imports ──────── list ── fork, fork, … ───┘
 
-It begins as soon as it is started, if the driver can say what GPU there is. Kernels that come with the package are
+It begins as soon as it is started, if the driver can say what GPU there is. That, and the GPU's context, pass in a
+thread while this process imports torch. Kernels that come with the package are
 unpacked before (`shipped_binaries`); if those are all that a model needs, no process is started.
 
 Threads of this process could compile only once the weights are loaded, and would run the compiler's Python part, an
@@ -23,6 +24,7 @@ from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
+from threading import Lock, Thread
 
 import msgspec
 
@@ -30,7 +32,7 @@ import ostro.backends.cuda
 import ostro.kernels.gpu
 from ostro.backends.cuda import shipped_binaries
 from ostro.backends.cuda.choices import Gpu
-from ostro.backends.cuda.driver import first_gpu
+from ostro.backends.cuda.driver import first_gpu, open_context
 from ostro.config import EngineConfig, ResolvedConfig
 from ostro.devices import DEVICE_KINDS
 from ostro.errors import BadRequest
@@ -92,6 +94,7 @@ class Precompiler:
         self._begun: Request | None = None
         # Requests without an answer.
         self._open = 0
+        self._lock = Lock()
 
     @property
     def pid(self) -> int:
@@ -99,10 +102,10 @@ class Precompiler:
 
     def begin(self, request: Request) -> None:
         """Returns before anything is compiled. Only the latest request counts, and the same one again is the same."""
-        if request == self._begun:
-            return
         # A valid config may hold numbers and texts that no message can.
-        with suppress(OSError, ValueError, TypeError, OverflowError, RecursionError):
+        with self._lock, suppress(OSError, ValueError, TypeError, OverflowError, RecursionError):
+            if request == self._begun:
+                return
             self._socket.sendall(frame(request))
             self._begun = request
             self._open += 1
@@ -148,10 +151,13 @@ def precompiler(model: Mapping[str, object], config: EngineConfig) -> Iterator[P
     if _compiles() and not config.deterministic and not done.exists():
         _unpack_shipped(cache)
         if num_cpus() > 1 and not done.exists():
-            started = _begun(model, config, done)
+            started = _started(done)
+    ahead = Thread(target=_before_torch, args=(model, config, started), daemon=True)
+    ahead.start()
     try:
         yield started
     finally:
+        ahead.join()
         if started is not None:
             started.close()
 
@@ -168,18 +174,21 @@ def _unpack_shipped(cache: Path) -> None:
         shipped_binaries.unpack(archive, cache, None if gpu is None else gpu.name)
 
 
-def _begun(model: Mapping[str, object], config: EngineConfig, done: Path) -> Precompiler | None:
+def _started(done: Path) -> Precompiler | None:
     try:
-        started = Precompiler(done)
+        return Precompiler(done)
     except OSError as error:
         _log.warning("Kernels are compiled one by one: no process could be started (%s).", error.strerror)
         return None
-    # A wrong setting is reported when the model is loaded.
-    with suppress(BadRequest):
-        settings = DEVICE_KINDS["cuda"].resolve(config)
-        if (gpu := first_gpu()) is not None:
-            started.begin(Request(dict(model), settings, gpu))
-    return started
+
+
+def _before_torch(model: Mapping[str, object], config: EngineConfig, started: Precompiler | None) -> None:
+    """Has the process begin, then makes the GPU's context."""
+    if started is not None and (gpu := first_gpu()) is not None:
+        # A wrong setting is reported when the model is loaded.
+        with suppress(BadRequest):
+            started.begin(Request(dict(model), DEVICE_KINDS["cuda"].resolve(config), gpu))
+    open_context()
 
 
 def frame(message: msgspec.Struct) -> bytes:
