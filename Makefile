@@ -8,7 +8,7 @@ INSTALL = $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) scripts/instal
 
 .PHONY: install dev serve test run-tests test-all test-slow test-clients test-eval test-jax test-ray test-agents test-gpu test-docs test-native-sanitized test-native-tsan test-hostile fuzz-checkpoints fuzz-tokenizers fuzz-http soak bench-cpu-peer dist docs docs-serve docs-generate rehearse-image check clean
 
-# What serving needs; `dev` adds what tests and docs need.
+# What serving needs; `dev` adds what tests need.
 install:
 	@$(INSTALL)
 
@@ -139,11 +139,20 @@ dist:
 	fi
 
 # The site, in site/.
-docs: dev
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict $(ARGS)
+# mkdocs alone, in an environment of its own: serving needs nothing of it.
+MKDOCS := build/docs/bin/mkdocs
 
-docs-serve: dev
-	@NO_MKDOCS_2_WARNING=1 exec $(BIN)/mkdocs serve --dev-addr 127.0.0.1:8001 $(ARGS)
+$(MKDOCS): pyproject.toml constraints.txt
+	$(PYTHON) -m venv build/docs
+	build/docs/bin/python -m pip install -q -c constraints.txt $$(sed -n 's/^docs = \["\(.*\)"\]/\1/p' pyproject.toml)
+	build/docs/bin/python -m pip uninstall -qy pip setuptools
+	@touch $@
+
+docs: $(MKDOCS)
+	NO_MKDOCS_2_WARNING=1 $(MKDOCS) build --strict $(ARGS)
+
+docs-serve: $(MKDOCS)
+	@NO_MKDOCS_2_WARNING=1 exec $(MKDOCS) serve --dev-addr 127.0.0.1:8001 $(ARGS)
 
 # The generated parts of pages: settings, fields of the API, refusals.
 docs-generate: dev

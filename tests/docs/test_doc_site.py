@@ -48,3 +48,12 @@ def test_pages_that_moved_lead_to_what_took_their_place(site: Path) -> None:
         page = stub.parent / path
         assert page.is_file(), f"{stub.name} leads to {target}"
         assert not anchor or f'id="{anchor}"' in page.read_text(encoding="utf-8"), f"{stub.name} leads to {target}"
+
+
+@pytest.mark.parametrize("target", ["docs", "docs-serve"])
+def test_make_docs_installs_nothing_into_the_serving_environment(target: str) -> None:
+    command = ["make", "--dry-run", "--always-make", target]
+    steps = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60).stdout
+    assert "build/docs/bin/mkdocs" in steps
+    assert "install.py" not in steps
+    assert ".venv" not in steps
