@@ -27,6 +27,7 @@ from ostro.sampling_defaults import SamplingDefaults
 from ostro.sampling_params import SamplingParams
 from ostro.sources.store import ModelStore
 from ostro.text.chat import is_about_tools
+from ostro.text.pairs import LatestText
 from ostro.text.tokenizer import Tokenizer
 from ostro.weights import open_checkpoint
 
@@ -226,10 +227,15 @@ class LLM:
 
         `truncate_prompt_tokens` shortens each pair, or each text to embed, to this many tokens; -1 to what fits.
         """
+        latest = LatestText()
         requests = [
             self._checked(
                 relevance_request(
-                    self._frontend, each, max_len=self._max_len, truncate_prompt_tokens=truncate_prompt_tokens
+                    self._frontend,
+                    each,
+                    max_len=self._max_len,
+                    latest=latest,
+                    truncate_prompt_tokens=truncate_prompt_tokens,
                 )
             )
             for each in relevance_inputs(self._frontend, pairs)

@@ -13,6 +13,7 @@ from ostro.engine.request import Request
 from ostro.errors import Unsupported
 from ostro.frontend.outputs import Completion, embedding, score
 from ostro.frontend.requests import Frontend
+from ostro.text.pairs import LatestText
 from ostro.weights.pooling import unit
 
 Pair = tuple[str, str]
@@ -66,9 +67,11 @@ def relevance_request(
     reading: RelevanceInput,
     *,
     max_len: int,
+    latest: LatestText,
     adapter: str | None = None,
     truncate_prompt_tokens: int | None = None,
 ) -> Request:
+    """`latest` is one for all that the pairs become."""
     if reading.second is not None and reading.answer is not None:
         return frontend.judging_request(
             reading.text,
@@ -80,7 +83,11 @@ def relevance_request(
         )
     if reading.second is not None:
         return frontend.pair_request(
-            reading.text, reading.second, max_len=max_len, truncate_prompt_tokens=truncate_prompt_tokens
+            reading.text,
+            reading.second,
+            max_len=max_len,
+            truncate_prompt_tokens=truncate_prompt_tokens,
+            latest=latest,
         )
     return frontend.embedding_request(
         reading.text,

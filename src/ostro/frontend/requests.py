@@ -22,7 +22,7 @@ from ostro.grammar.checker import GrammarChecker
 from ostro.sampling_defaults import SamplingDefaults
 from ostro.sampling_params import MAX_SEED, SamplingParams
 from ostro.text.model_tokenizer import load_tokenizer
-from ostro.text.pairs import PairPrompt, pair_prompt
+from ostro.text.pairs import LatestText, PairPrompt, pair_prompt
 from ostro.text.stream import TextStream
 from ostro.text.tokenizer import Tokenizer
 from ostro.weights import Checkpoint, Pooling
@@ -206,10 +206,16 @@ class Frontend:
         return replace(request, task=Task.EMBED)
 
     def pair_request(
-        self, query: str, document: str, *, max_len: int, truncate_prompt_tokens: int | None = None
+        self,
+        query: str,
+        document: str,
+        *,
+        max_len: int,
+        truncate_prompt_tokens: int | None = None,
+        latest: LatestText | None = None,
     ) -> Request:
         """A request for a cross-encoder's output for a pair of texts, which is one number; raises Unsupported for
-        other models.
+        other models. `latest` is for a query with several documents.
         """
         if self.ranking is None:
             raise Unsupported(f"{self.name} is not a cross-encoder. Load one to rank texts.", param="model")
@@ -222,7 +228,7 @@ class Frontend:
         # Checks the number.
         params = SamplingParams(max_tokens=0, truncate_prompt_tokens=truncate_prompt_tokens)
         most = max_len if truncate_prompt_tokens == -1 else truncate_prompt_tokens
-        ids, second_at = self.tokenizer.encode_pair(query, document, most)
+        ids, second_at = self.tokenizer.encode_pair(query, document, most, latest)
         sampling = self.sampling(params.with_changes(truncate_prompt_tokens=None))
         return replace(self.request(ids, sampling, max_len=max_len), task=Task.EMBED, second_at=second_at)
 

@@ -22,6 +22,20 @@ class PairIds(NamedTuple):
     """Position where the second text begins, for a model that tells the two apart; 0 if its tokenizer does not."""
 
 
+class LatestText:
+    """The ids of the text that was encoded last: the same query often comes with many documents. One per request:
+    requests with other queries are encoded in turns with it, and each would replace a common one's.
+    """
+
+    def __init__(self) -> None:
+        self._known: tuple[str, list[int]] | None = None
+
+    def ids(self, text: str, encode: Callable[[str], list[int]]) -> list[int]:
+        if self._known is None or self._known[0] != text:
+            self._known = text, encode(text)
+        return self._known[1]
+
+
 class PairEncoder:
     """Encodes one text, or two that the tokenizer joins.
 
@@ -32,21 +46,15 @@ class PairEncoder:
 
     def __init__(self, core: tokenizers.Tokenizer) -> None:
         self._core = core
-        # The same query often comes with many documents.
-        self._latest: tuple[str, list[int]] | None = None
 
     def start(self, text: str, most: int) -> list[int]:
         """As many of the text's first tokens as fit into `most`, special tokens included."""
         room = self._room(most, of_pair=False)
         return self._joined([self._ids(text)[:room]]).ids
 
-    def pair(self, first: str, second: str, most: int | None = None) -> PairIds:
+    def pair(self, first: str, second: str, most: int | None, latest: LatestText) -> PairIds:
         """With `most`, the longer text is shortened until both fit, as transformers does by default."""
-        # Another thread may replace it at any time.
-        latest = self._latest
-        if latest is None or latest[0] != first:
-            latest = self._latest = (first, self._ids(first))
-        texts = [latest[1], self._ids(second)]
+        texts = [latest.ids(first, self._ids), self._ids(second)]
         if most is not None:
             shares = _shares(len(texts[0]), len(texts[1]), self._room(most, of_pair=True))
             texts = [ids[:kept] for ids, kept in zip(texts, shares, strict=True)]

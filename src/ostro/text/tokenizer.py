@@ -24,7 +24,7 @@ from ostro.text.builtin_templates import CHOICES, choose_template
 from ostro.text.chat import ChatTemplate, Message, RenderOptions
 from ostro.text.control_text import ControlTexts
 from ostro.text.guard import PlainEncoder, encode_ids, frame, guarded_texts
-from ostro.text.pairs import PairEncoder, PairIds, PairPrompt
+from ostro.text.pairs import LatestText, PairEncoder, PairIds, PairPrompt
 from ostro.text.pieces import PieceCodec, byte_level_bytes, codec_of
 from ostro.text.renderer import Renderer
 from ostro.text.tokenizer_limits import Growth, check_frame, check_size, check_words, declared_growth
@@ -164,12 +164,16 @@ class Tokenizer:
         with panics_become(self._gave_up):
             return self._pairs.start(text, most)
 
-    def encode_pair(self, first: str, second: str, most: int | None = None) -> PairIds:
-        """Two texts for a model that reads them together; the longer one is shortened until both fit into `most`."""
+    def encode_pair(
+        self, first: str, second: str, most: int | None = None, latest: LatestText | None = None
+    ) -> PairIds:
+        """Two texts for a model that reads them together; the longer one is shortened until both fit into `most`.
+        `latest` is what several calls with the same first text have in common.
+        """
         for text in (first, second):
             self._growth.check(text)
         with panics_become(self._gave_up):
-            return self._pairs.pair(first, second, most)
+            return self._pairs.pair(first, second, most, latest or LatestText())
 
     def encode_prompted(self, prompt: PairPrompt, first: str, second: str) -> list[int]:
         """Two texts within a template's: markers in them stay text, as in `encode_chat`."""

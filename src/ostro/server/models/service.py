@@ -34,6 +34,7 @@ from ostro.sampling_defaults import SamplingDefaults
 from ostro.sampling_params import SamplingParams
 from ostro.server.dialects.chat_preparation import ChatPreparation
 from ostro.server.dialects.chat_request import ChatRequest, PreparedChat
+from ostro.text.pairs import LatestText
 from ostro.text.tokenizer import ChatText, Tokenizer
 from ostro.weights import Pooling, open_checkpoint
 
@@ -410,6 +411,7 @@ class ModelService:
     ) -> list[Request]:
         """The engine's requests for `relevance_scores`. `fields` are the request's names of the pairs' texts."""
         frontend, admission = self._ready()
+        latest = LatestText()
 
         def make(reading: RelevanceInput) -> Request:
             for text, field in zip(reading.texts, fields, strict=True):
@@ -422,6 +424,7 @@ class ModelService:
                 frontend,
                 reading,
                 max_len=admission.max_len,
+                latest=latest,
                 adapter=adapter,
                 truncate_prompt_tokens=truncate_prompt_tokens,
             )
