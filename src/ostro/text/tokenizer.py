@@ -19,15 +19,17 @@ from tokenizers.normalizers import Normalizer
 from tokenizers.pre_tokenizers import PreTokenizer
 from tokenizers.processors import PostProcessor
 
-from ostro.errors import BadCheckpoint, BadRequest, ModelError, ModelNotFound, OstroError
+from ostro.errors import BadCheckpoint, BadRequest, ModelError, ModelNotFound
 from ostro.text.builtin_templates import CHOICES, choose_template
 from ostro.text.chat import ChatTemplate, Message, RenderOptions
 from ostro.text.control_text import ControlTexts
 from ostro.text.guard import PlainEncoder, encode_ids, frame, guarded_texts
+from ostro.text.library_panics import panics_become
 from ostro.text.pairs import LatestText, PairEncoder, PairIds, PairPrompt
 from ostro.text.pieces import PieceCodec, byte_level_bytes, codec_of
 from ostro.text.renderer import Renderer
 from ostro.text.tokenizer_limits import Growth, check_frame, check_size, check_words, declared_growth
+from ostro.text.tokenizer_pace import Pace, measured_pace
 
 _CACHED_WORDS = 10_000
 """The library's default."""
@@ -57,6 +59,7 @@ class Tokenizer:
         core.no_truncation()
         core.no_padding()
         self._growth = _bounded_growth(core)
+        self._pace: Pace | None = None
         self._core, self._pairs = core, PairEncoder(core)
         self._source = "this model"
         self._added: dict[int, AddedToken] = core.get_added_tokens_decoder()
@@ -100,6 +103,7 @@ class Tokenizer:
                 for probe in PROBES:
                     encode_ids(tokenizer._core, [probe], add_special=False)
                 frame(tokenizer._core)
+            tokenizer._pace = _measured_pace(tokenizer._core)
         tokenizer._source = str(path)
         tokenizer.eos_ids |= frozenset(eos_ids)
         return tokenizer
@@ -152,7 +156,7 @@ class Tokenizer:
     ) -> list[list[int]]:
         """Releases the GIL while it works."""
         for text in texts:
-            self._growth.check(text)
+            self._check(text)
         with panics_become(self._gave_up):
             if not allow_special:
                 return [self._plain.encode(text, add_special=add_special) for text in texts]
@@ -160,7 +164,7 @@ class Tokenizer:
 
     def encode_start(self, text: str, most: int) -> list[int]:
         """As many of the text's first tokens as fit into `most`, with the special tokens at both ends."""
-        self._growth.check(text)
+        self._check(text)
         with panics_become(self._gave_up):
             return self._pairs.start(text, most)
 
@@ -171,7 +175,7 @@ class Tokenizer:
         `latest` is what several calls with the same first text have in common.
         """
         for text in (first, second):
-            self._growth.check(text)
+            self._check(text)
         with panics_become(self._gave_up):
             return self._pairs.pair(first, second, most, latest or LatestText())
 
@@ -204,7 +208,7 @@ class Tokenizer:
     def encode_rendered(self, chat: ChatText) -> list[int]:
         if chat.mark not in chat.text:
             return self.encode(chat.text, add_special=False)
-        self._growth.check(chat.text)
+        self._check(chat.text)
         with panics_become(self._gave_up):
             return self._plain.encode_marked(chat.text, chat.mark)
 
@@ -286,6 +290,12 @@ class Tokenizer:
         """The token's own text, also of special tokens; incomplete characters are replaced."""
         return self._bytes[id].decode(errors="replace")
 
+    def _check(self, text: str) -> None:
+        """Raises BadRequest for a text that the tokenizer would make too long, or take too long over."""
+        self._growth.check(text)
+        if self._pace is not None:
+            self._pace.check(text)
+
     def _gave_up(self, panic: str) -> ModelError:
         return ModelError(
             f"The tokenizer of {self._source} gave up on this text ({panic}). Send it in shorter pieces, or serve the "
@@ -354,6 +364,10 @@ def _bounded_growth(core: tokenizers.Tokenizer) -> Growth:
     return declared_growth(_declaration(core.normalizer), _declaration(core.pre_tokenizer))
 
 
+def _measured_pace(core: tokenizers.Tokenizer) -> Pace:
+    return measured_pace(core, _declaration(core.normalizer), _declaration(core.pre_tokenizer))
+
+
 def _declaration(part: Normalizer | PreTokenizer | PostProcessor | None) -> object:
     """A part of the tokenizer as in a tokenizer.json."""
     return None if part is None else json.loads(part.__getstate__())
@@ -403,20 +417,3 @@ PROBES = tuple(
     before + kind * 64 + after for before in ("", "x ") for kind in "a1 _!\n\té中" for after in ("", "!", "\x00", " b")
 )
 """Texts that every sound tokenizer can encode. They take well under a millisecond together."""
-
-
-@contextmanager
-def panics_become(error: Callable[[str], OstroError]) -> Iterator[None]:
-    """Turns an error of the tokenizers library in the block into the one that `error` makes of its message: it raises
-    nothing narrower than Exception, and its panics arrive as BaseExceptions, which no error handler would catch.
-
-    For example, the library panics if a pattern in tokenizer.json backtracks without end: it gives up after some
-    millions of tries, which take a second or a few.
-    """
-    try:
-        yield
-    except BaseException as raised:
-        # Each library built with pyo3 creates its own class, and none can be imported.
-        if type(raised) is not Exception and type(raised).__name__ != "PanicException":
-            raise
-        raise error(str(raised)) from raised
