@@ -36,6 +36,7 @@ from ostro.kernels.gpu.tilings import (
     DotTiling,
     EpilogueKind,
     Matmul,
+    SliceTiling,
     Tiling,
     VectorTiling,
     block_rows,
@@ -398,6 +399,8 @@ def sweep(step: Step, deadline: Deadline) -> dict[str, Tiling]:
 
 
 def told(tiling: Tiling) -> str:
+    if isinstance(tiling, SliceTiling):
+        return str(tiling)
     if isinstance(tiling, VectorTiling):
         return f"VectorTiling({tiling.outs}, {tiling.ins}, {tiling.warps})"
     text = f"DotTiling({tiling.outs}, {tiling.ins}, {tiling.warps}, stages={tiling.stages}"

@@ -22,13 +22,14 @@ from ostro.backends.cuda.choices import (
     written,
 )
 from ostro.errors import BadRequest
-from ostro.kernels.gpu.tilings import ROWS, DotTiling, Matmul, Multiprocessors, Tiling, VectorTiling, fits
+from ostro.kernels.gpu.tilings import ROWS, DotTiling, Matmul, Multiprocessors, SliceTiling, Tiling, VectorTiling, fits
 
 H200 = Gpu("NVIDIA H200", "9.0", Multiprocessors(132, 220 << 10))
 H100 = Gpu("NVIDIA H100 80GB HBM3", "9.0", Multiprocessors(132, 220 << 10))
 A100 = Gpu("NVIDIA A100-SXM4-80GB", "8.0", Multiprocessors(108, 156 << 10))
 QKV, DOWN, UP = Matmul(3072, 2048, 16), Matmul(2048, 8192, 16, "added"), Matmul(16384, 2048, 16, "gated")
 DOT, VECTOR = DotTiling(64, 128, 4, stages=4, splits=2, held=1), VectorTiling(4, 256, 4)
+SLICE = SliceTiling(16, 1024, 8, folds=True)
 
 
 @pytest.fixture(autouse=True)
@@ -89,7 +90,8 @@ def test_without_a_choice_one_row_is_ours_and_more_are_the_librarys() -> None:
 
 
 def test_choices_are_read_as_they_were_written(tmp_path: Path) -> None:
-    path, table = tmp_path / "choices.json", Choices({QKV: {1: VECTOR, 16: DOT, 64: None}, UP: {}, DOWN: {256: None}})
+    table = Choices({QKV: {1: VECTOR, 8: SLICE, 16: DOT, 64: None}, UP: {}, DOWN: {256: None}})
+    path = tmp_path / "choices.json"
     path.write_text(written(table, H200))
     assert read(path) == ("NVIDIA H200", "9.0", 132, table)
 

@@ -24,7 +24,7 @@ from ostro.engine.batch import Chunk
 from ostro.engine.request import Request
 from ostro.engine.sequence import Sequence as EngineSequence
 from ostro.kernels.gpu.step_inputs import FIELDS, LENGTH, POSITION, SLOT, TOKEN
-from ostro.kernels.gpu.tilings import Matmul, Tiling, default_tiling
+from ostro.kernels.gpu.tilings import Matmul, SliceTiling, Tiling, default_tiling
 from ostro.sampling_params import SamplingParams
 from ostro.torch_models.base import Model
 from ostro.torch_models.decoder import Decoder
@@ -77,6 +77,12 @@ def first_and_last(model: Decoder) -> Choices:
 
 def between(model: Decoder) -> Choices:
     return own_matmuls(model, lambda which: which in ("output", "up", "head"))
+
+
+def slices(model: Decoder) -> Choices:
+    """Matmuls of up to 16 rows that norm their inputs themselves, wherever a layer's norms allow it."""
+    tiling = SliceTiling(8, 64, 2, folds=True)
+    return Choices({matmul: {16: tiling} for matmul in everything(model).table})
 
 
 def own_matmuls(model: Decoder, chosen: Callable[[str], bool]) -> Choices:
@@ -189,6 +195,10 @@ def some_ids() -> list[list[int]]:
             )
             for name in ("llama", "gemma3", "gpt_neox")
             for own in (first_and_last, between)
+        ),
+        *(
+            pytest.param(name, slices, id=f"{name}, slices", marks=[] if name == "gemma3" else [pytest.mark.full])
+            for name in ("llama", "gemma3", "olmo2", "gpt_neox", "granite", "qwen2_moe")
         ),
         *(
             pytest.param(

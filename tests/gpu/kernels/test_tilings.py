@@ -12,6 +12,8 @@ from ostro.kernels.gpu.tilings import (
     DotTiling,
     Matmul,
     Multiprocessors,
+    SliceTiling,
+    Tiling,
     VectorTiling,
     binary_of,
     block_rows,
@@ -20,6 +22,7 @@ from ostro.kernels.gpu.tilings import (
     fits,
     predicted_time,
     shared_memory,
+    slice_tilings,
 )
 
 H200 = Multiprocessors(132, 220 << 10)
@@ -104,11 +107,27 @@ def test_a_gated_matmul_is_never_split() -> None:
         (16, DotTiling(48, 128, 4, stages=2)),
         (16, DotTiling(64, 128, 4, stages=0)),
         (64, DotTiling(64, 128, 4, stages=8)),
+        (17, SliceTiling(16, 1024, 4)),
+        (8, SliceTiling(16, 1000, 4)),
+        (8, SliceTiling(4, 1024, 4)),
     ],
-    ids=["a vector's for many rows", "a matrix's for one", "no power of two", "no stages", "too much shared memory"],
+    ids=[
+        *("a vector's for many rows", "a matrix's for one", "no power of two", "no stages", "too much shared memory"),
+        *("a slice's for many rows", "no whole chunks", "too few outputs for tensor cores"),
+    ],
 )
-def test_tilings_that_cannot_run_do_not_fit(rows: int, tiling: VectorTiling | DotTiling) -> None:
+def test_tilings_that_cannot_run_do_not_fit(rows: int, tiling: Tiling) -> None:
     assert not fits(Matmul(4096, 1024, 16), rows, tiling, H200)
+
+
+@given(matmuls)
+def test_slices_fit_and_cover_all_inputs_with_equal_groups(matmul: Matmul) -> None:
+    for tiling in slice_tilings(matmul):
+        assert fits(matmul, 8, tiling, H200) == (matmul.bits == 16)
+        groups = -(-matmul.in_features // tiling.ins)
+        assert (groups - 1) * tiling.ins < matmul.in_features
+        held = tiling.outs * (2 if matmul.is_gated else 1) * tiling.ins * matmul.bits // 8
+        assert held * min(groups, 2) <= 4 * 96 * 32 * tiling.warps, "more weights than registers"
 
 
 def test_held_blocks_that_are_all_of_the_inputs_leave_nothing_to_be_in_flight() -> None:

@@ -33,6 +33,7 @@ from ostro.kernels.gpu.tilings import (
     EpilogueKind,
     Matmul,
     Multiprocessors,
+    SliceTiling,
     Tiling,
     VectorTiling,
     candidates,
@@ -52,7 +53,11 @@ LIBRARY: Literal["library"] = "library"
 MEASURED_LATER = "measured at the first start"
 _SHIPPED = Path(__file__).with_name("shipped_choices")
 # Kernels whose speed the choices depend on.
-_KERNELS = ("dot_linear", "vector_linear", "epilogue", "mlp", "norm", "prologue", "small_batch", "tilings")
+_KERNELS = (
+    *("dot_linear", "slice_linear", "vector_linear"),
+    *("epilogue", "mlp", "norm", "prologue", "small_batch", "tilings"),
+)
+_TILINGS: Mapping[str, type[Tiling]] = {"vector": VectorTiling, "dot": DotTiling, "slice": SliceTiling}
 _LIBRARIES = ("torch", "triton")
 
 Table: TypeAlias = Mapping[Matmul, Mapping[int, Tiling | None]]
@@ -397,7 +402,8 @@ def _rows(found: Mapping[str, object]) -> dict[int, Tiling | None]:
 def _as_json(tiling: Tiling | None) -> object:
     if tiling is None:
         return LIBRARY
-    return {"kernel": "vector" if isinstance(tiling, VectorTiling) else "dot", **asdict(tiling)}
+    kernel = next(name for name, kind in _TILINGS.items() if type(tiling) is kind)
+    return {"kernel": kernel, **asdict(tiling)}
 
 
 def _tiling(found: object) -> Tiling | None:
@@ -405,11 +411,10 @@ def _tiling(found: object) -> Tiling | None:
         return None
     if not isinstance(found, dict):
         raise TypeError(f"tiling {found!r}")
-    kinds: Mapping[object, type[VectorTiling] | type[DotTiling]] = {"vector": VectorTiling, "dot": DotTiling}
     numbers = {name: number for name, number in found.items() if name != "kernel"}
     if not all(isinstance(number, int) for number in numbers.values()):
         raise TypeError(f"tiling {found!r}")
-    return kinds[found["kernel"]](**numbers)
+    return _TILINGS[str(found["kernel"])](**numbers)
 
 
 def _entries(table: Table) -> Iterable[tuple[Matmul, int, Tiling | None]]:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ostro.backends.cuda.attention import AttentionWorkspace
 from ostro.backends.cuda.choices import Choices, Gpu, choose, conceivable, keep, known
-from ostro.backends.cuda.fused import FusedDecoder
+from ostro.backends.cuda.fused import FusedDecoder, folds
 from ostro.backends.cuda.layer_plan import AttentionPlan, LayerPlan, MixturePlan, kinds, norm_weights
 from ostro.backends.cuda.measuring import DeviceClock, l2_cache_bytes, this_gpu
 from ostro.backends.cuda.projections import Fp8Linear, PackedLinear, large_matmul, matmul_of, own_tiling, small_matmul
@@ -55,7 +55,7 @@ _THREADS = 16
 # Kernels are tiled differently for a single token, a batch of them, and prompts.
 _TOKENS = (1, 256, 2048)
 # Each of these numbers of rows has its own small-batch matmul kernel.
-_ROWS = (1, 2, 4, 16, 32, 64, 128, 256)
+_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 # These row counts cover every height that tiles of experts can have.
 _MIXED_ROWS = tuple(1 << power for power in range(1, 15))
 # The sampler likewise has one kernel for few rows and one for many.
@@ -263,15 +263,15 @@ def _layer_matmuls(
 ) -> Jobs:
     """Launches of one layer's matmuls that are not `done` yet."""
 
-    def chosen(matrix: Matrix, matmul: Matmul, rows: int, *, folds: bool = False) -> Tiling | None:
+    def chosen(matrix: Matrix, matmul: Matmul, rows: int, *, normed: bool = False) -> Tiling | None:
         """The tiling of our own kernel; None also if another matmul or a smaller number of rows has compiled it
-        already. `folds` if a norm is part of it.
+        already. `normed` if a norm is part of it.
         """
         tiling = own_tiling(matrix, matmul, rows, choices)
         if tiling is None:
             return None
         bias = isinstance(matrix, Linear) and matrix.bias is not None
-        key = (*binary_of(matmul, rows, tiling), _form(matrix), bias, folds)
+        key = (*binary_of(matmul, rows, tiling), _form(matrix), bias, normed)
         if key in done:
             return None
         done.add(key)
@@ -282,19 +282,20 @@ def _layer_matmuls(
     adds = [output, *(each for each in of_mlp if each not in reads)]
     head = model.lm_head
     for rows in _ROWS:
-        x, folds = like.new_zeros(rows, len(like)), rows == 1 and layer.folds
-        if (tiling := chosen(qkv.linear, qkv.key, rows, folds=folds)) is not None:
-            prologue = layer.attention_prologue if folds else NO_PROLOGUE
+        x, normed = like.new_zeros(rows, len(like)), folds(layer, qkv, rows, choices)
+        if (tiling := chosen(qkv.linear, qkv.key, rows, normed=normed)) is not None:
+            prologue = layer.attention_prologue if normed else NO_PROLOGUE
             yield partial(small_matmul, qkv, x, prologue, tiling=tiling, pdl=pdl)
-            if folds and layer.mlp_post_norm is not None:
+            if normed and layer.mlp_post_norm is not None:
                 # All layers but the first have a delta to add.
                 prologue = _with_delta(prologue, x, layer.mlp_post_norm, layer)
                 yield partial(small_matmul, qkv, x, prologue, tiling=tiling, pdl=pdl)
         for each in reads:
-            if (tiling := chosen(each.linear, each.key, rows, folds=folds)) is not None:
-                prologue = layer.mlp_prologue if folds else NO_PROLOGUE
+            normed = folds(layer, each, rows, choices)
+            if (tiling := chosen(each.linear, each.key, rows, normed=normed)) is not None:
+                prologue = layer.mlp_prologue if normed else NO_PROLOGUE
                 # The first to read the stream adds to it.
-                if folds and each is reads[0] and layer.attention_post_norm is not None:
+                if normed and each is reads[0] and layer.attention_post_norm is not None:
                     prologue = _with_delta(prologue, x, layer.attention_post_norm, layer)
                 yield partial(small_matmul, each, x, prologue, tiling=tiling, pdl=pdl)
         for each in adds:

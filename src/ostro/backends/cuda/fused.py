@@ -7,7 +7,8 @@ twin.
 What a matmul adds to the residual stream waits for the next norm, whose kernel adds it. For many rows, the library
 computes the matmuls. For few, our own kernels compute those that `choices` names, with the activation fused as an
 epilogue and, where nothing comes between, the addition too. For one row they compute all of them, with the norms fused
-as prologues as well: there, launching a kernel costs more than its work.
+as prologues as well: there, launching a kernel costs more than its work. So do slices of up to 16 rows (`slice_linear`)
+where their tiling says so.
 
 If results must not depend on the batch, all rows take the many-rows path, with matmuls and tilings that do not depend
 on the number of rows.
@@ -45,7 +46,7 @@ from ostro.kernels.gpu.routing import INVARIANT_HEIGHT, by_expert, route, tile_h
 from ostro.kernels.gpu.single_experts import single_inner, single_outer
 from ostro.kernels.gpu.small_batch import small_linear
 from ostro.kernels.gpu.step_inputs import StepInputs
-from ostro.kernels.gpu.tilings import Matmul
+from ostro.kernels.gpu.tilings import Matmul, SliceTiling
 from ostro.torch_models.decoder import Decoder
 from ostro.torch_models.rope import Rotary
 
@@ -175,20 +176,20 @@ class FusedDecoder:
     # ---- its parts
 
     def _reads_attention(self, stream: _Stream, layer: LayerPlan, own: bool) -> _Read:
-        if self._is_folded(stream, layer, own):
+        if self._is_folded(stream, layer, layer.attention.qkv, own):
             return _folded(stream, layer.attention_prologue)
         return _Read(self._joined(stream, layer.attention_norm))
 
     def _reads_mlp(self, stream: _Stream, layer: LayerPlan, own: bool) -> _Read:
-        if self._is_folded(stream, layer, own):
+        if self._is_folded(stream, layer, layer.mlp.reads[0], own):
             return _folded(stream, layer.mlp_prologue)
         return _Read(self._joined(stream, layer.mlp_norm))
 
-    def _is_folded(self, stream: _Stream, layer: LayerPlan, own: bool) -> bool:
-        """Whether matmuls norm the stream themselves. Every program of their kernels repeats the norm's sum, which pays
-        only for a single row.
-        """
-        return len(stream.x) == 1 and own and self.folds and layer.folds
+    def _is_folded(self, stream: _Stream, layer: LayerPlan, reader: FusedMatmul, own: bool) -> bool:
+        """Whether the matmul that reads the stream norms it itself."""
+        # What the library has computed is added without a norm, for which kernels have no prologue.
+        adds = stream.delta is not None and stream.delta.norm is None
+        return own and self.folds and not adds and folds(layer, reader, len(stream.x), self.choices)
 
     def _joined(self, stream: _Stream, norm: NormWeights | None) -> Tensor:
         """The stream after adding its pending delta, normed if there is a norm."""
@@ -304,6 +305,16 @@ class FusedDecoder:
             pdl=self.overlaps,
             leads=self.leads_from_attention,
         )
+
+
+def folds(layer: LayerPlan, reader: FusedMatmul, rows: int, choices: Choices) -> bool:
+    """Whether a matmul norms this many rows of the stream itself. Every program of its kernel repeats the norm's sum,
+    which always pays for a single row, and for more where it was measured. Of float16 no kernel does for several.
+    """
+    if rows == 1 or not layer.folds:
+        return layer.folds
+    tiling = reader.tiling(rows, choices) if isinstance(layer.mlp, MlpPlan) else None
+    return isinstance(tiling, SliceTiling) and tiling.folds and reader.linear.weight.dtype != torch.float16
 
 
 def _folded(stream: _Stream, prologue: Prologue) -> _Read:

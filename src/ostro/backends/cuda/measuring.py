@@ -22,7 +22,7 @@ from ostro.kernels.gpu.mlp import activated
 from ostro.kernels.gpu.norm import NormWeights, add_norm
 from ostro.kernels.gpu.prologue import Prologue
 from ostro.kernels.gpu.small_batch import UNUSABLE, small_linear
-from ostro.kernels.gpu.tilings import Matmul, Multiprocessors, Tiling, binary_of
+from ostro.kernels.gpu.tilings import Matmul, Multiprocessors, SliceTiling, Tiling, binary_of
 from ostro.models.architecture import Activation
 
 _ROUNDS = 5
@@ -151,7 +151,7 @@ class DeviceClock:
             else:
                 small_linear(x, weight, epilogue=epilogue, residual=stream, tiling=tiling, pdl=pdl)
             add_norm(stream, delta, norm, pdl=pdl)
-        elif len(x) == 1:
+        elif len(x) == 1 or (isinstance(tiling, SliceTiling) and tiling.folds):
             small_linear(x, weight, prologue, epilogue, tiling=tiling, pdl=pdl)
         else:
             read = add_norm(x, None, norm, pdl=pdl)

@@ -23,7 +23,7 @@ from ostro.kernels.gpu.dot_linear import dot_linear
 from ostro.kernels.gpu.epilogue import NO_EPILOGUE, Epilogue, finish, previous
 from ostro.kernels.gpu.prologue import NO_PROLOGUE, Prologue
 from ostro.kernels.gpu.small_batch import small_linear_plain
-from ostro.kernels.gpu.tilings import MOST_ROWS, Tiling, VectorTiling, default_dot_tiling
+from ostro.kernels.gpu.tilings import MOST_ROWS, DotTiling, Tiling, VectorTiling, default_dot_tiling
 from ostro.kernels.gpu.vector_linear import word_unit
 
 FP8 = torch.float8_e4m3fn
@@ -226,6 +226,7 @@ def fp8_small_linear(
         assert rows == 1
         _fp8_vector(x, weight, scale, out, tiling, prologue, epilogue, pdl=pdl)
     else:
+        assert isinstance(tiling, DotTiling)
         assert prologue.is_empty
         by = None
         if rows > MOST_UNROUNDED:

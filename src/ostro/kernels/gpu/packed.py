@@ -19,7 +19,7 @@ from ostro.kernels.gpu.packed_vector import PackedVectorTiling
 from ostro.kernels.gpu.packed_words import Packed, halves, integers, widened
 from ostro.kernels.gpu.prologue import NO_PROLOGUE, Prologue
 from ostro.kernels.gpu.small_batch import small_linear_plain
-from ostro.kernels.gpu.tilings import MOST_ROWS, Tiling, VectorTiling
+from ostro.kernels.gpu.tilings import MOST_ROWS, DotTiling, Tiling, VectorTiling
 
 MOST_FEW = MOST_ROWS
 """The maximum number of rows that `packed_small_linear` takes."""
@@ -66,6 +66,7 @@ def packed_small_linear(
         assert rows == 1
         packed_vector.packed_vector(x, weight, out, tiling, prologue, epilogue, pdl=pdl)
     else:
+        assert isinstance(tiling, DotTiling)
         assert prologue.is_empty
         packed_dot.packed_dot(x, weight, out, tiling, epilogue, pdl=pdl)
     return out

@@ -2,7 +2,8 @@
 
     x ──(prologue)──> · weightᵀ ──(epilogue)──> out, or the residual
 
-The tiling decides between `vector_linear`, for one row or very few, and `dot_linear`: see `tilings`.
+The tiling decides between `vector_linear`, for one row or very few, `slice_linear`, for up to 16, and `dot_linear`: see
+`tilings`.
 
 Programmatic dependent launch (`pdl`): a program starts while the previous kernel is still running, prefetches its
 weights, which no kernel writes, and only then waits until the previous kernel has ended and its writes are visible. A
@@ -19,7 +20,8 @@ from triton.errors import TritonError
 from ostro.kernels.gpu.dot_linear import dot_linear
 from ostro.kernels.gpu.epilogue import NO_EPILOGUE, Epilogue
 from ostro.kernels.gpu.prologue import NO_PROLOGUE, Prologue
-from ostro.kernels.gpu.tilings import Tiling, VectorTiling, default_tiling
+from ostro.kernels.gpu.slice_linear import slice_linear
+from ostro.kernels.gpu.tilings import SliceTiling, Tiling, VectorTiling, default_tiling
 from ostro.kernels.gpu.vector_linear import vector_linear
 
 UNUSABLE = (TritonError, RuntimeError)
@@ -37,8 +39,8 @@ def small_linear(
     tiling: Tiling | None = None,
     pdl: bool = False,
 ) -> Tensor:
-    """x [rows, in], weight [out, in] -> [rows, out], for 1 to 256 rows. The vector kernel alone has a prologue. Where
-    the epilogue adds, the result is added to the `residual` [rows, out] in place, and it is returned.
+    """x [rows, in], weight [out, in] -> [rows, out], for 1 to 256 rows. The dot kernel has no prologue. Where the
+    epilogue adds, the result is added to the `residual` [rows, out] in place, and it is returned.
 
     The first call on a device must not be inside a graph capture: it allocates the counters of split matmuls.
     """
@@ -48,6 +50,8 @@ def small_linear(
     out = epilogue.target(x, weight.shape[0], residual, out_dtype)
     if isinstance(tiling, VectorTiling):
         vector_linear(x, weight, out, tiling, prologue, epilogue, pdl=pdl)
+    elif isinstance(tiling, SliceTiling):
+        slice_linear(x, weight, out, tiling, prologue, epilogue, pdl=pdl)
     else:
         assert prologue.is_empty
         dot_linear(x, weight, out, tiling, epilogue, pdl=pdl)

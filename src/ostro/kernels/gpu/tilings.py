@@ -9,10 +9,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-ROWS = (1, 4, 16, 32, 64, 128, 256)
+ROWS = (1, 4, 8, 16, 32, 64, 128, 256)
 """Numbers of rows that tilings are chosen for: each applies to fewer rows as well, down to the next smaller one."""
 MOST_ROWS = ROWS[-1]
 MOST_VECTOR_ROWS = 4
+MOST_SLICE_ROWS = 16
+SLICE_WIDTH = 32
+"""Inputs that a warp of the slice kernel multiplies at a time."""
 EpilogueKind: TypeAlias = Literal["plain", "added", "activated", "gated"]
 """What a matmul's kernel can do with its result: store it, add it to the residual, apply an activation, or gate."""
 
@@ -27,6 +30,8 @@ _FROM_MEMORY, _FROM_CACHE, _OPERATIONS, _IN_FLIGHT = 32_600.0, 80_000.0, 5.9e6, 
 # The µs that it takes to add up splits, besides writing and reading them.
 _JOINING = 1.3
 _REGISTERS_A_THREAD, _SUMS_A_THREAD = 72, 128
+# Of weights per thread, by warps: 16 warps have half as many registers per thread as 8.
+_SLICE_REGISTERS = {4: 96, 8: 96, 16: 64}
 # Programs per multiprocessor that saturate memory: one can read faster than its share.
 _ENOUGH = 0.5
 # Candidates whose predicted time is beyond this multiple of the best are not worth compiling.
@@ -61,7 +66,23 @@ class DotTiling:
     """Blocks of weights loaded to registers before waiting for the previous kernel."""
 
 
-Tiling: TypeAlias = VectorTiling | DotTiling
+@dataclass(frozen=True, slots=True)
+class SliceTiling:
+    """For the slice kernel, which computes outputs from all of their inputs at once."""
+
+    outs: int
+    """Outputs per program; with gate and up, this many of each. A power of two, at least 8."""
+    ins: int
+    """Inputs in registers at a time: any multiple of SLICE_WIDTH for each warp."""
+    warps: int
+    """A power of two."""
+    folds: bool = False
+    """Whether it norms its inputs itself, so that no kernel before it has to."""
+
+
+Tiling: TypeAlias = VectorTiling | DotTiling | SliceTiling
+_Ranked: TypeAlias = VectorTiling | DotTiling
+"""Tilings that the cost model knows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +127,11 @@ def block_rows(rows: int) -> int:
     return max(16, power_of_two(rows))
 
 
+def slice_rows(rows: int) -> int:
+    """The height of the one tile that the slice kernel has for all rows."""
+    return 8 if rows <= 8 else 16
+
+
 def power_of_two(number: int) -> int:
     """The smallest power of two that is not less."""
     return 1 << (number - 1).bit_length()
@@ -125,12 +151,15 @@ def binary_of(matmul: Matmul, rows: int, tiling: Tiling) -> tuple[object, ...]:
             matmul.outs % tiling.outs == 0,
             aligned,
         )
+    if isinstance(tiling, SliceTiling):
+        loops, evens = matmul.in_features > tiling.ins, (matmul.outs % tiling.outs, matmul.in_features % tiling.ins)
+        return matmul.epilogue, tiling, matmul.bits, slice_rows(rows), loops, *(not each for each in evens), aligned
     blocks = -(-matmul.in_features // (tiling.splits * tiling.ins))
     held = min(tiling.held, blocks)
     return matmul.epilogue, tiling, matmul.bits, block_rows(rows), held, held < blocks, aligned
 
 
-def default_tiling(rows: int, out_features: int, in_features: int, *, gated: bool, bits: int = 16) -> Tiling:
+def default_tiling(rows: int, out_features: int, in_features: int, *, gated: bool, bits: int = 16) -> _Ranked:
     """The tiling where none was chosen. `out_features` counts the weight's rows, both gate and up."""
     if rows == 1:
         return default_vector_tiling(out_features, in_features, gated=gated)
@@ -167,6 +196,8 @@ def default_dot_tiling(
 
 def fits(matmul: Matmul, rows: int, tiling: Tiling, device: Multiprocessors) -> bool:
     """Whether the kernel can run with this tiling for up to `rows` rows."""
+    if isinstance(tiling, SliceTiling):
+        return _slice_fits(matmul, rows, tiling)
     numbers = [tiling.outs, tiling.ins, tiling.warps]
     if isinstance(tiling, DotTiling):
         numbers.append(tiling.splits)
@@ -185,6 +216,18 @@ def fits(matmul: Matmul, rows: int, tiling: Tiling, device: Multiprocessors) -> 
     )
 
 
+def _slice_fits(matmul: Matmul, rows: int, tiling: SliceTiling) -> bool:
+    powers = all(number > 0 and number & (number - 1) == 0 for number in (tiling.outs, tiling.warps))
+    return (
+        1 < rows <= MOST_SLICE_ROWS
+        and matmul.bits == 16
+        and powers
+        and tiling.outs >= 8
+        and tiling.ins > 0
+        and tiling.ins % (SLICE_WIDTH * tiling.warps) == 0
+    )
+
+
 def shared_memory(matmul: Matmul, rows: int, tiling: DotTiling) -> int:
     """Bytes per program: blocks in flight, and held weights, which the tensor cores read from there as well."""
     weights = matmul.bits // 8 * tiling.ins * tiling.outs * (2 if matmul.is_gated else 1)
@@ -195,7 +238,7 @@ def shared_memory(matmul: Matmul, rows: int, tiling: DotTiling) -> int:
     return (in_flight + min(tiling.held, blocks)) * (weights + inputs)
 
 
-def candidates(matmul: Matmul, rows: int, device: Multiprocessors, most: int = 2) -> tuple[Tiling, ...]:
+def candidates(matmul: Matmul, rows: int, device: Multiprocessors, most: int = 2) -> tuple[_Ranked, ...]:
     """The tilings to try for up to `rows` rows, no two alike: first the default for one row, then the likeliest. None
     if only the library can do it.
     """
@@ -208,20 +251,20 @@ def candidates(matmul: Matmul, rows: int, device: Multiprocessors, most: int = 2
     worth = sorted((each for each in times if times[each] <= bound), key=times.__getitem__)
     if rows == 1:
         worth.insert(0, default_vector_tiling(matmul.out_features, matmul.in_features, gated=matmul.is_gated))
-    unlike: dict[object, Tiling] = {}
+    unlike: dict[object, _Ranked] = {}
     for each in worth:
         unlike.setdefault(_likeness(each), each)
     return tuple(unlike.values())[:most]
 
 
-def _likeness(tiling: Tiling) -> object:
+def _likeness(tiling: _Ranked) -> object:
     """A key that is equal for tilings of about the same speed, or whose difference the cost model knows."""
     if isinstance(tiling, VectorTiling):
         return tiling.outs / tiling.warps, tiling.ins
     return tiling.outs, tiling.splits
 
 
-def predicted_time(matmul: Matmul, rows: int, tiling: Tiling, device: Multiprocessors) -> float:
+def predicted_time(matmul: Matmul, rows: int, tiling: _Ranked, device: Multiprocessors) -> float:
     """In µs. Only good for comparing tilings of one matmul."""
     copies, number, size = 2 if matmul.is_gated else 1, device.number, matmul.bits / 8
     tiles = -(-matmul.outs // tiling.outs)
@@ -252,7 +295,7 @@ def _last_wave(programs: int, places: int) -> float:
     return max(1.0, -(-programs // places) * places / programs) if programs > places else 1.0
 
 
-def _possible(matmul: Matmul, rows: int, device: Multiprocessors) -> Iterator[Tiling]:
+def _possible(matmul: Matmul, rows: int, device: Multiprocessors) -> Iterator[_Ranked]:
     if rows == 1:
         yield from _vector_tilings(matmul)
     elif matmul.bits <= 16:
@@ -268,6 +311,25 @@ def _vector_tilings(matmul: Matmul) -> Iterator[VectorTiling]:
         weights_a_thread = copies * outs * matmul.in_features * matmul.bits / 32 / (32 * warps)
         if ins <= power_of_two(matmul.in_features) and weights_a_thread <= _REGISTERS_A_THREAD:
             yield VectorTiling(outs, ins, warps)
+
+
+def slice_tilings(matmul: Matmul) -> Iterator[SliceTiling]:
+    """Those whose weights fit into registers: of all inputs or, beyond that, of groups of them, two at a time."""
+    copies = 2 if matmul.is_gated else 1
+    for outs, warps in ((16, 4), (16, 8), (8, 8), (8, 4), (32, 8), (16, 16), (8, 16)):
+        most = int(_SLICE_REGISTERS[warps] // (copies * outs * matmul.bits / 32))
+        chunks = -(-matmul.in_features // (SLICE_WIDTH * warps))
+        if most >= 2 and chunks >= 2:
+            yield SliceTiling(outs, _group(chunks, most) * SLICE_WIDTH * warps, warps)
+
+
+def _group(chunks: int, most: int) -> int:
+    """How many chunks are held at a time: all, or as many as two of the groups may have. Equal groups need no masks."""
+    if chunks <= most:
+        return chunks
+    fewest = -(-chunks // (most // 2))
+    groups = next((each for each in range(fewest, fewest + 3) if chunks % each == 0), fewest)
+    return -(-chunks // groups)
 
 
 def _dot_tilings(matmul: Matmul, rows: int, device: Multiprocessors) -> Iterator[DotTiling]:
