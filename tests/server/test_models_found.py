@@ -12,7 +12,7 @@ from model_directory import write_model
 from ostro.config import EngineConfig
 from ostro.errors import BadRequest, ModelNotFound
 from ostro.pool.catalog import Catalog, ModelSpec
-from ostro.pool.pool import ModelPool, PoolLimits
+from ostro.pool.pool import ModelPool, PoolLimits, PoolState
 from ostro.server.admission.limits import Gate, GateLimits
 from ostro.server.api import HttpOptions
 from ostro.server.app import build_app
@@ -20,13 +20,14 @@ from ostro.server.models.served import ANY, Models
 from ostro.server.models.service import ModelService
 
 
-def models_under_a_root(paths: Sequence[str]) -> Models:
+def models_under_a_root(paths: Sequence[str], *, refresh_seconds: float = 30.0) -> Models:
     """Not looked at yet."""
     catalog = Catalog(
         [],
         roots=["root"],
         make=lambda spec: spec,
         list_models=lambda root: [ModelSpec(name=Path(path).name, config=EngineConfig(model=path)) for path in paths],
+        refresh_seconds=refresh_seconds,
     )
     return Models(ModelPool(catalog, lambda spec, files: ModelService(spec.config), PoolLimits()))
 
@@ -38,6 +39,27 @@ def test_the_only_model_of_a_root_answers_to_no_name_from_the_start() -> None:
         asyncio.run(models_under_a_root(["a", "b"]).find(ANY))
     with pytest.raises(ModelNotFound, match="No models are known here"):
         asyncio.run(models_under_a_root([]).view(ANY))
+
+
+def test_a_server_without_a_model_is_ready_when_there_is_one() -> None:
+    found: list[str] = []
+
+    async def scenario() -> None:
+        models = models_under_a_root(found, refresh_seconds=0.0)
+        await models.start()
+        try:
+            await models.pool.catalog.refresh()
+            states = [models.state]
+            found.append("late")
+            async with asyncio.timeout(30):
+                while states[-1] is not PoolState.READY:
+                    await asyncio.sleep(0.01)
+                    states.append(models.state)
+            assert states[0] is PoolState.LOADING
+        finally:
+            await models.stop()
+
+    asyncio.run(scenario())
 
 
 def test_a_loaded_model_that_left_its_place_is_listed_and_unloaded(

@@ -320,6 +320,13 @@ def test_a_single_model_server_answers_to_any_name_if_configured(tmp_path: Path)
         assert client.get("/v1/models/gpt-3.5-turbo").status_code == 404
 
 
+def test_a_directory_of_models_that_does_not_exist_ends_the_start(tmp_path: Path) -> None:
+    ran = serve(tmp_path, "--models", str(tmp_path / "typo"))
+    assert ran.returncode != 0
+    assert "there is no such directory" in ran.stderr
+    assert "Traceback" not in ran.stderr
+
+
 def test_any_model_may_have_further_names(tmp_path: Path) -> None:
     write_model(tmp_path / "models" / "small", seed=1)
     first = str(write_model(tmp_path / "tiny"))

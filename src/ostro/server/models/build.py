@@ -20,6 +20,7 @@ from ostro.server.models.files import CachedModelFiles
 from ostro.server.models.served import ANY, Models
 from ostro.server.models.service import ModelService
 from ostro.server.settings import ServeSettings
+from ostro.sources.address import is_address
 from ostro.sources.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from ostro.sources.place import find_place
 from ostro.sources.references import parse_model
@@ -38,7 +39,8 @@ _log = logging.getLogger(__name__)
 
 
 def build_models(settings: ServeSettings) -> Models:
-    """The models as configured. Starts nothing."""
+    """The models as configured. Starts nothing. Raises BadRequest if a directory of models does not exist."""
+    _check_directories(settings)
     specs = fixed_specs(settings)
     configs = settings.engine(), *(spec.config for spec in specs)
     for config in configs:
@@ -75,6 +77,16 @@ def build_models(settings: ServeSettings) -> Models:
         ],
         mentioned=elsewhere,
     )
+
+
+def _check_directories(settings: ServeSettings) -> None:
+    for place in settings.models:
+        if not is_address(place) and not Path(place).expanduser().is_dir():
+            raise BadRequest(
+                f"models names {place}, but there is no such directory. Correct the path, or make the directory first: "
+                "models that are put there later are found.",
+                param="models",
+            )
 
 
 def _check_hosts(settings: ServeSettings) -> None:

@@ -176,6 +176,7 @@ class Models:
 
     async def _begin(self) -> None:
         await asyncio.gather(*map(self._settle, self._first))
+        await self._until_there_is_one()
         self._begun = True
         for name in self._mentioned:
             try:
@@ -185,6 +186,17 @@ class Models:
             except OstroError:
                 # Its root cannot be listed, which has been logged.
                 pass
+
+    async def _until_there_is_one(self) -> None:
+        """Waits for a model to appear under the roots of a server that has no other."""
+        catalog, told = self.pool.catalog, False
+        while not catalog.specs():
+            await catalog.refresh_if_old()
+            if not catalog.specs():
+                if not told:
+                    _log.warning("No models are known yet. The server is ready as soon as there is one.")
+                told = True
+                await asyncio.sleep(_AGAIN_SECONDS)
 
     async def _settle(self, name: str) -> None:
         """Waits until a model has loaded or failed."""
