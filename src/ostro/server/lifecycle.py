@@ -27,6 +27,7 @@ from starlette.types import Lifespan
 from ostro.engine_process.messages import ModelInfo
 from ostro.errors import BadRequest, ModelError
 from ostro.pool.pool import PoolState
+from ostro.processes.allocator import give_back_large_blocks
 from ostro.processes.children import reap_orphans
 from ostro.sampling_defaults import SamplingDefaults
 from ostro.server.admission.auth import METRICS_PATH, OPEN_PATHS, Authentication, Keyring
@@ -314,6 +315,7 @@ class Server:
         http = self._http(models, gate)
         await models.start()
         _freeze_loaded()
+        give_back_large_blocks()
         serving = asyncio.create_task(http.serve(sockets=[self._sock]), name="http")
         opening = Opening(
             models,
