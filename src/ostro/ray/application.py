@@ -110,7 +110,12 @@ class DirectEngine(Engine):
         engines = serve.get_deployment_handle(ENGINE, serve.get_replica_context().app_name)
         settings = self._replica.settings
         return DirectReplica(
-            self._replica, _Handles(engines), settings.keyring(), settings.http().body, hosts=settings.hosts()
+            self._replica,
+            _Handles(engines),
+            settings.keyring(),
+            settings.http().body,
+            hosts=settings.hosts(),
+            num_places=settings.gate().num_places,
         )
 
 
@@ -149,6 +154,7 @@ class Front:
             settings.http().body,
             request_seconds=settings.request_timeout,
             hosts=settings.hosts(),
+            num_places=settings.gate().num_places,
         )
 
 

@@ -41,12 +41,13 @@ class DirectReplica:
         keyring: Keyring,
         limits: BodyLimits,
         hosts: HostRule | None = None,
+        num_places: int = 0,
     ) -> None:
         self._replica = replica
         self._engines = engines
         self._keyring = keyring
         self._limits = limits
-        self._ledger = Ledger(limits.budget, num_keys=keyring.num_callers)
+        self._ledger = Ledger(limits.budget, num_keys=keyring.num_callers, num_places=num_places)
         self._hosts = hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -54,15 +54,16 @@ class Ingress:
         limits: BodyLimits,
         request_seconds: float,
         hosts: HostRule | None = None,
+        num_places: int = 0,
     ) -> None:
         """`request_seconds` is the maximum time to the first byte of an answer. `hosts` are the host names that
-        requests without a key may use; None allows any.
+        requests without a key may use; None allows any. `num_places` is how many requests may run or wait in a replica.
         """
         self._engines = engines
         self._keyring = keyring
         self._hosts = hosts
         self._limits = limits
-        self._ledger = Ledger(limits.budget, num_keys=keyring.num_callers)
+        self._ledger = Ledger(limits.budget, num_keys=keyring.num_callers, num_places=num_places)
         self._wait_seconds = request_seconds + _LATE_SECONDS
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -66,6 +66,11 @@ class GateLimits:
     retry_after_drain: int = 5
     """Retry-After while the server shuts down: another one should have taken over by then."""
 
+    @property
+    def num_places(self) -> int:
+        """Requests that may run or wait."""
+        return self.concurrent + self.waiting
+
 
 @dataclass(slots=True)
 class Usage:
@@ -303,8 +308,7 @@ class Gate:
         self.num_waiting = 0
         self._time = clock
         self.num_keys = num_keys
-        self.num_places = limits.concurrent + limits.waiting
-        """Requests that may run or wait."""
+        self.num_places = limits.num_places
         self._places = Shares(self.num_places, num_keys=num_keys)
         self._slots = Shares(limits.concurrent, num_keys=num_keys)
         self._tokens = Shares(limits.waiting_tokens, num_keys=num_keys)
