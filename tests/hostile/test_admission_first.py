@@ -24,6 +24,7 @@ from ostro.server.http.body import read_request
 from ostro.server.telemetry.record import RequestRecord
 
 FEW, MANY = 2, 1000
+OBJECT = {"type": "object"}
 
 Body = dict[str, Any]
 
@@ -34,6 +35,18 @@ def messages(number: int) -> list[Body]:
 
 def texts(number: int) -> list[str]:
     return [f"text {place}" for place in range(number)]
+
+
+def functions(number: int) -> list[Body]:
+    return [{"type": "function", "function": {"name": f"f{place}", "parameters": OBJECT}} for place in range(number)]
+
+
+def flat_functions(number: int) -> list[Body]:
+    return [{"type": "function", "name": f"f{place}", "parameters": OBJECT} for place in range(number)]
+
+
+def anthropic_tools(number: int) -> list[Body]:
+    return [{"name": f"f{place}", "input_schema": OBJECT} for place in range(number)]
 
 
 # A body with that many entries for each route that reads one; other spellings of a path are the same endpoint's.
@@ -60,6 +73,15 @@ BODIES: Mapping[str, Callable[[int], Body]] = {
     "/prefill": lambda number: {"prompts": texts(number)},
     "/tokenize": lambda number: {"messages": messages(number)},
     "/detokenize": lambda number: {"tokens": list(range(number))},
+}
+# The same for their other long list.
+TOOLS: Mapping[str, Callable[[int], Body]] = {
+    "/v1/chat/completions": lambda number: {"messages": messages(1), "tools": functions(number)},
+    "/v1/responses": lambda number: {"input": "Hello", "tools": flat_functions(number)},
+    "/v1/responses/input_tokens": lambda number: {"input": "Hello", "tools": flat_functions(number)},
+    "/v1/messages": lambda number: {"messages": messages(1), "max_tokens": 1, "tools": anthropic_tools(number)},
+    "/v1/messages/count_tokens": lambda number: {"messages": messages(1), "tools": anthropic_tools(number)},
+    "/tokenize": lambda number: {"messages": messages(1), "tools": functions(number)},
 }
 # They read no body, or an operator's.
 WITHOUT = {"/v1/responses/compact", "/v1/responses/default/cancel"}
@@ -98,8 +120,13 @@ def test_every_route_that_reads_a_body_is_listed() -> None:
     assert {path for path in paths if not path.startswith("/admin/")} == BODIES.keys() | WITHOUT
 
 
-def test_work_before_admission_does_not_grow_with_the_body(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Conversations were translated first: sixteen linked responses took 20 seconds of everyone's time."""
+@pytest.mark.parametrize("bodies", [BODIES, TOOLS], ids=["main list", "tools"])
+def test_work_before_admission_does_not_grow_with_the_body(
+    monkeypatch: pytest.MonkeyPatch, bodies: Mapping[str, Callable[[int], Body]]
+) -> None:
+    """Conversations were translated first: sixteen linked responses took 20 seconds of everyone's time. 5,000 tools
+    took 0.3 seconds.
+    """
     set_faults(monkeypatch)
     calls = Calls(monkeypatch)
 
@@ -119,7 +146,7 @@ def test_work_before_admission_does_not_grow_with_the_body(monkeypatch: pytest.M
 
             async def ask_all() -> None:
                 async with httpx.AsyncClient(base_url=f"http://{host}:{port}", timeout=60) as client:
-                    for path, body in BODIES.items():
+                    for path, body in bodies.items():
                         await counted(client, path, body(FEW))
                         found[path] = await counted(client, path, body(FEW)), await counted(client, path, body(MANY))
 

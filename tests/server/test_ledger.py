@@ -7,6 +7,7 @@ import time
 import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 from urllib.parse import urlsplit
@@ -19,6 +20,7 @@ from hypothesis import strategies as st
 from live_server import LiveServer, live_server
 from live_service import set_faults, until
 
+from holding import KINDS, SERVER, Holder, Refused
 from ostro.errors import BadRequest, BodyTooLarge, TryLater
 from ostro.sampling_params import SamplingParams
 from ostro.schemas.chat import ChatCompletionRequest
@@ -118,6 +120,17 @@ def test_objects_count_by_what_pydantic_makes_of_them() -> None:
     assert taken / 2 < memory_of(request) < 2 * taken
 
 
+def test_answers_count_by_the_tokens_that_they_have_so_far() -> None:
+    """What is generated was counted only once it was stored."""
+    ledger, tokens = Ledger(MIB), [0]
+    with Holding(ledger, "me") as holding:
+        holding.count_answer(lambda: len(tokens))
+        before = ledger.used
+        tokens += [1] * 1000
+        assert 100_000 < ledger.used - before < MIB
+    assert ledger.used == 0
+
+
 # --- conversations that are continued -------------------------------------------------------------------------------
 
 
@@ -159,7 +172,9 @@ def test_references_to_one_item_are_read_once_and_bounded_in_all() -> None:
     """100 references to a message of 1,024 parts took 8 s."""
     store = store_with(message("many", "a", parts=1024), message("long", "x" * MIB))
     references = [{"type": "item_reference", "id": "many"}] * 100
-    assert len(continued(store, Ledger(128 * MIB), input=references).messages) == 100
+    ledger = Ledger(128 * MIB)
+    assert len(continued(store, ledger, input=references).messages) == 100
+    assert ledger.used > 1024 * 100, "what it refers to counts"
     with pytest.raises(BadRequest, match="refers to items of more than"):
         continued(store, Ledger(128 * MIB), input=[{"type": "item_reference", "id": "long"}] * 20)
 
@@ -229,3 +244,29 @@ def test_stalled_bodies_of_one_key_do_not_refuse_another(server: LiveServer) -> 
         # All that the key may hold: its own quarter, and the half that is common.
         wait_until(lambda: held(server) > 44 * MIB)
         assert client.post("/v1/completions", json=polite).status_code == 200
+
+
+def test_background_responses_are_in_the_memory_budget(tmp_path: Path) -> None:
+    """40 of them with a description of 8 MiB held 361 MiB that nobody counted."""
+    env = {"OSTRO_API_KEY": "greedy"}
+    arguments = [*SERVER.arguments, "--max-body-size", "1M", "--max-bodies-size", "4M"]
+    with live_server(tmp_path, *arguments, faults=SERVER.faults, env=env) as server:
+        url = urlsplit(server.url)
+        with Holder(url.hostname or "", url.port or 0, server.process.pid, "greedy", size=500_000) as holder:
+            holder.begin(KINDS["background, for a model"])
+            with pytest.raises(Refused):
+                holder.hold(KINDS["background, for a model"], 16)
+
+
+def test_one_key_does_not_empty_the_store_of_another(tmp_path: Path) -> None:
+    """28 requests did."""
+    env = {"OSTRO_API_KEY": "greedy,polite"}
+    with live_server(tmp_path, "--response-store", "1M", env=env) as server:
+        short = {"input": "Hello", "max_output_tokens": 1}
+        items = [{"type": "message", "role": "user", "content": text} for text in ("word " * 20_000, "And?")]
+        long = {"input": items, "truncation": "auto", "max_output_tokens": 1}
+        with server.client(authorization="Bearer polite") as polite:
+            id = polite.post("/v1/responses", json=short).json()["id"]
+            with server.client(authorization="Bearer greedy") as greedy:
+                assert {greedy.post("/v1/responses", json=long).status_code for _ in range(28)} == {200}
+            assert polite.get(f"/v1/responses/{id}").status_code == 200

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import sys
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -396,6 +397,73 @@ async def test_dropping_a_response_under_way_ends_it() -> None:
     store.delete("me", "a")
     assert await asyncio.wait_for(each.receive(), 10) == {"type": "http.disconnect"}
     assert each.was_cancelled
+
+
+@in_loop
+async def test_log_of_a_dropped_response_is_dropped_though_somebody_reads_it() -> None:
+    """It lived as long as its slowest reader, and nobody counted it."""
+    store = store_of()
+    each = run(response("a"))
+    stored = store.begin("me", "a", 0, None, each)
+    assert each.log is not None
+    each.write(b"event: x\ndata: " + b"y" * (1 << 20) + b"\n\nevent: y\ndata: 1\n\n")
+    reader = each.log.after(-1)
+    read = await anext(reader)
+    store.update(stored, response("a", "done"))
+    each.end()
+    store.delete("me", "a")
+    await asyncio.sleep(0)
+    async for data in reader:
+        assert len(data) < 100_000
+        read += data
+    assert each.log.is_lost
+    assert each.log.longest == 0
+    assert read.endswith(b"yyy\n\n"), "never within an event"
+    assert store.num_bytes == 0
+
+
+@in_loop
+async def test_beginning_costs_the_same_however_many_are_stored() -> None:
+    """All that was stored was scanned, under the lock that every request to the store takes."""
+
+    def calls(number: int) -> int:
+        store = store_of()
+        for each in range(number):
+            keep(store, f"stored_{each}")
+        found = 0
+
+        def count(frame: object, event: str, arg: object) -> None:
+            nonlocal found
+            found += event in ("call", "c_call")
+
+        begun = run(response("a"))
+        sys.setprofile(count)
+        try:
+            store.begin("me", "a", 0, None, begun)
+        finally:
+            sys.setprofile(None)
+        return found
+
+    assert calls(500) < 2 * calls(1)
+
+
+@in_loop
+async def test_what_cannot_be_dropped_is_counted_until_it_ends() -> None:
+    store = store_of(100_000)
+    keep(store, "a", text="x" * 1000)
+    runs = [run(response(f"run_{number}")) for number in range(3)]
+    previous = store.previous("me", "a")
+    begun = [store.begin("me", f"run_{number}", 5000, previous, each) for number, each in enumerate(runs)]
+    store.add_inputs(begun[0], [said("in_0", "x" * 100)])
+    store.delete("me", "run_1")
+    store.update(begun[0], response("run_0", "done"))
+    runs[0].end()
+    # The last one is the only one that still runs: nothing else is in the way of others.
+    store.begin("me", "more", 80_000, None, run(response("more")))
+    with pytest.raises(TryLater):
+        store.begin("me", "too much", 10_000, None, run(response("too much")))
+    store.delete("me", "run_2")
+    store.begin("me", "fits", 5_000, None, run(response("fits")))
 
 
 @in_loop

@@ -41,7 +41,9 @@ LOOK = CallBegin(0, "call_0", "look")
 
 def writer(**fields: object) -> ResponseWriter:
     request = parse(CreateResponse, {"input": "Hello"} | fields)
-    return ResponseWriter(request, model="m", namespaces=offered_tools(request).namespaces)
+    writer = ResponseWriter(request, model="m")
+    writer.offer(offered_tools(request))
+    return writer
 
 
 def stream(each: ResponseWriter, events: Iterable[Event], outcome: Outcome = DONE) -> bytes:

@@ -119,6 +119,7 @@ class Answer(Response):
         requests = ticket.enlist(await ticket.prepare(partial(prepare, model)))
         self._record.num_prompts, self._record.params = len(requests), requests[0].params
         self._holding.count_tokens(self._record.prompt_tokens or 0)
+        self._holding.count_answer(lambda: self._record.completion_tokens)
         while not ticket.enter():
             await ticket.let_go()
             await ticket.turn()
@@ -156,11 +157,12 @@ class Answer(Response):
         streams = [ticket.watch(generation) for generation in generations]
         async with aclosing(_merged(streams) if len(streams) > 1 else _alone(streams[0])) as progress:
             # Nothing is sent before the first engine event: until then, an error can still set the status.
-            first = writer.start() + writer.of(*await anext(progress))
+            first = [writer.start() + writer.of(*await anext(progress))]
             try:
                 async with EventStream(send, writer.framing, ping_seconds=self._api.options.ping_seconds) as events:
-                    if first:
-                        await events.write(first)
+                    # Taken out: it may be long, and must not stay until the last event.
+                    if data := first.pop():
+                        await events.write(data)
                     async for number, deltas in progress:
                         if data := writer.of(number, deltas):
                             await events.write(data)

@@ -5,11 +5,11 @@
 
 Short requests have a room of their own, so that a few long ones do not lock out everyone else. The keys share each room
 (`server.admission.shares`): one key cannot take what another is entitled to. A request that finds no room gets 503 with
-Retry-After. Token ids are only counted, because the admission queue bounds them; so it does answers, by its slots and
-the model's context, and these are not counted. Stored responses have a room too, in which the store makes room by
-dropping old ones.
+Retry-After. Token ids and answers are only counted, because the admission queue bounds them, by its slots and the
+model's context. Stored responses have a room too, in which the store makes room by dropping old ones.
 """
 
+from collections.abc import Callable
 from typing import Self
 
 from ostro.errors import BodyTooLarge, OstroError, TryLater
@@ -21,6 +21,8 @@ SHORT = 64 << 10
 _EACH = 48 << 10
 # A Python list's entry and its number.
 _TOKEN = 40
+# Measured: a generated token's id and its text, in the completion and in what a writer keeps of it.
+_GENERATED = 200
 _RETRY_SECONDS = 1
 
 
@@ -34,7 +36,9 @@ class Ledger:
         self.long = Shares(most, num_keys=num_keys, is_strict=True)
         self.stored = Shares(most_stored, num_keys=num_keys, is_strict=True)
         self.tokens = 0
-        """Bytes of token ids."""
+        """Bytes of prompts' token ids."""
+        self.answers: dict[Holding, Callable[[], int]] = {}
+        """How many tokens each of the answers has so far. Asked when somebody looks: a token costs nothing."""
         self.has_several_keys = num_keys > 1
 
     @property
@@ -48,6 +52,7 @@ class Ledger:
             "long": self.long.used,
             "stored": self.stored.used,
             "tokens": self.tokens,
+            "answers": _GENERATED * sum(number() for number in self.answers.values()),
         }
 
 
@@ -95,6 +100,10 @@ class Holding:
         self._ledger.tokens += _TOKEN * number - self._tokens
         self._tokens = _TOKEN * number
 
+    def count_answer(self, num_tokens: Callable[[], int]) -> None:
+        """It holds its answer, which has that many tokens by the time of the call."""
+        self._ledger.answers[self] = num_tokens
+
     def hand_over(self) -> "Holding":
         """A holding for work that outlives the request, with all that this one held."""
         heir = Holding(self._ledger, self._key)
@@ -111,6 +120,7 @@ class Holding:
     def release(self) -> None:
         """Idempotent."""
         self.count_tokens(0)
+        self._ledger.answers.pop(self, None)
         self._move(self._room, 0)
 
     def _move(self, room: Shares, size: int) -> None:

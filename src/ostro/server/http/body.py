@@ -1,4 +1,4 @@
-"""Request bodies: read with limits on size and time, decoded, checked. Knows JSON; knows no endpoint.
+"""Bodies, mostly requests': read with limits on size and time, decoded, checked. Knows JSON; knows no endpoint.
 
 A request is kept until it ends: its response depends on it, and a model that is reloaded needs it again. So its memory
 is entered in the ledger (`server.admission.ledger`) as it arrives: first the body's bytes, then the parsed form in
@@ -17,6 +17,7 @@ from typing import TypeVar
 from pydantic import BaseModel
 from pydantic_core import from_json
 from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ostro.errors import BadRequest, BodyTimeout, BodyTooLarge, WrongContentType
@@ -84,6 +85,23 @@ def holding_of(http: Request) -> Holding:
     holding = http.scope["state"]["holding"]
     assert isinstance(holding, Holding)
     return holding
+
+
+class HeldResponse(Response):
+    """A long JSON body, which the request holds until the client has read it. Raises an OstroError without room for it.
+    For requests that do not pass the gate, which bounds the others' responses.
+    """
+
+    def __init__(self, http: Request, body: bytes) -> None:
+        super().__init__(body, media_type="application/json")
+        holding_of(http).hold(len(body))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        # In pieces: sending the next one waits until the client has read most of those before it.
+        for start in range(0, len(self.body), SHORT):
+            await send({"type": "http.response.body", "body": self.body[start : start + SHORT], "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
 
 
 def _memory_of_head(scope: Scope) -> int:

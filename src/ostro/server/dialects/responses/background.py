@@ -16,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from ostro.engine.request import Request as EngineRequest
 from ostro.errors import OstroError, TryLater, internal_error
+from ostro.server.admission.ledger import Holding
 from ostro.server.api import Api, end_record, record_of
 from ostro.server.dialects.responses.event_log import BackgroundRun, EventLog
 from ostro.server.dialects.responses.framing import DIALECT
@@ -121,8 +122,10 @@ def _own_record(record: RequestRecord) -> RequestRecord:
 class Replay(Response):
     """A background response's events, past and future."""
 
-    def __init__(self, log: EventLog, *, after: int, ping_seconds: float) -> None:
+    def __init__(self, log: EventLog, holding: Holding, *, after: int, ping_seconds: float) -> None:
+        """Raises an OstroError if `holding`, the reader's, has no room for an event."""
         super().__init__()
+        holding.hold(log.longest)
         self._log = log
         self._after = after
         self._ping_seconds = ping_seconds
@@ -134,7 +137,10 @@ class Replay(Response):
                     async for data in events:
                         await out.write(data)
                 if self._log.is_lost:
-                    raise TryLater("The store has no room for the response's events. Get the response when it is done.")
+                    raise TryLater(
+                        "The response's events are no longer stored: it was deleted, or the store has no room. Get the "
+                        "response when it is done."
+                    )
         except ClientGone:
             pass
         except OstroError as error:

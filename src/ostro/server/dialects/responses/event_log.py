@@ -6,6 +6,8 @@ an event's sequence number is its index in the log.
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
+from contextlib import suppress
+from itertools import accumulate, islice
 
 from starlette.types import Message
 
@@ -13,6 +15,8 @@ from ostro.errors import RequestTimeout
 from ostro.server.dialects.responses.items import Json
 from ostro.server.http.sse import PING
 
+# Read at once: whoever reads slowly has no more of a copy in its connection's buffer.
+_PIECE = 64 << 10
 _EVENTS_AT_ONCE = 64
 
 
@@ -24,7 +28,7 @@ class EventLog:
         self._changed = asyncio.Event()
         self.is_closed = False
         self.is_lost = False
-        """Whether it was dropped because the store is full."""
+        """Whether it was dropped: its response was, or the store is full."""
 
     def add(self, data: bytes) -> None:
         """Adds one or several events."""
@@ -41,19 +45,33 @@ class EventLog:
         self.close()
 
     async def after(self, number: int) -> AsyncGenerator[bytes, None]:
-        """The events after that number, in pieces of a few: a slow reader holds no more of a copy. Ends when the log is
-        closed.
+        """The events after that number, in pieces: several events, or parts of a long one. Ends when the log is closed
+        or lost, but never within an event.
         """
         begin = number + 1
         while True:
-            changed, end = self._changed, min(begin + _EVENTS_AT_ONCE, len(self._events))
-            if begin < end:
-                yield b"".join(self._events[begin:end])
-                begin = end
+            changed = self._changed
+            if begin < len(self._events):
+                events = self._piece(begin)
+                begin += len(events)
+                data = b"".join(events)
+                for start in range(0, len(data), _PIECE):
+                    yield data[start : start + _PIECE]
             elif self.is_closed:
                 return
             else:
                 await changed.wait()
+
+    @property
+    def longest(self) -> int:
+        """Size of the longest event so far, which a reader holds even if the log is lost meanwhile."""
+        return max(map(len, self._events), default=0)
+
+    def _piece(self, begin: int) -> list[bytes]:
+        """Events from that one on: as many as fit into a piece, at least one."""
+        sizes = accumulate(map(len, islice(self._events, begin, begin + _EVENTS_AT_ONCE)))
+        number = sum(size <= _PIECE for size in sizes)
+        return self._events[begin : begin + max(1, number)]
 
     def _tell(self) -> None:
         self._changed.set()
@@ -91,6 +109,14 @@ class BackgroundRun:
     def _leave(self) -> None:
         self.was_cancelled = True
         self._left.set()
+
+    def drop(self) -> None:
+        """Its response is no longer stored: cancels it, and drops its log. Safe to call from any thread."""
+        self.cancel()
+        if self.log is not None:
+            # The loop may have ended with the server.
+            with suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self.log.lose)
 
     async def ended(self, seconds: float) -> None:
         """Waits until it is over; raises RequestTimeout after `seconds`."""

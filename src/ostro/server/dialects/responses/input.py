@@ -18,7 +18,13 @@ from ostro.server.admission.ledger import Holding
 from ostro.server.dialects.chat_request import ChatRequest
 from ostro.server.dialects.chat_turn import ChatTurn
 from ostro.server.dialects.responses.items import Json
-from ostro.server.dialects.responses.request import chat_request, conversation, leaves_trace, offered_tools
+from ostro.server.dialects.responses.request import (
+    OfferedTools,
+    chat_request,
+    conversation,
+    leaves_trace,
+    offered_tools,
+)
 from ostro.server.dialects.responses.store import MAX_CHAIN_BYTES, ResponseStore
 from ostro.server.dialects.writing import new_id
 from ostro.server.http.body import memory_of
@@ -30,11 +36,11 @@ _ITEM: TypeAdapter[InputItem] = TypeAdapter(InputItem)
 _ID_PREFIXES = {"message": "msg_", "function_call": "fc_", "custom_tool_call": "ctc_", "reasoning": "rs_"}
 
 
-def _resolved(items: Sequence[InputItem], store: ResponseStore, owner: str) -> list[InputItem]:
-    """The items, with references replaced by what they refer to."""
+def _resolved(items: Sequence[InputItem], store: ResponseStore, owner: str) -> tuple[list[InputItem], int]:
+    """The items, with references replaced by what they refer to; and the memory that this takes."""
     wanted = [item.id for item in items if isinstance(item, ItemReference)]
     if not wanted:
-        return list(items)
+        return list(items), 0
     stored = store.find_items(owner, wanted)
     sizes = {id: len(_encode(item)) for id, item in stored.items()}
     if sum(sizes.get(id, 0) for id in wanted) > MAX_CHAIN_BYTES:
@@ -53,7 +59,7 @@ def _resolved(items: Sequence[InputItem], store: ResponseStore, owner: str) -> l
             raise BadRequest(
                 f"{param} is {item.id[:64]!r}, which is not stored here. Send the item itself.", param=param
             )
-    return resolved
+    return resolved, memory_of(stored)
 
 
 def _stored_form(items: Sequence[InputItem]) -> list[Json]:
@@ -78,7 +84,7 @@ class ResponseTurn(ChatTurn):
         """
         previous_id = request.previous_response_id
         self.previous = None if previous_id is None else store.previous(owner, previous_id)
-        self.tools = offered_tools(request)
+        self._tools: OfferedTools | None = None
         self.own_items: list[Json] = []
         """The request's own input, each item with an id; known once it is prepared."""
         self._asked = request
@@ -86,20 +92,29 @@ class ResponseTurn(ChatTurn):
         self._store = store
         self._owner = owner
         self.holding = holding
-        """Where the conversation is counted that the request continues. A background run replaces it by its own."""
-        self._history_bytes = 0
+        """Where the items are counted that it found in the store. A background run replaces it by its own."""
+        self._found_bytes = 0
+        """Memory of what was found in the store: the conversation that it continues, and items that it refers to."""
         # What a reference refers to may be long.
         is_short = self.previous is None and len(request.input) == 1 and not isinstance(request.input[0], ItemReference)
         super().__init__(is_long=holding.is_long or not is_short)
 
+    @property
+    def tools(self) -> OfferedTools:
+        """Those that the request offers. Reads them first, in time proportional to their number."""
+        if self._tools is None:
+            self._tools = offered_tools(self._asked)
+        return self._tools
+
     async def request(self, model: Model) -> ChatRequest:
-        if self._request is not None or self.previous is None:
-            return await super().request(model)
+        if self._request is not None:
+            return self._request
         own = self.holding.size
-        # A first guess, before anything is decoded.
-        self.holding.hold(own + self.previous.chain_bytes)
+        if self.previous is not None:
+            # A first guess, before anything is decoded.
+            self.holding.hold(own + self.previous.chain_bytes)
         request = await super().request(model)
-        self.holding.hold(own + self._history_bytes)
+        self.holding.hold(own + self._found_bytes)
         return request
 
     def _translated(self) -> ChatRequest:
@@ -107,8 +122,8 @@ class ResponseTurn(ChatTurn):
         previous, asked = self.previous, self._asked
         said = [] if previous is None else previous.items()
         history = [_ITEM.validate_python(item) for item in said]
-        self._history_bytes = memory_of(said)
-        own = _resolved(asked.input, self._store, self._owner)
+        own, referenced = _resolved(asked.input, self._store, self._owner)
+        self._found_bytes = memory_of(said) + referenced
         messages = conversation(asked.instructions, [*history, *own], first=len(history))
         self.own_items = _stored_form(own)
         return chat_request(asked, messages, self.tools.tools, self._params)

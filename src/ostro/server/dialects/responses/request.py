@@ -28,6 +28,7 @@ from ostro.schemas.responses import (
     ResponseInput,
 )
 from ostro.server.dialects.chat_request import ChatRequest
+from ostro.server.dialects.responses.items import Json
 from ostro.server.dialects.turns import Turns
 from ostro.text.chat import Message
 
@@ -46,6 +47,8 @@ class OfferedTools:
     """Each tool's path in the request, such as `tools[2].tools[0]`."""
     left_out: tuple[str, ...] = ()
     """Hosted kinds of tools in the request."""
+    shown: Sequence[Json] = ()
+    """The others, as the response repeats them."""
 
     def named(self, param: str | None) -> str | None:
         """Translates an error's `param` that names a field of a chat tool into the field's name in this request."""
@@ -73,7 +76,8 @@ def offered_tools(request: ResponseInput) -> OfferedTools:
             case FunctionTool() | CustomTool():
                 tools.append(_tool(tool, tool.name))
                 places.append(f"tools[{number}]")
-    return OfferedTools(tuple(tools), namespaces, tuple(places), tuple(dict.fromkeys(left_out)))
+    shown = [tool.model_dump(by_alias=True) for tool in request.tools if not isinstance(tool, HostedTool)]
+    return OfferedTools(tuple(tools), namespaces, tuple(places), tuple(dict.fromkeys(left_out)), shown)
 
 
 def chat_request(

@@ -9,7 +9,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ostro.errors import BadRequest, Unsupported
+from ostro.errors import BadRequest, OstroError, Unsupported
 from ostro.frontend.outputs import Completion
 from ostro.sampling_params import SamplingParams
 from ostro.schemas.responses import (
@@ -22,10 +22,11 @@ from ostro.schemas.responses import (
     ResponseInput,
     ResponseObject,
 )
-from ostro.server.api import Api, json_response, record_of
+from ostro.server.api import Api, json_response, record_of, written
 from ostro.server.api_docs.document import described
 from ostro.server.dialects.chat_turn import SingleChoiceReader
 from ostro.server.dialects.responses import background
+from ostro.server.dialects.responses.event_log import EventLog
 from ostro.server.dialects.responses.framing import DIALECT
 from ostro.server.dialects.responses.input import ResponseTurn
 from ostro.server.dialects.responses.items import Json
@@ -33,7 +34,7 @@ from ostro.server.dialects.responses.request import OfferedTools
 from ostro.server.dialects.responses.store import StoredResponse
 from ostro.server.dialects.responses.writer import ResponseAnswerWriter, ResponseWriter
 from ostro.server.generation import Answer, Job, num_prompt_tokens
-from ostro.server.http.body import holding_of
+from ostro.server.http.body import HeldResponse, holding_of
 from ostro.server.models.served import Model
 
 _EVENTS = "`event:` and `data:` lines, with a {name} as data; the last is response.completed, .incomplete or .failed."
@@ -65,8 +66,7 @@ def router(api: Api) -> APIRouter:
             if getattr(request, field):
                 store.check_is_on(field)
         turn = turn_of(http, request, api.options.params(request))
-        _log_dropped_tools(turn.tools, told)
-        return _answer(api, http, request, turn)
+        return await _answer(api, http, request, turn, told)
 
     @routes.post("/input_tokens", **described(InputTokens, request=CountResponseTokens))
     async def count_input_tokens(http: Request) -> Response:
@@ -87,7 +87,7 @@ def router(api: Api) -> APIRouter:
         stored = store.get(record_of(http).key, id)
         if http.query_params.get("stream", "false") == "true":
             return _replay(api, http, stored)
-        return _body(stored)
+        return _body(http, stored)
 
     @routes.delete("/{id}", **described(DeletedResponse, not_found=True))
     async def delete_response(http: Request, id: str) -> Response:
@@ -104,7 +104,7 @@ def router(api: Api) -> APIRouter:
             raise BadRequest(f"The response {id[:64]} {why}, so there is nothing to cancel.")
         stored.run.cancel()
         await stored.run.ended(_CANCEL_SECONDS)
-        return _body(stored)
+        return _body(http, stored)
 
     @routes.get("/{id}/input_items", **described(InputItemList, not_found=True, refusable=True))
     async def list_input_items(http: Request, id: str) -> Response:
@@ -112,33 +112,60 @@ def router(api: Api) -> APIRouter:
         select a page.
         """
         stored = store.get(record_of(http).key, id)
-        return json_response(_listed(http, await asyncio.to_thread(stored.inputs)))
+        # A first guess, before anything is decoded.
+        holding_of(http).hold(len(stored.exchange.inputs))
+        return HeldResponse(http, written(_listed(http, await asyncio.to_thread(stored.inputs))))
 
     return routes
 
 
-def _answer(api: Api, http: Request, request: CreateResponse, turn: ResponseTurn) -> Response:
+async def _answer(api: Api, http: Request, request: CreateResponse, turn: ResponseTurn, told: set[str]) -> Response:
+    """`told` are the kinds of tools whose dropping was logged."""
     store, key = api.responses, record_of(http).key
     keeps = store.is_on and request.store is not False
-    writer = ResponseWriter(request, model=request.model, is_stored=keeps, namespaces=turn.tools.namespaces)
+    writer = ResponseWriter(request, model=request.model, is_stored=keeps)
+
+    def offer() -> None:
+        writer.offer(turn.tools)
+        _log_dropped_tools(turn.tools, told)
+
     if request.background:
-        job = _job(request, turn, writer, lambda: None, streams=True)
+        # The response repeats its tools at once. Others read theirs inside the gate.
+        await asyncio.to_thread(lambda: turn.tools)
+        offer()
+        job = _job(request, turn, writer, lambda: None, lambda: None, streams=True)
         run = background.begin(api, http, turn, writer, job, logs=request.stream)
         if run.log is not None:
-            return background.Replay(run.log, after=-1, ping_seconds=api.options.ping_seconds)
+            return _followed(api, http, writer.id, run.log)
         return json_response(ResponseObject.model_validate(writer.response))
 
     def keep() -> None:
         if keeps:
             store.keep(key, writer.response, turn.own_items, turn.previous)
 
-    return Answer(api, http, _job(request, turn, writer, keep, streams=request.stream))
+    return Answer(api, http, _job(request, turn, writer, offer, keep, streams=request.stream))
+
+
+def _followed(api: Api, http: Request, id: str, log: EventLog) -> Response:
+    """The events of a response that has just begun. If there is no room to read them, there is no response either."""
+    try:
+        return background.Replay(log, holding_of(http), after=-1, ping_seconds=api.options.ping_seconds)
+    except OstroError:
+        api.responses.delete(record_of(http).key, id)
+        raise
 
 
 def _job(
-    request: CreateResponse, turn: ResponseTurn, writer: ResponseWriter, keep: Callable[[], None], *, streams: bool
+    request: CreateResponse,
+    turn: ResponseTurn,
+    writer: ResponseWriter,
+    begin: Callable[[], None],
+    keep: Callable[[], None],
+    *,
+    streams: bool,
 ) -> Job:
     def writer_of(model: Model, completions: list[Completion]) -> ResponseAnswerWriter:
+        begin()
         [completion] = completions
         reader = SingleChoiceReader(turn.reader(completion), model)
         return ResponseAnswerWriter(writer, reader, model.service.tokenizer, model=model.name, keep=keep)
@@ -156,9 +183,9 @@ def _log_dropped_tools(tools: OfferedTools, told: set[str]) -> None:
         _log.warning("dropped hosted tools, which cannot run here, from a request", kinds=", ".join(new))
 
 
-def _body(stored: StoredResponse) -> Response:
+def _body(http: Request, stored: StoredResponse) -> Response:
     body = _encode(stored.run.response) if stored.run is not None and stored.is_running else stored.body
-    return Response(body, media_type="application/json")
+    return HeldResponse(http, body)
 
 
 def _replay(api: Api, http: Request, stored: StoredResponse) -> Response:
@@ -175,7 +202,7 @@ def _replay(api: Api, http: Request, stored: StoredResponse) -> Response:
         )
     record_of(http).stream = True
     after = _integer(http, "starting_after", -1, low=0)
-    return background.Replay(log, after=after, ping_seconds=api.options.ping_seconds)
+    return background.Replay(log, holding_of(http), after=after, ping_seconds=api.options.ping_seconds)
 
 
 def _listed(http: Request, items: list[Json]) -> InputItemList:

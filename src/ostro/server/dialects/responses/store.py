@@ -51,6 +51,8 @@ class Exchange:
     output_ids: tuple[str, ...] = ()
     num_users: int = 0
     """Stored responses and later exchanges that refer to it."""
+    num_runs: int = 0
+    """Those that still run, and later exchanges of theirs."""
 
     @property
     def num_bytes(self) -> int:
@@ -100,6 +102,8 @@ class StoredResponse:
     """Bytes set aside for its input, until `add_inputs`."""
     num_bytes: int = 0
     """Bytes counted for it in the store, without its exchange."""
+    is_pinned: bool = False
+    """Whether it is counted among those that cannot be dropped, because they run."""
 
     @property
     def is_running(self) -> bool:
@@ -116,6 +120,8 @@ class ResponseStore:
         """`room` is in bytes; nothing is stored if there is none."""
         self.seconds = seconds
         self._room = room
+        self._pinned = room.empty()
+        """The part of the room that running responses take: it would be left if all others were dropped."""
         self._clock = clock
         self._lock = threading.Lock()
         self._stored: OrderedDict[str, StoredResponse] = OrderedDict()
@@ -193,12 +199,13 @@ class ResponseStore:
         stored.run, stored.num_reserved = run, num_bytes
         with self._lock:
             self._expire()
-            if not self._running().has_room(owner, _OVERHEAD + num_bytes + stored.exchange.num_bytes):
+            if not self._pinned.has_room(owner, _OVERHEAD + num_bytes + stored.exchange.num_bytes):
                 raise TryLater(
                     "Background responses already fill the store. Try again later, or without background.",
                     retry_after=_RETRY_SECONDS,
                 )
             self._add(stored)
+            self._pin(stored)
         return stored
 
     def add_inputs(self, stored: StoredResponse, inputs: Sequence[Json]) -> None:
@@ -206,11 +213,11 @@ class ResponseStore:
         with self._lock:
             if self._stored.get(stored.id) is not stored:
                 return
-            self._room.give_back(stored.owner, stored.num_bytes + stored.exchange.num_bytes)
+            self._count(stored, -stored.num_bytes - stored.exchange.num_bytes)
             stored.num_reserved = 0
             stored.exchange.inputs, stored.exchange.input_ids = _encode(inputs), _ids(inputs)
             self._index(stored.exchange)
-            self._room.take(stored.owner, self._size(stored) + stored.exchange.num_bytes)
+            self._count(stored, self._size(stored) + stored.exchange.num_bytes)
             self._make_room()
 
     def update(self, stored: StoredResponse, response: Json) -> None:
@@ -221,12 +228,13 @@ class ResponseStore:
                 # Whoever cancelled it is still to be told.
                 stored.body = body
                 return
-            self._room.give_back(stored.owner, stored.num_bytes + stored.exchange.num_bytes)
+            self._unpin(stored)
+            self._count(stored, -stored.num_bytes - stored.exchange.num_bytes)
             stored.num_reserved = 0
             stored.body = body
             stored.exchange.answer(_outputs(response))
             self._index(stored.exchange)
-            self._room.take(stored.owner, self._size(stored) + stored.exchange.num_bytes)
+            self._count(stored, self._size(stored) + stored.exchange.num_bytes)
             self._make_room()
 
     def grow(self, stored: StoredResponse, num_bytes: int) -> bool:
@@ -237,12 +245,12 @@ class ResponseStore:
             if self._stored.get(stored.id) is not stored:
                 return True
             stored.num_bytes += num_bytes
-            self._room.take(stored.owner, num_bytes)
+            self._count(stored, num_bytes)
             logged = stored.num_bytes - _OVERHEAD - len(stored.body) - stored.num_reserved
             fits = logged <= _MAX_LOG_SHARE * self._room.total and self._make_room(for_owner=stored.owner)
             if not fits:
                 stored.num_bytes -= logged
-                self._room.give_back(stored.owner, logged)
+                self._count(stored, -logged)
             return fits
 
     def delete(self, owner: str, id: str) -> StoredResponse:
@@ -325,19 +333,33 @@ class ResponseStore:
                 return
             self._remove(oldest)
 
-    def _running(self) -> Shares:
-        """The room as it would be if everything were dropped that may be."""
-        room = self._room.empty()
-        held: set[int] = set()
-        for each in self._stored.values():
-            if not each.is_running:
-                continue
-            room.take(each.owner, each.num_bytes)
-            for exchange in each.exchange.chain():
-                if id(exchange) not in held:
-                    held.add(id(exchange))
-                    room.take(exchange.owner, exchange.num_bytes)
-        return room
+    def _count(self, stored: StoredResponse, num_bytes: int) -> None:
+        """Counts this much more, or less, for it or for its own exchange."""
+        self._room.take(stored.owner, num_bytes)
+        if stored.is_pinned:
+            self._pinned.take(stored.owner, num_bytes)
+
+    def _pin(self, stored: StoredResponse) -> None:
+        if stored.id not in self._stored:
+            return
+        stored.is_pinned = True
+        self._pinned.take(stored.owner, stored.num_bytes)
+        for exchange in stored.exchange.chain():
+            exchange.num_runs += 1
+            if exchange.num_runs > 1:
+                return
+            self._pinned.take(exchange.owner, exchange.num_bytes)
+
+    def _unpin(self, stored: StoredResponse) -> None:
+        if not stored.is_pinned:
+            return
+        stored.is_pinned = False
+        self._pinned.give_back(stored.owner, stored.num_bytes)
+        for exchange in stored.exchange.chain():
+            exchange.num_runs -= 1
+            if exchange.num_runs:
+                return
+            self._pinned.give_back(exchange.owner, exchange.num_bytes)
 
     def _make_room(self, for_owner: str | None = None) -> bool:
         """Repeatedly drops the oldest finished response of the key that has stored the most, among those with more than
@@ -356,6 +378,7 @@ class ResponseStore:
         return next((stored for stored in self._of_owner[owner].values() if not stored.is_running), None)
 
     def _remove(self, stored: StoredResponse) -> None:
+        self._unpin(stored)
         del self._stored[stored.id]
         del self._of_owner[stored.owner][stored.id]
         if not self._of_owner[stored.owner]:
@@ -363,7 +386,7 @@ class ResponseStore:
         self._room.give_back(stored.owner, stored.num_bytes)
         self._let_go(stored.exchange)
         if stored.run is not None:
-            stored.run.cancel()
+            stored.run.drop()
 
 
 def _check_length(id: str, exchange: Exchange) -> None:

@@ -14,7 +14,7 @@ from ostro.answers.events import CallArguments, CallBegin, Event, Reasoning, Tex
 from ostro.engine.runner import TokenLogprob
 from ostro.errors import OstroError
 from ostro.frontend.outputs import Choice, Delta
-from ostro.schemas.responses import ChoiceWord, CreateResponse, HostedTool, ResponseObject
+from ostro.schemas.responses import ChoiceWord, CreateResponse, ResponseObject
 from ostro.server.dialects.chat_turn import SingleChoiceReader
 from ostro.server.dialects.openai import chat_logprobs
 from ostro.server.dialects.responses.framing import DIALECT
@@ -26,7 +26,7 @@ from ostro.server.dialects.responses.items import (
     OpenReasoning,
     OpenSummary,
 )
-from ostro.server.dialects.responses.request import sealed
+from ostro.server.dialects.responses.request import OfferedTools, sealed
 from ostro.server.dialects.writing import Counts, Outcome, new_id
 from ostro.server.http.sse import typed_event
 from ostro.text.offsets import TokenSpans
@@ -42,11 +42,9 @@ class ResponseWriter:
         *,
         model: str,
         is_stored: bool = False,
-        namespaces: Mapping[str, tuple[str, str]] | None = None,
     ) -> None:
-        """`namespaces` maps the name that the model sees to a tool's namespace and name."""
         self.id = new_id("resp_")
-        self._namespaces = namespaces or {}
+        self._namespaces: Mapping[str, tuple[str, str]] = {}
         self._with_logprobs = request.wants_logprobs
         self._seals = "reasoning.encrypted_content" in request.include
         self._reasoning = OpenSummary if request.reasoning.wanted_summary else OpenReasoning
@@ -54,6 +52,11 @@ class ResponseWriter:
         self._output: list[Json] = []
         self._open: OpenItem | None = None
         self.response = _frame(request, self.id, model, is_stored=is_stored) | {"output": self._output}
+
+    def offer(self, tools: OfferedTools) -> None:
+        """Sets the request's tools, before the first event: reading them takes its time."""
+        self._namespaces = tools.namespaces
+        self.response["tools"] = tools.shown
 
     def queue(self) -> bytes:
         """For a background response, before it begins."""
@@ -266,7 +269,7 @@ def _frame(request: CreateResponse, id: str, model: str, *, is_stored: bool) -> 
         "top_p": request.top_p,
         "top_logprobs": request.top_logprobs or 0,
         "text": request.text.model_dump(by_alias=True) | {"verbosity": "medium"},
-        "tools": [tool.model_dump(by_alias=True) for tool in request.tools if not isinstance(tool, HostedTool)],
+        "tools": [],
         "tool_choice": choice.type if isinstance(choice, ChoiceWord) else choice.model_dump(exclude_none=True),
         "parallel_tool_calls": request.parallel_tool_calls,
         "reasoning": {"effort": request.reasoning.effort, "summary": request.reasoning.wanted_summary},
