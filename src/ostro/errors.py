@@ -113,6 +113,13 @@ class StructureFailed(BadRequest):
     opening: ClassVar[str] = "The output cannot be held to its structure"
 
 
+class NothingAllowed(BadRequest):
+    """Replaces a SequenceFailed whose request itself bans every token. The messages of both begin with `opening`."""
+
+    openai_code = "nothing_allowed"
+    opening: ClassVar[str] = "Every token is banned"
+
+
 class Unsupported(BadRequest):
     openai_code = "unsupported"
 
@@ -241,8 +248,9 @@ class SequenceFailed(OstroError):
     @staticmethod
     def of_choice(message: str | None) -> OstroError:
         """The error to raise for a choice, from the engine's message: only an error's text crosses processes."""
-        if message is not None and message.startswith(StructureFailed.opening):
-            return StructureFailed(message)
+        for kind in (StructureFailed, NothingAllowed):
+            if message is not None and message.startswith(kind.opening):
+                return kind(message)
         return SequenceFailed(message or "The engine gave up on this request. Try again.")
 
 

@@ -3,10 +3,11 @@
 import math
 
 from ostro.engine.runner import NOT_FINITE, SampledToken, TokenLogprob
+from ostro.errors import NothingAllowed
 
 ALL_BANNED = (
-    "Every token is banned. Loosen logit_bias, bad_words, stop_token_ids or min_tokens; a structured output may allow "
-    "none of the tokens that they leave."
+    f"{NothingAllowed.opening}. Loosen logit_bias, bad_words, stop_token_ids or min_tokens; a structured output may "
+    "allow none of the tokens that they leave."
 )
 
 
