@@ -41,11 +41,12 @@ class ServerOptions:
     """For `ostro serve`: two models that run nothing, of which "b" is loaded on request; and room for all kinds."""
 
     faults: str = "fake,step_seconds=0.05"
+    store: str = "512M"
 
     @property
     def arguments(self) -> list[str]:
         path = open_checkpoint().path
-        return ["--model", f"a={path}", "--model", f"b={path}", "--pin", "a", "--response-store", "512M"]
+        return ["--model", f"a={path}", "--model", f"b={path}", "--pin", "a", "--response-store", self.store]
 
 
 SERVER = ServerOptions()
