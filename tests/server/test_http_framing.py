@@ -154,6 +154,13 @@ def test_long_head_is_refused_however_it_arrives(head: bytes, size: int) -> None
     assert statuses(wire) == [431]
 
 
+def test_head_that_came_in_one_block_is_refused_before_it_ends() -> None:
+    """Its client waited until the time for heads was over, and was told nothing then."""
+    wire = sent_to(echo, b"GET / HTTP/1.1\r\nx: " + b"y" * 70 * KIB)
+    assert wire.is_closed
+    assert statuses(wire) == [431]
+
+
 @pytest.mark.parametrize("size", [KIB, BLOCK])
 def test_head_within_the_limit_is_served_however_it_arrives(size: int) -> None:
     data = post(b"x: " + b"y" * 30 * KIB, *[b"a: b"] * 800, b"content-length: 2", body=b"ab")

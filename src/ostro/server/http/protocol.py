@@ -119,6 +119,8 @@ class BoundedHttp(HttpToolsProtocol):
     _head_bytes = 0
     _framing = 0
     """Bytes of the current request that are not body, less those that are: never below zero."""
+    _num_begun = 0
+    """Requests that began in the block that is being read."""
     _unread = 0
     _running: RequestResponseCycle | None = None
     """The request that is being answered, or was last."""
@@ -159,10 +161,14 @@ class BoundedHttp(HttpToolsProtocol):
         """Replaces uvicorn's, which has no limits, and which refuses a request in the middle of an earlier response."""
         if self.transport.is_closing() or self._has_last_request():
             return
-        # The parser does not tell how much of this block belongs to a request that begins in it: that part is free.
+        # The parser does not tell how much of this block belongs to a request that begins in it: that part is free,
+        # unless nothing else is in it.
         self._framing += len(data)
+        began, self._num_begun = self._phase is _Phase.START, 0
         try:
             self._parse(memoryview(data))
+            if began and self._num_begun == 1 and self._phase is _Phase.HEAD:
+                self._framing = len(data)
             if self._framing > _MOST_FRAMING:
                 raise _Refused(_LONG_FRAMING if self._phase is _Phase.BODY else _LONG_HEAD)
         except (httptools.HttpParserError, _Refused) as error:
@@ -206,6 +212,7 @@ class BoundedHttp(HttpToolsProtocol):
         super().on_message_begin()
         self._phase = _Phase.HEAD
         self._head_bytes = self._framing = 0
+        self._num_begun += 1
         self._unset_keepalive_if_required()
         if not self._head_late.is_set:
             self._await_head()
