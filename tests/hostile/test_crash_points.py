@@ -1,52 +1,37 @@
 """A short run of the crash points: at some of the calls that write to the cache. `make test-hostile` takes them all."""
 
-import os
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from crash_shim import build_shim, needs_shim, run_with_shim
 from native_models import needs_library
 
 HERE = Path(__file__).parent
-COMPILER = shutil.which("cc") or shutil.which("gcc")
 
-pytestmark = [
-    needs_library,
-    pytest.mark.skipif(sys.platform != "linux" or COMPILER is None, reason="the shim needs Linux and a C compiler"),
-]
+pytestmark = [needs_library, needs_shim]
 
 
 @pytest.fixture(scope="module")
 def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("shim") / "crash_shim.so"
-    assert COMPILER is not None
-    subprocess.run([COMPILER, "-shared", "-fPIC", "-o", path, HERE / "crash_shim.c", "-ldl"], check=True)
-    return path
+    return build_shim(tmp_path_factory.mktemp("shim"))
 
 
 def run(shim: Path, *command: str | Path) -> str:
-    environment = os.environ | {
-        "LD_PRELOAD": str(shim),
-        "PYTHONPATH": str(HERE.parent / "support"),
-        "OMP_NUM_THREADS": "1",
-    }
-    done = subprocess.run([sys.executable, *command], env=environment, capture_output=True, text=True, check=False)
+    done = run_with_shim(shim, *command)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
 @pytest.mark.parametrize("every", [60, pytest.param(15, marks=pytest.mark.full)])
 def test_whatever_a_crash_interrupts_the_cache_is_whole_afterwards(shim: Path, every: int) -> None:
-    modes = ("--modes", "kill,full,disk", "--every", str(every))
-    said = run(shim, HERE / "crash_points.py", "pack", "evict", "refresh", *modes)
+    modes = ("--modes", "kill,full,disk,read-only,denied", "--every", str(every))
+    said = run(shim, HERE / "crash_points.py", "pack", "evict", "refresh", "cached", *modes)
     assert ", 0 failures" in said
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("scenario", ["pack", "repack", "update", "evict", "download", "refresh", "wheel"])
+@pytest.mark.parametrize("scenario", ["pack", "repack", "update", "evict", "download", "refresh", "cached", "wheel"])
 def test_at_every_call_that_writes_a_crash_leaves_the_cache_whole(shim: Path, scenario: str) -> None:
     assert ", 0 failures" in run(shim, HERE / "crash_points.py", scenario)
 

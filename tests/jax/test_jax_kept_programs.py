@@ -1,5 +1,6 @@
 """Programs of an earlier start are loaded instead of compiled, unless anything about them is wrong."""
 
+import errno
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from jax import lax
 from jax.sharding import NamedSharding
 from jax_models import compilations
 
+from ostro.backends.jax import kept_programs
 from ostro.backends.jax.kept_programs import KeptPrograms
 from ostro.backends.jax.mesh import AXIS, make_mesh
 from ostro.backends.jax.programs import Programs, Recipe
@@ -99,9 +101,27 @@ def test_programs_whose_loading_killed_a_process_are_compiled_again(
     assert "died while it loaded" in caplog.text
 
 
-def test_a_cache_that_cannot_be_written_only_costs_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_that_cannot_be_written_only_costs_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It cost time at every start, and nobody was told."""
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("OSTRO_CACHE", str(tmp_path / "file"))
+    assert started().num_compiled == 2
+    assert "compiled at every start" in caplog.text
+    assert "set OSTRO_CACHE" in caplog.text
+
+
+def test_programs_that_crashed_and_cannot_be_deleted_are_left_alone(
+    kept: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a read-only disk, each start failed to delete them."""
+    (kept[0].parent / ".loading-dead").write_text("")
+
+    def read_only(_: Path) -> bool:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(kept_programs, "discard", read_only)
     assert started().num_compiled == 2
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from ostro.cli.parser import CommandParser, describe
-from ostro.errors import OstroError
+from ostro.errors import NO_ROOM, OstroError
 from ostro.system.env_file import read_cache_variables
 from ostro.system.requirements import check_platform
 
@@ -51,9 +51,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except BrokenPipeError:
-        # Nobody reads our output any more; Python would complain again when it flushes stdout at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # Nobody reads our output any more.
+        _drop_output()
         return 128 + signal.SIGPIPE
+    except OSError as error:
+        if error.errno not in NO_ROOM:
+            raise
+        _drop_output()
+        place = error.filename or "the output"
+        print(f"ostro: No space left to write {place}. Free some, or choose another location.", file=sys.stderr)
+        return 1
+
+
+def _drop_output() -> None:
+    """Python would complain again when it flushes stdout at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _command(words: Sequence[str]) -> str | None:

@@ -1,6 +1,5 @@
 """Reads and writes files given on the command line, so that a failure leaves nothing half-written."""
 
-import errno
 import os
 import sys
 from collections.abc import Iterator
@@ -8,9 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
-from ostro.errors import BadRequest, DiskFull
-
-_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+from ostro.errors import NO_ROOM, BadRequest, DiskFull
 
 
 def read_lines(path: Path) -> list[tuple[int, str]]:
@@ -46,7 +43,7 @@ def written_whole(path: Path) -> Iterator[TextIO]:
         if not special:
             partial.replace(path)
     except OSError as error:
-        if error.errno in _NO_ROOM:
+        if error.errno in NO_ROOM:
             raise DiskFull(f"No space left to write {path}. Free some, or choose another location.") from error
         raise BadRequest(f"Cannot write {path}: {error.strerror}. Check the path.") from error
     finally:

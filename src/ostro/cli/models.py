@@ -140,10 +140,15 @@ def _remove(args: argparse.Namespace) -> int:
 
 
 def _remove_entry(store: ModelStore, entry: Entry) -> None:
-    if _is_pages(store, entry):
-        remove_pages(entry.path)
-    else:
-        store.remove(entry.path)
+    try:
+        if _is_pages(store, entry):
+            remove_pages(entry.path)
+        else:
+            store.remove(entry.path)
+    except OSError as error:
+        raise BadRequest(
+            f"Cannot delete {entry.path} ({error.strerror or error}). Make the disk writable, or ask its owner."
+        ) from error
     is_derived = _is_packed(store, entry) or _is_pages(store, entry)
     print(f"removed {entry.name if is_derived else entry.reference}, {_size(entry.size)}")
 

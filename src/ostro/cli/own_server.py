@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ostro.client.client import Client
-from ostro.errors import ModelError
+from ostro.errors import DiskFull, ModelError
 
 _POLL_SECONDS = 0.1
 _END_SECONDS = 15.0
@@ -33,7 +33,7 @@ def own_server(model: str | None, waiting: Callable[[float, str], None], *, key:
     key = key or secrets.token_urlsafe(24)
     command = [sys.executable, "-m", "ostro.cli.own_server", *([] if model is None else [model])]
     options = ["--host", "127.0.0.1", "--port", "0", "--log-format", "json", "--no-access-log"]
-    with tempfile.TemporaryDirectory(prefix="ostro-") as directory:
+    with _scratch() as directory:
         log = Path(directory) / "server.log"
         with log.open("wb") as sink:
             child = subprocess.Popen(
@@ -50,6 +50,15 @@ def own_server(model: str | None, waiting: Callable[[float, str], None], *, key:
                 yield client
         finally:
             _end(child)
+
+
+def _scratch() -> tempfile.TemporaryDirectory[str]:
+    try:
+        return tempfile.TemporaryDirectory(prefix="ostro-")
+    except OSError as error:
+        raise DiskFull(
+            f"The server's log cannot be written ({error.strerror or error}). Set TMPDIR to a directory that can."
+        ) from error
 
 
 def _client_when_ready(

@@ -6,7 +6,6 @@ ROOT/pypi/NAME-VERSION.partial/  work in progress; deleted on failure, or kept f
 ROOT/pypi/NAME-VERSION/FILE      appears by rename, once complete and synced to disk
 """
 
-import errno
 import logging
 import os
 import shutil
@@ -14,9 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ostro.errors import DiskFull, DownloadFailed
+from ostro.errors import NO_ROOM, DiskFull, DownloadFailed
 
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _QUIET_SECONDS = 1.0
 _LOG_SECONDS = 10.0
 
@@ -82,7 +80,7 @@ def work_directory(target: Path, *, keep: bool = False, doing: str = "the downlo
 
 def file_error(error: OSError, directory: Path) -> DiskFull | DownloadFailed:
     """Translates a file-system error that occurred while storing a model there."""
-    if error.errno in _NO_ROOM:
+    if error.errno in NO_ROOM:
         return disk_full(directory)
     return DownloadFailed(
         f"Cannot write to {directory} ({error.strerror or error}). Set OSTRO_CACHE to a directory that you own."

@@ -68,13 +68,21 @@ class ObjectFiles:
 @contextmanager
 def hollow_copy(files: RemoteFiles) -> Iterator[Path]:
     """A temporary directory with the model's config and the headers of its weight files."""
-    with TemporaryDirectory(prefix="ostro-") as place:
+    try:
+        scratch = TemporaryDirectory(prefix="ostro-")
+    except OSError as error:
+        raise _cannot_write("a temporary directory", error) from error
+    with scratch as place:
         try:
             _fill(Path(place), files)
         except OSError as error:
-            reason = error.strerror or error
-            raise DiskFull(f"Cannot write headers to {place} ({reason}). Set TMPDIR to another directory.") from error
+            raise _cannot_write(place, error) from error
         yield Path(place)
+
+
+def _cannot_write(place: str, error: OSError) -> DiskFull:
+    reason = error.strerror or error
+    return DiskFull(f"Cannot write headers to {place} ({reason}). Set TMPDIR to another directory.")
 
 
 def _fill(directory: Path, files: RemoteFiles) -> None:

@@ -318,7 +318,11 @@ def keep(choices: Choices, gpu: Gpu) -> None:
             unfinished.write_text(written(kept(gpu) | choices, gpu), encoding="utf-8")
             publish(unfinished, path)
     except OSError as error:
-        _log.warning("The choice of kernels could not be kept: %s", error)
+        _log.warning(
+            "The choice of kernels could not be kept, and is made again at every start: %s. Set OSTRO_CACHE to a "
+            "directory that can be written.",
+            error,
+        )
         with suppress(OSError):
             unfinished.unlink(missing_ok=True)
 

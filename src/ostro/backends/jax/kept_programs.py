@@ -22,7 +22,6 @@ import jax
 from jax.experimental import serialize_executable
 from jax.sharding import Mesh
 
-from ostro.errors import DiskFull, DownloadFailed
 from ostro.sources.cache import cache_root, publish
 from ostro.sources.locks import discard, has_dead_mark, marked, touch
 from ostro.system.file_trust import why_untrusted
@@ -48,8 +47,13 @@ class KeptPrograms:
         self._directory = cache_root() / "programs" / _digest([*_surroundings(mesh), *facts])
         if has_dead_mark(self._directory):
             _log.warning("A process died while it loaded programs from %s. They are compiled again.", self._directory)
-            discard(self._directory)
+            try:
+                discard(self._directory)
+            except OSError:
+                # On a read-only disk they stay, and are left alone.
+                self._directory = self._directory.with_name(f"{self._directory.name}.{os.getpid()}")
         touch(self._directory)
+        self._is_writable = True
 
     def load(self, name: str, arguments: Any, results: Any) -> Any:
         """The program compiled for this name; None if there is no usable one. `arguments` and `results` have
@@ -74,13 +78,25 @@ class KeptPrograms:
             return None
 
     def save(self, name: str, compiled: Any) -> None:
-        """Keeps a program for later starts, if it can be serialised and the cache can be written."""
+        """Keeps a program for later starts, if it can be serialised and the cache can be written, which it warns
+        about once.
+        """
+        if not self._is_writable:
+            return
         try:
             serialised, _, _ = serialize_executable.serialize(compiled)
             self._write(self._path(name), serialised)
-        except (OSError, DiskFull, DownloadFailed, ValueError, RuntimeError) as error:
+        except (ValueError, RuntimeError) as error:
             # NotImplementedError, for what cannot be serialised, is a RuntimeError.
             _log.debug("a program cannot be cached: %s", error)
+        except OSError as error:
+            self._is_writable = False
+            _log.warning(
+                "Programs cannot be kept in %s (%s), so they are compiled at every start. Free some space, or set "
+                "OSTRO_CACHE to a directory that can be written.",
+                self._directory.parent,
+                error.strerror or error,
+            )
 
     def drop_oldest(self) -> None:
         """Deletes the least recently used programs, if there are many."""

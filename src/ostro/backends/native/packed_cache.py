@@ -5,7 +5,7 @@ ROOT/packed/DIGEST/          weights.ostro and its manifest; appears by rename, 
 
 Unusable files are moved aside and recreated: damaged ones, those that another user could have written, and those whose
 loading crashed a process. If the cache is full or read-only, weights are packed into an unnamed temporary file that
-disappears with the process.
+disappears with the process, and if no disk takes that either, into memory.
 """
 
 import hashlib
@@ -16,6 +16,7 @@ import tempfile
 import time
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Generic, TypeVar
@@ -70,7 +71,7 @@ def with_packed_weights(key: PackedKey, pack: Pack, use: Callable[[PackedFile], 
     """Calls `use` with the weights previously packed for this key, or packed now by `pack`.
 
     If `use` finds old weights to be bad, they are packed again and used once more. Other exceptions from `pack` and
-    `use` propagate, as does an OSError if there is no space for the weights anywhere.
+    `use` propagate, as does an OSError if the weights cannot be written anywhere.
     """
     store = ModelStore()
     target = store.packs / key.digest
@@ -154,15 +155,35 @@ def _pack_and_keep(store: ModelStore, target: Path, key: PackedKey, pack: Pack, 
 
 
 def _pack_for_now(key: PackedKey, pack: Pack, reason: str) -> PackedFile:
-    directory = tempfile.gettempdir()
+    with suppress(OSError):
+        # Raises OSError too, if no directory for temporary files can be written.
+        directory = tempfile.gettempdir()
+        _log.warning(
+            "%s Until then weights are packed at every start, into an unnamed file in %s that is gone with this "
+            "process.",
+            reason,
+            directory,
+        )
+        with tempfile.TemporaryFile(dir=directory) as file:
+            return _packed_into(file, Path(directory, "unnamed"), key, pack)
     _log.warning(
-        "%s Until then weights are packed at every start, into an unnamed file in %s that is gone with this process.",
+        "%s Until then weights are packed at every start, into memory: there is no room for temporary files either. "
+        "Set TMPDIR to a directory that has some.",
         reason,
-        directory,
     )
-    with tempfile.TemporaryFile(dir=directory) as file:
-        pack(file, lambda nbytes: None)
-        return PackedFile(file, Path(directory, "unnamed"), key=key.digest)
+    with open(_memory_file(), "w+b") as file:
+        return _packed_into(file, Path("memory"), key, pack)
+
+
+def _packed_into(file: BinaryIO, path: Path, key: PackedKey, pack: Pack) -> PackedFile:
+    pack(file, lambda nbytes: None)
+    return PackedFile(file, path, key=key.digest)
+
+
+def _memory_file() -> int:
+    if not hasattr(os, "memfd_create"):
+        raise OSError("this system has no files in memory")
+    return os.memfd_create("ostro-weights")
 
 
 __all__ = ["WEIGHTS", "with_packed_weights"]

@@ -9,6 +9,8 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
+from ostro.errors import DiskFull
+
 _PREFIX = "ostro-ranks-"
 
 
@@ -16,11 +18,19 @@ class StoreDirectory:
     """A new directory, locked until it is removed or this process ends."""
 
     def __init__(self, parent: Path | None = None) -> None:
-        """Removes abandoned ones, which nobody has locked, in `parent`: by default, the temporary directory."""
-        parent = parent or Path(tempfile.gettempdir())
-        for path in parent.glob(f"{_PREFIX}*"):
-            _remove_abandoned(path)
-        self.path, self._lock = _locked(parent)
+        """Removes abandoned ones, which nobody has locked, in `parent`: by default, the temporary directory. Raises
+        DiskFull if none can be made there.
+        """
+        try:
+            parent = parent or Path(tempfile.gettempdir())
+            for path in parent.glob(f"{_PREFIX}*"):
+                _remove_abandoned(path)
+            self.path, self._lock = _locked(parent)
+        except OSError as error:
+            raise DiskFull(
+                f"Ranks find each other through a temporary file, and none can be made ({error.strerror or error}). "
+                "Set TMPDIR to a directory that can be written."
+            ) from error
 
     def remove(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)

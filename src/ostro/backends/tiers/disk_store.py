@@ -114,11 +114,12 @@ class TrialStores(NamedTuple):
 
 @contextmanager
 def trial_disk(pages: HostPages, page_bytes: int) -> Iterator[tuple[DiskStore, PageDisk] | tuple[None, None]]:
-    directory, limit = Path(tempfile.gettempdir()), file_bytes(TRIAL_PAGES, page_bytes)
+    limit = file_bytes(TRIAL_PAGES, page_bytes)
     try:
+        directory = Path(tempfile.gettempdir())
         file = open_page_file(directory, None, identity=bytes(32), page_bytes=page_bytes, limit=limit)
-    except PageFileUnusable as error:
-        _log.warning("the disk is not measured: %s", error)
+    except (PageFileUnusable, OSError) as error:
+        _log.warning("the disk is not measured: %s. Set TMPDIR to a directory that can be written.", error)
         yield None, None
         return
     disk = PageDisk(file)

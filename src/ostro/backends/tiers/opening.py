@@ -114,7 +114,7 @@ def _open_bundles(config: EngineConfig, identity: bytes, page_bytes: int) -> Pag
     try:
         bundles = PageBundles(directory, identity=identity, page_bytes=page_bytes, limit=limit)
     except PageFileUnusable as error:
-        _log.warning("prefixes are not shared with other engines: %s", error)
+        _log.warning("prefixes are not shared with other engines: %s. Set kv_shared to another directory.", error)
         return None
     if not bundles.most_pages:
         _log.warning(
@@ -135,7 +135,7 @@ def _open_file(checkpoint: Checkpoint, config: EngineConfig, identity: bytes, pa
     try:
         file = open_page_file(directory, name, identity=identity, page_bytes=page_bytes, limit=limit)
     except PageFileUnusable as error:
-        _log.warning("prefixes are not kept on disk: %s", error)
+        _log.warning("prefixes are not kept on disk: %s. Set kv_disk to another directory.", error)
         return None
     if not file.num_records:
         _log.warning("prefixes are not kept on disk: kv_disk_size has no room for a page of %d bytes", page_bytes)

@@ -114,7 +114,7 @@ class PageBundles:
                 name = self._write(place, pages)
         except OSError as error:
             if not self._is_full:
-                _log.warning("no prefixes are shared in %s: %s", self.directory, error)
+                _log.warning("no prefixes are shared in %s: %s. Free some space there.", self.directory, error)
             self._is_full = True
             return 0
         self._is_full = False
