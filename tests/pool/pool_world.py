@@ -285,9 +285,9 @@ class Pool(ModelPool[FakeService]):
         assert service is not None
         return service
 
-    async def work(self, name: str, seconds: float = 1.0) -> str:
+    async def work(self, name: str, seconds: float = 1.0, key: str | None = None) -> str:
         """One request, from its arrival to its end. The name of the model that served it."""
-        async with self.use(name) as (spec, service):
+        async with self.use(name, key) as (spec, service):
             assert service.state is State.READY
             with service.used():
                 await asyncio.sleep(seconds)

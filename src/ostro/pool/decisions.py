@@ -1,7 +1,8 @@
 """Which model to load next and which to evict for it. Reads the entries and changes nothing, so it can be called any
 time.
 
-Models that requests wait for are ordered by their oldest waiting request. For each in turn:
+Models that requests wait for are ordered by their oldest waiting request; a key for which another model was loaded
+meanwhile waits from then, so that keys take turns however many models one of them asks for. For each in turn:
 
     its files are not here ───────────> download them: takes no memory, so nothing needs to be evicted
     it fits ──────────────────────────> load
@@ -18,7 +19,7 @@ because a client that sends one request after another leaves short gaps.
 """
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic
 
@@ -50,11 +51,19 @@ class Decisions(Generic[S]):
 
 
 def decide(
-    entries: Collection[Entry[S]], limits: PoolLimits, *, needs_files: bool = False, patience: float, now: float
+    entries: Collection[Entry[S]],
+    limits: PoolLimits,
+    *,
+    turns: Mapping[str | None, float],
+    needs_files: bool = False,
+    patience: float,
+    now: float,
 ) -> Decisions[S]:
-    """With `needs_files`, models are loaded from files, which must be found or downloaded first."""
+    """With `needs_files`, models are loaded from files, which must be found or downloaded first. `turns` says when a
+    model was last loaded for each key.
+    """
     decisions: Decisions[S] = Decisions()
-    line = _line(entries, now)
+    line = _line(entries, turns, now)
     if needs_files:
         _bring(line, entries, limits, decisions, now)
         line = [place for place in line if place[0].files is not None]
@@ -108,13 +117,14 @@ def idle_for(entry: Entry[S], entries: Sequence[Entry[S]], limits: PoolLimits) -
     return _fewest(_by_use(idle), together(other.room for other in staying), limits)
 
 
-def _line(entries: Iterable[Entry[S]], now: float) -> list[tuple[Entry[S], float]]:
+def _line(entries: Iterable[Entry[S]], turns: Mapping[str | None, float], now: float) -> list[tuple[Entry[S], float]]:
     waited_for = [
-        (entry, since)
+        (entry, place)
         for entry in entries
-        if entry.state is PoolState.AVAILABLE and not entry.resident and (since := entry.waiting_since(now)) is not None
+        if entry.state is PoolState.AVAILABLE and not entry.resident and (place := entry.place(now, turns)) is not None
     ]
-    return sorted(waited_for, key=lambda place: place[1])
+    waited_for.sort(key=lambda waiting: (waiting[1].turn, waiting[1].since))
+    return [(entry, place.since) for entry, place in waited_for]
 
 
 def _bring(
@@ -210,4 +220,4 @@ def _quiet_at(entry: Entry[S], patience: float) -> float:
         return -math.inf
     gap = min(patience, _GAP * (entry.load_seconds or 0.0))
     quiet_at = min(entry.last_use() + gap, _ripe_at(entry))
-    return quiet_at if entry.promise is None else max(quiet_at, entry.promise[1])
+    return quiet_at if entry.promise is None else max(quiet_at, entry.promise.until)

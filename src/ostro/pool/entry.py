@@ -4,10 +4,10 @@ the transitions between its states; decides none of them.
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from ostro.engine_process.handle import State
 from ostro.engine_process.messages import ModelInfo
@@ -89,6 +89,28 @@ class Waiter(Generic[S]):
     """The model's name in the request; None for the pool itself, which loads some at startup."""
     since: float
     told: "asyncio.Future[S | OstroError]"
+    key: str | None = None
+    """Whose request it is."""
+
+
+class Promise(NamedTuple):
+    """For a client told to retry."""
+
+    since: float
+    """When its wait began."""
+    until: float
+    """How long its place in the queue, or the loaded model, is kept for it."""
+    key: str | None
+
+
+class Place(NamedTuple):
+    """A model's place in the queue: by turn, then by its oldest request."""
+
+    turn: float
+    """When its request arrived, or when the last model was loaded for the same key, if that is later."""
+    since: float
+    key: str | None
+    """Whose turn it is."""
 
 
 class Entry(Generic[S]):
@@ -103,10 +125,7 @@ class Entry(Generic[S]):
         self.leases: Counter[str | None] = Counter()
         # Oldest first.
         self.waiters: dict[Waiter[S], None] = {}
-        self.promise: tuple[float, float] | None = None
-        """For a client told to retry: when its wait began, and until when its place in the queue, or the loaded model,
-        is kept for it.
-        """
+        self.promise: Promise | None = None
         self.asked_to_go = False
         """Whether to unload it as soon as it is unused, even if nobody needs the memory."""
 
@@ -134,6 +153,8 @@ class Entry(Generic[S]):
         self.num_failures = 0
         self.retry_at = 0.0
 
+        self.loaded_for: str | None = None
+        """The key whose turn it was when it was last loaded."""
         self.began_at = 0.0
         self.ready_at: float | None = None
         """When the service was first ready; None until then."""
@@ -177,11 +198,33 @@ class Entry(Generic[S]):
         return not self.in_use and (self.state is not PoolState.LOADING or not self.waiters)
 
     def waiting_since(self, now: float) -> float | None:
-        """Arrival time of its oldest waiting request, its place in the queue; None if there is none."""
+        """Arrival time of its oldest waiting request; None if there is none."""
         times = [waiter.since for waiter in self.waiters][:1]
-        if self.promise is not None and self.promise[1] > now:
-            times.append(self.promise[0])
+        if self.promise is not None and self.promise.until > now:
+            times.append(self.promise.since)
         return max(min(times), self.evicted_at) if times else None
+
+    def place(self, now: float, turns: Mapping[str | None, float]) -> Place | None:
+        """Its place in the queue; None if nobody waits for it. `turns` says when a model was last loaded for a key: its
+        other models queue from then, so that a key that asks for many waits behind its own and not before others.
+        """
+        since = self.waiting_since(now)
+        if since is None:
+            return None
+        turn, key = min(
+            ((max(asked, turns.get(key, asked)), key) for asked, key in self._asked(now)), key=lambda place: place[0]
+        )
+        return Place(max(turn, self.evicted_at), since, key)
+
+    def _asked(self, now: float) -> Iterator[tuple[float, str | None]]:
+        """When each key first asked for it."""
+        if self.promise is not None and self.promise.until > now:
+            yield self.promise.since, self.promise.key
+        told: set[str | None] = set()
+        for waiter in self.waiters:
+            if waiter.key not in told:
+                told.add(waiter.key)
+                yield waiter.since, waiter.key
 
     def last_use(self) -> float:
         """When it was last used, for LRU order. If never used, when it became ready."""
@@ -189,9 +232,10 @@ class Entry(Generic[S]):
 
     # --- transitions ------------------------------------------------------------------------------------------------
 
-    def begin_load(self, now: float) -> None:
+    def begin_load(self, now: float, key: str | None = None) -> None:
         """Called before its service is created, which may fail."""
         self.failure = None
+        self.loaded_for = key
         self.began_at = now
 
     def load(self, service: S) -> None:

@@ -28,7 +28,7 @@ from ostro.errors import ModelError, ModelNotFound, OstroError, Unavailable, Unk
 from ostro.pool.budget import Footprint, PoolLimits
 from ostro.pool.catalog import Catalog, ModelSpec, resolve
 from ostro.pool.decisions import decide, idle_for, too_large
-from ostro.pool.entry import Entry, Files, ModelFiles, PoolState, S, Service, Waiter
+from ostro.pool.entry import Entry, Files, ModelFiles, PoolState, Promise, S, Service, Waiter
 
 __all__ = [
     "Files",
@@ -120,6 +120,8 @@ class ModelPool(Generic[S]):
         self._entries: dict[str, Entry[S]] = {}
         # Maps a name to that of its entry: its own, or its base's.
         self._bases: dict[str, str] = {}
+        self._turns: dict[str | None, float] = {}
+        """When a model was last loaded for a key, while requests wait."""
         self._stopped = False
         self._chores: list[asyncio.Task[None]] = []
         self._timer: asyncio.TimerHandle | None = None
@@ -149,16 +151,17 @@ class ModelPool(Generic[S]):
         for entry in self._entries.values():
             entry.let_files_go()
 
-    def use(self, name: str) -> AbstractAsyncContextManager[tuple[ModelSpec, S]]:
-        """The model, once it is ready; it stays loaded until the block is left, possibly by another task.
+    def use(self, name: str, key: str | None = None) -> AbstractAsyncContextManager[tuple[ModelSpec, S]]:
+        """The model, once it is ready; it stays loaded until the block is left, possibly by another task. Keys that
+        wait for models take turns.
 
         Raises ModelNotFound, the error that keeps the model from loading, or Unavailable if that takes too long.
         """
-        return self._use(name)
+        return self._use(name, key)
 
     async def load(self, name: str) -> None:
         """Waits until it is loaded, like `use`. The load continues even if nobody waits any more."""
-        async with self._use(name):
+        async with self._use(name, None):
             pass
 
     async def unload(self, name: str, *, wait: bool = True) -> bool:
@@ -224,9 +227,9 @@ class ModelPool(Generic[S]):
             return self._entries[loaded].spec
 
     @asynccontextmanager
-    async def _use(self, name: str) -> AsyncIterator[tuple[ModelSpec, S]]:
+    async def _use(self, name: str, key: str | None) -> AsyncIterator[tuple[ModelSpec, S]]:
         spec, entry = await self._find(name)
-        service = await self._enter_with_adapter(entry, spec)
+        service = await self._enter_with_adapter(entry, spec, key)
         try:
             yield spec, service
         finally:
@@ -247,11 +250,11 @@ class ModelPool(Generic[S]):
         entry.renew()
         return spec, entry
 
-    async def _enter_with_adapter(self, entry: Entry[S], spec: ModelSpec) -> S:
+    async def _enter_with_adapter(self, entry: Entry[S], spec: ModelSpec, key: str | None) -> S:
         """Like `_enter`. A base that was loaded before the adapter was found is reloaded once it is idle."""
         until = self._clock() + self.limits.wait_seconds
         while True:
-            service = await self._enter(entry, spec.name, max(0.0, until - self._clock()))
+            service = await self._enter(entry, spec.name, max(0.0, until - self._clock()), key)
             if entry.has_adapter(spec.adapter):
                 return service
             self._leave(entry, spec.name)
@@ -261,7 +264,7 @@ class ModelPool(Generic[S]):
                 _log.info("%s is being reloaded with adapters found since: %s was requested.", entry.name, spec.name)
                 self._ask_to_go(entry)
 
-    async def _enter(self, entry: Entry[S], name: str | None, seconds: float | None) -> S:
+    async def _enter(self, entry: Entry[S], name: str | None, seconds: float | None, key: str | None = None) -> S:
         """Waits for a lease; `_leave` returns it."""
         if self._stopped:
             raise _shutting_down()
@@ -276,7 +279,7 @@ class ModelPool(Generic[S]):
             entry.revive()
         if entry.service is not None and (refusal := entry.service.refusal) is not None:
             raise refusal
-        waiter: Waiter[S] = Waiter(name, now, asyncio.get_running_loop().create_future())
+        waiter: Waiter[S] = Waiter(name, now, asyncio.get_running_loop().create_future(), key)
         entry.waiters[waiter] = None
         self._decide()
         try:
@@ -314,7 +317,7 @@ class ModelPool(Generic[S]):
         now = self._clock()
         retry_after = self._retry_after(entry, now)
         since = min(waiter.since, entry.waiting_since(now) or waiter.since)
-        entry.promise = (since, now + retry_after + max(1.0, self._patience))
+        entry.promise = Promise(since, now + retry_after + max(1.0, self._patience), waiter.key)
         waited = f"{now - waiter.since:.0f} s"
         if entry.fetching:
             message = f"{entry.name} is still being fetched after a wait of {waited}. Try again in {retry_after} s."
@@ -350,9 +353,16 @@ class ModelPool(Generic[S]):
                 self._retire(entry)
             if not entry.resident and (entry.state is PoolState.FAILED or entry.waiting_since(now) is None):
                 entry.let_files_go()
-        needs_files = self._model_files is not None
+        if all(entry.waiting_since(now) is None for entry in self._entries.values()):
+            # Nobody waits: all keys are equal again.
+            self._turns.clear()
         decisions = decide(
-            self._entries.values(), self.limits, needs_files=needs_files, patience=self._patience, now=now
+            self._entries.values(),
+            self.limits,
+            turns=self._turns,
+            needs_files=self._model_files is not None,
+            patience=self._patience,
+            now=now,
         )
         for entry in (*decisions.find, *decisions.fetch):
             self._bring(entry)
@@ -449,7 +459,10 @@ class ModelPool(Generic[S]):
             return None
 
     def _load(self, entry: Entry[S]) -> None:
-        entry.begin_load(self._clock())
+        now = self._clock()
+        place = entry.place(now, self._turns)
+        entry.begin_load(now, None if place is None else place.key)
+        self._turns[entry.loaded_for] = now
         try:
             service = self._make(entry.spec, entry.files)
         except OstroError as error:
@@ -472,7 +485,9 @@ class ModelPool(Generic[S]):
         if idle:
             await asyncio.wait([self._evict(other) for other in idle])
         entry.coming = None
-        self.counters.loads += entry.loaded(self._clock())
+        if entry.loaded(self._clock()):
+            self.counters.loads += 1
+            self._turns[entry.loaded_for] = self._clock()
         if idle is None:
             # Larger than expected, and all others are in use. Its size is known now, so it queues for that much.
             _log.warning("%s does not fit next to the models in use and was unloaded again.", entry.name)

@@ -133,7 +133,7 @@ class Answer(Response):
 
     async def _take(self, ticket: Ticket) -> Model:
         """The model, in use. Loading it, if necessary, counts against the request's deadline."""
-        return await ticket.take(self._api.models.use(self._job.model), self._job.model)
+        return await ticket.take(self._api.models.use(self._job.model, ticket.record.key), self._job.model)
 
     async def _respond(self, model: Model, completions: list[Completion]) -> Response:
         def respond() -> Response:
@@ -175,7 +175,7 @@ class Answer(Response):
 async def num_prompt_tokens(api: Api, http: Request, name: str, turn: ChatTurn) -> int:
     """The number of tokens in the prompt that the model would get. Passes the admission gate."""
     async with api.gate.admit(record_of(http)) as ticket:
-        model = await ticket.take(api.models.use(name), name)
+        model = await ticket.take(api.models.use(name, ticket.record.key), name)
         service = model.service
 
         async def count() -> int:

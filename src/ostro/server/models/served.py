@@ -75,9 +75,11 @@ class Models:
         await asyncio.gather(*(service.offer_all() for _, service in self.loaded()))
 
     @asynccontextmanager
-    async def use(self, name: str) -> AsyncIterator[Model]:
-        """The model, loaded if necessary, and kept loaded until the block is left."""
-        async with self.pool.use(await self._meant(name)) as (spec, service):
+    async def use(self, name: str, key: str | None = None) -> AsyncIterator[Model]:
+        """The model, loaded if necessary, and kept loaded until the block is left. Keys that wait for models take
+        turns.
+        """
+        async with self.pool.use(await self._meant(name), key) as (spec, service):
             self.counters.note(spec.base or spec.name, service.counters)
             yield Model(self.shown(spec), service, spec.adapter)
 

@@ -53,7 +53,7 @@ async def _with_model(
 ) -> Response:
     """Passes the admission gate, and answers with the model in use."""
     async with api.gate.admit(record_of(http)) as ticket:
-        model = await ticket.take(api.models.use(name), name)
+        model = await ticket.take(api.models.use(name, ticket.record.key), name)
         return await ticket.prepare(partial(answer, model.service))
 
 
