@@ -41,7 +41,9 @@ ToolFormat = Literal[
 ]
 
 _UNITS = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
-_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?", re.ASCII)
+_PART = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}"
+_NAME = re.compile(rf"{_PART}(?:/{_PART})?")
+_MOST_SHOWN = 200
 
 _DTYPES: Mapping[str, DType] = {
     **dict.fromkeys(("float32", "fp32", "f32", "float", "full"), "float32"),
@@ -52,6 +54,11 @@ PREFIX = "OSTRO_"
 # Kinds of models that do not take every setting.
 _HRM, _ENCODER = "HRM", "encoder"
 _WITHOUT_KV = (_HRM, _ENCODER)
+
+
+def is_name(name: str) -> bool:
+    """Whether it is a valid name of a model or adapter, and so safe in a path: `model` or `org/model`."""
+    return ".." not in name and _NAME.fullmatch(name) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -386,9 +393,10 @@ class EngineConfig:
             if getattr(self, name) not in known:
                 raise BadRequest(f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}.", param=name)
         for name in self.adapter_names:
-            if not _NAME.fullmatch(name):
+            if not is_name(name):
                 raise BadRequest(
-                    f"An adapter's name is letters, digits, '.', '_', '-' and at most one '/', got {name!r}.",
+                    "An adapter's name is one or two parts of up to 96 letters, digits, '.', '_' and '-', with '/' "
+                    f"between them and without '..', got {name[:_MOST_SHOWN]!r}.",
                     param="adapters",
                 )
         if len(set(self.adapter_names)) < len(self.adapters):

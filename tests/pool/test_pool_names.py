@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ostro.config import is_name
 from ostro.errors import ModelNotFound
-from ostro.pool.catalog import is_name, resolve
+from ostro.pool.catalog import resolve
 
 LETTERS = string.ascii_letters + string.digits
 PARTS = st.builds(str.__add__, st.sampled_from(LETTERS), st.text(LETTERS + "._-", max_size=95)).filter(

@@ -7,7 +7,6 @@ import asyncio
 import difflib
 import logging
 import math
-import re
 import threading
 import time
 from bisect import bisect
@@ -17,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
-from ostro.config import EngineConfig
+from ostro.config import EngineConfig, is_name
 from ostro.errors import BadRequest, DownloadFailed, OstroError, UnknownModel
 
 _MOST_NAMED = 5
@@ -278,15 +277,6 @@ def _listing_error(root: str, error: BaseException) -> OstroError:
         f"One of the roots that hold models cannot be listed ({type(error).__name__}), so it is not known whether "
         "there is such a model. Try again later."
     )
-
-
-_PART = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}"
-_NAME = re.compile(rf"{_PART}(?:/{_PART})?")
-
-
-def is_name(name: str) -> bool:
-    """Whether it is a valid model name, and so safe in a path: `model` or `org/model`."""
-    return ".." not in name and _NAME.fullmatch(name) is not None
 
 
 def resolve(name: str, known: Collection[str]) -> str | None:
