@@ -81,7 +81,7 @@ class ResponseWriter:
         self.response |= {
             "status": status,
             "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
-            "completed_at": None if is_cut else int(time.time()),
+            "completed_at": None if is_cut else _now(self.response["created_at"]),
             "usage": _usage(outcome.counts),
         }
         return data + self._whole(f"response.{status}")
@@ -247,6 +247,12 @@ class TextLogprobs:
             if is_part and entry.token_id not in self._special_ids:
                 found.append(entry)
         return found
+
+
+def _now(began: object) -> int:
+    """The time, but never before the beginning: the clock may have been set back meanwhile."""
+    assert isinstance(began, int)
+    return max(began, int(time.time()))
 
 
 def _frame(request: CreateResponse, id: str, model: str, *, is_stored: bool) -> Json:
