@@ -1,12 +1,14 @@
 """The leader of a mesh admits its followers, whoever else connects."""
 
 import socket
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 
 import pytest
 
+from ostro.backends.jax import handshake
 from ostro.backends.jax.handshake import Invitation, admit_followers, connect, listen, received
 from ostro.errors import BadRequest, Unavailable
 
@@ -49,6 +51,26 @@ def test_strangers_that_say_nothing_hold_up_nobody() -> None:
             assert received(follower, 6) == b"a call"
         # They got a challenge, and were sent away.
         assert all(len(received(each, 100)) == 32 for each in strangers)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have one loopback address")
+def test_a_flood_from_one_address_does_not_displace_a_follower_from_another() -> None:
+    """Of too many connections, the oldest was rejected, whoever had opened the others: a follower on a slow network was
+    sent away, and the whole mesh had to start again.
+    """
+    with leader() as (listening, invitation), ThreadPoolExecutor(1) as thread, ExitStack() as open_:
+        admitted = thread.submit(admit_followers, listening, invitation.key, 1, patience=30.0, proof_seconds=LONG)
+        slow = open_.enter_context(stranger(invitation))
+        challenge = received(slow, 32)
+        for _ in range(200):
+            flood = socket.create_connection(
+                (invitation.host, invitation.port), timeout=60, source_address=("127.0.0.2", 0)
+            )
+            # Once it has its challenge, it is one of the candidates.
+            assert len(received(open_.enter_context(flood), 32)) == 32
+        slow.sendall(handshake._proof(invitation.key, challenge))
+        [connection] = admitted.result(timeout=60)
+        connection.close()
 
 
 @pytest.mark.parametrize("said", [b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n", b"\0" * 32, b"\0" * 1000])

@@ -7,6 +7,7 @@ import secrets
 import selectors
 import socket
 import time
+from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -133,6 +134,7 @@ class _Candidate:
     """A connection that has yet to prove that it is a follower's."""
 
     until: float
+    address: str
     challenge: bytes = field(default_factory=lambda: secrets.token_bytes(_KEY_BYTES))
     answer: bytes = b""
 
@@ -180,18 +182,24 @@ class _Handshakes:
 
     def _accept(self) -> None:
         try:
-            arrived, _ = self._listening.accept()
+            arrived, (address, *_) = self._listening.accept()
         except OSError:
             # It has already disconnected.
             return
         if len(self._candidates) == _MOST_CANDIDATES:
-            # Rejects the oldest, since followers answer at once.
-            self._reject(next(iter(self._candidates)))
-        candidate = self._candidates[arrived] = _Candidate(time.monotonic() + self._proof_seconds)
+            self._reject(self._least_likely())
+        candidate = self._candidates[arrived] = _Candidate(time.monotonic() + self._proof_seconds, address)
         arrived.setblocking(False)
         self._selector.register(arrived, selectors.EVENT_READ)
         with suppress(OSError):
             arrived.sendall(candidate.challenge)
+
+    def _least_likely(self) -> socket.socket:
+        """The oldest from the address that has most, since followers answer at once: one address alone never displaces
+        a follower from another.
+        """
+        [(busiest, _)] = Counter(candidate.address for candidate in self._candidates.values()).most_common(1)
+        return next(each for each, candidate in self._candidates.items() if candidate.address == busiest)
 
     def _receive(self, connection: socket.socket) -> None:
         candidate = self._candidates[connection]
