@@ -397,7 +397,7 @@ async def one_round(
 def target_of(server: LiveServer, models: Sequence[str]) -> Target:
     address = httpx.URL(server.url)
     assert address.port is not None
-    return Target(address.host, address.port, tuple(models))
+    return Target(address.host, address.port, tuple(models), STEADY)
 
 
 def _line(seconds: float, ledger: Ledger) -> str:
