@@ -294,10 +294,12 @@ def _gains(core: EngineCore) -> Iterator[list[int]]:
 
 
 def _gaps(runner: ModelRunner, tokens: Sequence[int], adapter: str | None = None) -> list[float]:
-    """How much less likely each token is than the best at its place. The last is never read: its row may hold a NaN."""
+    """How much less likely each token is than the best at its place. The last is never read: its row, or that of its
+    place, may hold a NaN.
+    """
     core = EngineCore(runner, adapters=() if adapter is None else (adapter,))
-    params = SamplingParams(max_tokens=0, prompt_logprobs=MAX_LOGPROBS)
-    prompt = (*PROMPT, *tokens[:-1], PROMPT[-1])
+    params = SamplingParams(temperature=0.0, max_tokens=1, logprobs=MAX_LOGPROBS, prompt_logprobs=MAX_LOGPROBS)
+    prompt = (*PROMPT, *tokens[:-1])
     request = Request(id=0, prompt_ids=prompt, params=params, seed=0, prompt_logprobs_from=len(PROMPT), adapter=adapter)
     core.add(request)
     found: list[TokenLogprob] = []
@@ -305,7 +307,7 @@ def _gaps(runner: ModelRunner, tokens: Sequence[int], adapter: str | None = None
         for gain in core.step():
             if gain.error is not None:
                 raise OstroError(gain.error)
-            found += gain.prompt_logprobs
+            found += gain.prompt_logprobs + gain.logprobs
     # One that is not listed is no likelier than the last that is.
     listed = [(each.top[0][1], dict(each.top), each.top[-1][1]) for each in found]
     return [best - each.get(token, last) for (best, each, last), token in zip(listed, tokens, strict=True)]
