@@ -2,6 +2,7 @@
 
     python bench/kernels/decode_splits.py                       # all shapes, in less than three minutes
     python bench/kernels/decode_splits.py gemma-window          # shapes whose names begin so
+    python bench/kernels/decode_splits.py --candidates          # a few tunings on every shape, long contexts included
 
 The sweep is over parts per multiprocessor, keys in a block, the fewest blocks in a part and, where programs process
 several parts each, one program per part. Tunings that lead to the same work are timed once. Every tuning's result is
@@ -32,13 +33,18 @@ from ostro.kernels.gpu.decode_attention import (
 from ostro.kernels.gpu.signatures import digest_sources
 from ostro.models.architecture import AttentionSpec
 
-PAGE, TABLE_WIDTH = 64, 64
+PAGE, TABLE_WIDTH = 64, 512
 FORMER = DecodeTuning(block=64, least_blocks=1, resident=3)
 ONE_A_PART = 1000
 PARTS, BLOCKS, LEAST, PROGRAMS = (3, 6, 8, 12, 16, 24), (32, 64, 128), (1, 2, 4, 8), (None, ONE_A_PART)
 SWEEP = [
     DecodeTuning(block=block, parts_per_sm=parts, least_blocks=least, programs_per_sm=programs)
     for parts, block, least, programs in itertools.product(PARTS, BLOCKS, LEAST, PROGRAMS)
+]
+# What a default might be. A tuning that is good for some lengths and bad for others is none.
+CANDIDATES = [
+    DecodeTuning(block=block, parts_per_sm=parts, least_blocks=least)
+    for block, least, parts in itertools.product((64, 32), (1, 4), (2, 3, 4, 6))
 ]
 SECONDS = 165.0
 TURNS = 5
@@ -78,6 +84,18 @@ MODELS = {
 }
 # The lengths in the middle of `single`, `batch8` and `nano`, and of a batch between.
 LENGTHS = {"131 ragged": mid_lengths(), "32 x 500": [500] * 32, "8 x 256": [256] * 8, "1 x 384": [384]}
+
+
+LONG_LENGTHS = {
+    "1 x 4k": [4096],
+    "1 x 32k": [32_000],
+    "2 x 16k": [16_000] * 2,
+    "8 x 4k": [4096] * 8,
+    "16 x 300": [300] * 16,
+    "1 x 32k, 31 x 300": [32_000, *[300] * 31],
+    "64 x 2k": [2048] * 64,
+    "256 x 700": [500 + 2 * row for row in range(256)],
+}
 
 
 @dataclass(frozen=True)
@@ -225,8 +243,21 @@ def _of(timed: Sequence[Variant], tuning: DecodeTuning, lens: Sequence[int], hea
     return next(each for each in timed if each.work == wanted.work)
 
 
-def chosen(names: Sequence[str]) -> Mapping[str, tuple[Sequence[int], Heads]]:
-    pairs = itertools.product(MODELS.items(), LENGTHS.items())
+def compare(jobs: Mapping[str, tuple[Sequence[int], Heads]]) -> None:
+    """How much faster than the former tuning each candidate is."""
+    print(
+        f"{'':24} " + " ".join(f"{f'{each.block}/{each.least_blocks}/{each.parts_per_sm}':>6}" for each in CANDIDATES)
+    )
+    for name, (lens, heads) in jobs.items():
+        timed = time_all(lens, heads, [FORMER, *CANDIDATES])
+        former = _of(timed, FORMER, lens, heads).microseconds
+        gains = [former / _of(timed, each, lens, heads).microseconds for each in CANDIDATES]
+        print(f"{name:24} " + " ".join(f"{gain:6.2f}" for gain in gains) + f"  former {former:.1f} us", flush=True)
+        torch.cuda.empty_cache()
+
+
+def chosen(names: Sequence[str], lengths: Mapping[str, Sequence[int]]) -> Mapping[str, tuple[Sequence[int], Heads]]:
+    pairs = itertools.product(MODELS.items(), lengths.items())
     every = {f"{model} {rows}": (lens, heads) for (model, heads), (rows, lens) in pairs}
     return {name: job for name, job in every.items() if not names or name.startswith(tuple(names))}
 
@@ -234,9 +265,14 @@ def chosen(names: Sequence[str]) -> Mapping[str, tuple[Sequence[int], Heads]]:
 def main() -> None:
     started = time.perf_counter()
     torch.manual_seed(int(time.time()))
-    jobs = chosen(sys.argv[1:])
+    names = [each for each in sys.argv[1:] if each != "--candidates"]
+    compares = len(names) < len(sys.argv) - 1
+    jobs = chosen(names, {**LENGTHS, **LONG_LENGTHS} if compares else LENGTHS)
     compile_all(list(jobs.values()))
     print(f"{torch.cuda.get_device_name()}, compiled after {time.perf_counter() - started:.0f} s", flush=True)
+    if compares:
+        compare(jobs)
+        return
     print(f"{'':24}{'former':21} | {'default':28} | the two best of the sweep", flush=True)
     for name, (lens, heads) in jobs.items():
         tunings = [FORMER, decode_tuning_for(heads.dim)]
