@@ -26,6 +26,9 @@ KINDS: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "message": ("/v1/messages", {"model": "default", "messages": HELLO, **SHORT}),
     "response": ("/v1/responses", {"input": "x", "max_output_tokens": 4, "stream": True}),
     "background": ("/v1/responses", {"input": "x", "max_output_tokens": 4, "stream": True, "background": True}),
+    # More tokens than the context has room for.
+    "failed": ("/v1/responses", {"input": "x " * 20_000, "stream": True, "background": True}),
+    "too long": ("/v1/responses", {"input": "x " * 20_000, "stream": True}),
     "refused": ("/v1/responses", {"input": "x", "model": "missing", "stream": True}),
     "invalid": ("/v1/completions", {"prompt": "x", "temperature": -1}),
     "left": ("/v1/completions", {"prompt": "x", "max_tokens": 1000, "ignore_eos": True, "stream": True}),

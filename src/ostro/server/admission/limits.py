@@ -228,6 +228,8 @@ class Ticket:
             raise
         finally:
             self._at_work.discard(task)
+            # An error that ends the task keeps this frame, and the task keeps the error.
+            del task
 
     async def prepare(self, work: Callable[[], Awaitable[_T]]) -> _T:
         """Runs slow text processing, within the request's time. If there are several keys, each has only one request in
