@@ -28,6 +28,9 @@ from serving import children_of
 
 _PATIENCE_SECONDS = 120.0
 _POLL_SECONDS = 0.05
+_RECEIVE_BYTES = 4 << 10
+# Ethernet's.
+_SEGMENT_BYTES = 1400
 # At least one in each thread that decodes or tokenises.
 _NUM_WARM = 4
 COMPLETIONS, RESPONSES = "/v1/completions", "/v1/responses"
@@ -70,7 +73,7 @@ class Caller:
             f"{method} {path} HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {self._key}\r\n"
             f"content-type: application/json\r\ncontent-length: {len(data)}\r\nconnection: close\r\n\r\n"
         )
-        connection = socket.create_connection(self._address, timeout=_PATIENCE_SECONDS)
+        connection = _connection(self._address)
         with _resets_are_refusals():
             connection.sendall(head.encode() + data[: int(share * len(data))])
         return connection
@@ -89,6 +92,18 @@ class Caller:
         """The sum over its labels."""
         lines = self.ask("GET", "/metrics").decode().splitlines()
         return sum(int(float(line.split()[-1])) for line in lines if line.startswith((f"{name}{{", f"{name} ")))
+
+
+def _connection(address: tuple[str, int]) -> socket.socket:
+    """Long answers that are not read stay with the server, as the system has little room for them: over the loopback's
+    own segments of 64 KiB, it would take megabytes.
+    """
+    connection = socket.socket()
+    connection.settimeout(_PATIENCE_SECONDS)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BYTES)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, _SEGMENT_BYTES)
+    connection.connect(address)
+    return connection
 
 
 def _check_status(answer: bytes) -> None:
@@ -169,10 +184,12 @@ class Holder:
     def keep(self, connection: socket.socket) -> None:
         self._connections.append(self._open.enter_context(connection))
 
-    def keep_answered(self, connection: socket.socket) -> None:
-        """Keeps it once its answer has begun."""
-        _check_status(connection.recv(1 << 10))
+    def keep_answered(self, connection: socket.socket) -> bytes:
+        """Keeps it once its answer has begun; what has come of it."""
+        begun = connection.recv(1 << 10)
+        _check_status(begun)
         self._open.enter_context(connection)
+        return begun
 
     def pause(self, pids: Iterable[int]) -> None:
         """Stops the processes until this is left."""
@@ -255,14 +272,26 @@ def _referenced(holder: Holder, number: int) -> None:
 
 
 def _begin_log(holder: Holder) -> None:
-    events = holder.caller.ask("POST", RESPONSES, _told(holder))
+    holder.stored_id = _id_in(holder.caller.ask("POST", RESPONSES, _told(holder)))
+
+
+def _id_in(events: bytes) -> str:
+    """A response's id in its events, or in the beginning of them."""
     found = re.search(rb'"id":"(resp_\w+)"', events)
     assert found is not None
-    holder.stored_id = found[1].decode()
+    return found[1].decode()
 
 
 def _replayed(holder: Holder, number: int) -> None:
     holder.keep_answered(holder.caller.send("GET", f"{RESPONSES}/{holder.stored_id}?stream=true"))
+
+
+def _deleted(holder: Holder, number: int) -> None:
+    """Deletes a response that has failed while a client reads its events."""
+    connection = holder.caller.send("POST", RESPONSES, _told(holder))
+    path = f"{RESPONSES}/{_id_in(holder.keep_answered(connection) + connection.recv(1 << 10))}"
+    holder.until(lambda: json.loads(holder.caller.ask("GET", path))["status"] == "failed")
+    holder.caller.ask("DELETE", path)
 
 
 def _retrieved(holder: Holder, number: int) -> None:
@@ -310,6 +339,7 @@ KINDS: Mapping[str, Kind] = {
     "continued": Kind(_continued, begin=_begin_conversation),
     "referenced": Kind(_referenced, begin=_begin_conversation),
     "replayed": Kind(_replayed, begin=_begin_log),
+    "deleted": Kind(_deleted),
     "retrieved": Kind(_retrieved, begin=_begin_log),
     "for a grammar": Kind(_for_grammar, begin=_stop_grammars, waits_inside=True),
     "for a model": Kind(_for_model, begin=_stop_loading, waits_inside=True),

@@ -29,4 +29,5 @@ def test_memory_that_requests_take_is_in_the_ledger(kind: str, tmp_path: Path) -
             before, ledger = anonymous_bytes(pid), holder.ledger()
             holder.hold(KINDS[kind], NUMBER)
             grown, counted = anonymous_bytes(pid) - before, holder.ledger() - ledger
+    assert counted >= NUMBER * SIZE / 2, "they are held"
     assert grown <= RATIO * counted + SLACK, (grown >> 20, counted >> 20)
