@@ -6,6 +6,7 @@
     │   ├── PreviousResponseUnknown   400  the response to continue is not stored here
     │   ├── RequestRefused            400  it crashed the engine more than once
     │   ├── StructureFailed           400  its schema or grammar became too costly to follow
+    │   ├── NothingAllowed            400  its own settings ban every token
     │   └── Unsupported               400  the loaded model or this build cannot do what was requested
     ├── NotAuthorized                 401  no key, or one that is not valid here
     ├── NotAllowed                    403  this caller may not do it, whatever else they send
