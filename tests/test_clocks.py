@@ -11,6 +11,7 @@ _STAMPS = "a date in an answer, which the API defines as wall time"
 _REPORTS = "the date of a report"
 _FILES = "compared with times that file systems give, or with those in manifests"
 WALL_CLOCK = {
+    "backends/cuda/precompile_process.py": "moments for a benchmark, which compares them with another process's",
     "backends/native/packed_cache.py": "the date in a manifest",
     "backends/tiers/page_bundles.py": _FILES,
     "cli/models.py": "shows when a model was last used",
