@@ -12,11 +12,13 @@ from ostro.backends.cuda.choices import (
     Choices,
     Gpu,
     choose,
+    conceivable,
     keep,
     kept,
     known,
     known_for,
     read,
+    rows_to_try,
     shipped,
     to_try,
     written,
@@ -53,8 +55,24 @@ class Watch:
 def test_the_fastest_is_chosen_for_each_matmul_and_number_of_rows() -> None:
     found = choose([QKV, DOWN], H200, Watch(library={64: 1.0}))
     for matmul in (QKV, DOWN):
-        for rows in TRIED:
+        for rows in rows_to_try(matmul, H200):
             assert found.tiling(matmul, rows) == (None if rows == 64 else to_try(matmul, rows, H200)[-1])
+
+
+def test_up_to_8_rows_are_measured_apart_only_where_slices_are_tried() -> None:
+    assert isinstance(choose([QKV], H200, Watch()).tiling(QKV, 8), SliceTiling)
+    assert set(rows_to_try(QKV, H200)) == TRIED.keys()
+    watch = Watch()
+    assert choose([UP], H200, watch).tiling(UP, 8) == to_try(UP, 16, H200)[-1]
+    assert (UP, 8) not in watch.asked
+
+
+def test_every_tiling_that_may_be_chosen_is_conceivable() -> None:
+    found = [*conceivable([QKV, DOWN, UP], H200)]
+    for matmul in (QKV, DOWN, UP):
+        for rows in rows_to_try(matmul, H200):
+            assert {each.table[matmul][rows] for each in found} == {*to_try(matmul, rows, H200)}
+    assert [*conceivable([], H200)] == []
 
 
 def test_for_one_row_the_library_is_not_even_tried() -> None:

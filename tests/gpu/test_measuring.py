@@ -6,7 +6,7 @@ from torch import Tensor
 
 from ostro.backends.cuda.choices import choose
 from ostro.backends.cuda.measuring import DeviceClock, Kind, Operand, l2_cache_bytes, this_gpu
-from ostro.kernels.gpu.tilings import DotTiling, EpilogueKind, Matmul, Tiling, default_tiling
+from ostro.kernels.gpu.tilings import DotTiling, EpilogueKind, Matmul, SliceTiling, Tiling, default_tiling
 
 EPILOGUES: tuple[EpilogueKind, ...] = ("plain", "added", "activated", "gated")
 
@@ -31,6 +31,14 @@ def test_every_way_to_compute_a_matmul_can_be_timed(
     for rows in (1, 3):
         clock.run(rows, Kind(matmul, default(matmul, rows)))
     clock.run(3, Kind(matmul, None))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_slices_that_norm_their_inputs_are_timed_as_they_will_run(dtype: torch.dtype, device: torch.device) -> None:
+    """Of float16, they norm none."""
+    matmul = Matmul(32, 256, 16, "gated")
+    clock = DeviceClock({matmul: [Operand(drawn(device, 32, 256, dtype=dtype), None)]}, "silu", overlaps=False)
+    clock.run(3, Kind(matmul, SliceTiling(8, 256, 4, folds=True)))
 
 
 @pytest.mark.gpu

@@ -21,13 +21,13 @@ from native_models import ModelCheckpoint, savable_model
 from quantized_packers import FORMATS, write_quantized
 
 from ostro.backends.backend import OpenedModel
-from ostro.backends.cuda.choices import Gpu
+from ostro.backends.cuda.choices import Choices, Gpu, written
 from ostro.backends.cuda.precompiling import Compiled, Precompiler, Request, mark, precompiler
 from ostro.backends.cuda.shipped_binaries import pack
 from ostro.backends.loading import load_runner
 from ostro.config import EngineConfig
 from ostro.devices import DEVICE_KINDS
-from ostro.kernels.gpu.tilings import Multiprocessors
+from ostro.kernels.gpu.tilings import Matmul, Multiprocessors, SliceTiling
 from ostro.models.description import Causal
 from ostro.weights import open_checkpoint
 
@@ -35,6 +35,7 @@ CONFIGS = Path(__file__).parents[2] / "bench" / "configs"
 PROBE = Path(__file__).parents[1] / "support" / "precompile_probe.py"
 H200 = Gpu("NVIDIA H200", "9.0", Multiprocessors(132, 220 << 10))
 
+LIBRARY = "library between slices"
 QUANTIZED = {**TINY["llama"], "hidden_size": 64, "intermediate_size": 64, "head_dim": 32}
 
 
@@ -58,13 +59,27 @@ REQUESTS: Mapping[str, Request] = {
 }
 
 
+# What the library adds to the stream waits for the next norm's kernel, so that the next slice does not norm it.
+BETWEEN_SLICES = Choices(
+    {
+        Matmul(4096, 1024, 16): {16: SliceTiling(16, 1024, 4, folds=True)},
+        Matmul(1024, 2048, 16, "added"): {16: None},
+        Matmul(6144, 1024, 16, "gated"): {16: SliceTiling(8, 1024, 4, folds=True)},
+        Matmul(1024, 3072, 16, "added"): {16: None},
+    }
+)
+
+
 @pytest.fixture(scope="module")
 def probed(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Any]:
+    choices = tmp_path_factory.mktemp("choices") / "library.json"
+    choices.write_text(written(BETWEEN_SLICES, H200), encoding="utf-8")
+    settings = EngineConfig(max_seq_len=4096, kernel_choices=str(choices))
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     caches = {name: str(tmp_path_factory.mktemp("cache")) for name in ("TRITON_CACHE_DIR", "OSTRO_CACHE")}
     ran = subprocess.run(
         [sys.executable, str(PROBE)],
-        input=msgspec.json.encode(REQUESTS),
+        input=msgspec.json.encode({**REQUESTS, LIBRARY: request(config("qwen3-0.6b"), settings)}),
         env={**environment, **caches},
         capture_output=True,
         check=False,
@@ -81,7 +96,7 @@ def test_precompiled_kernels_are_those_that_launches_look_for(probed: Mapping[st
     assert keys["others"] == 0
 
 
-@pytest.mark.parametrize("name", REQUESTS)
+@pytest.mark.parametrize("name", [*REQUESTS, LIBRARY])
 def test_every_kernel_of_a_step_is_compiled_ahead(probed: Mapping[str, Any], name: str) -> None:
     launched = probed["models"][name]["launched"]
     assert launched["kernels"] > 20

@@ -103,14 +103,14 @@ def launched(request: Request) -> dict[str, object]:
     if request.settings.kernel_choices == "auto":
         # As if by turns one candidate and another had been the fastest.
         matmuls = [each for each in part.decoder.matmuls if each not in part.decoder.choices]
-        first, second, *_ = conceivable(matmuls, request.gpu)
-        part.decoder.choices |= first.of(matmuls[::2]) | second.of(matmuls[1::2])
+        if found := [*conceivable(matmuls, request.gpu)]:
+            part.decoder.choices |= found[0].of(matmuls[1::2]) | found[-1].of(matmuls[::2])
     most, vocab = request.settings.max_batch_seqs, part.model.shape.vocab_size
     sampler, drawn = Sampler(most, vocab, META), DrawnTokens(most, META)
     with torch.inference_mode():
-        found = recorded(steps(part, sampler, drawn, most))
-    missed = [f"{kernel_name(each)}{json.loads(each)['constant_vals']}" for each in found if each not in ahead]
-    return {"kernels": len(found), "missed": missed}
+        ran = recorded(steps(part, sampler, drawn, most))
+    missed = [f"{kernel_name(each)}{json.loads(each)['constant_vals']}" for each in ran if each not in ahead]
+    return {"kernels": len(ran), "missed": missed}
 
 
 @contextmanager

@@ -22,6 +22,7 @@ from ostro.kernels.gpu.tilings import (
     fits,
     predicted_time,
     shared_memory,
+    slice_candidates,
     slice_tilings,
 )
 
@@ -128,6 +129,34 @@ def test_slices_fit_and_cover_all_inputs_with_equal_groups(matmul: Matmul) -> No
         assert (groups - 1) * tiling.ins < matmul.in_features
         held = tiling.outs * (2 if matmul.is_gated else 1) * tiling.ins * matmul.bits // 8
         assert held * min(groups, 2) <= 4 * 96 * 32 * tiling.warps, "more weights than registers"
+
+
+@given(matmuls, st.sampled_from(ROWS), st.sampled_from(sorted(DEVICES)))
+def test_few_slices_are_tried_which_fit_and_hold_all_inputs(matmul: Matmul, rows: int, name: str) -> None:
+    found = slice_candidates(matmul, rows, DEVICES[name])
+    assert len(set(found)) == len(found) <= 2
+    for tiling in found:
+        assert fits(matmul, rows, tiling, DEVICES[name])
+        assert tiling.ins >= matmul.in_features
+        assert tiling.folds == matmul.is_gated
+
+
+def test_slices_are_tried_where_they_were_the_fastest_on_an_h200() -> None:
+    """Of Qwen3-0.6B, Llama-3.2-1B, Gemma-3-1B and OLMo-2-1B; of larger matrices never."""
+    fastest = {
+        Matmul(4096, 1024, 16): SliceTiling(16, 1024, 4),
+        Matmul(1024, 2048, 16, "added"): SliceTiling(16, 2048, 8),
+        Matmul(6144, 1024, 16, "gated"): SliceTiling(8, 1024, 4, folds=True),
+        Matmul(1024, 3072, 16, "added"): SliceTiling(16, 3072, 8),
+        Matmul(3072, 2048, 16): SliceTiling(8, 2048, 4),
+        Matmul(1536, 1152, 16): SliceTiling(16, 1280, 8),
+        Matmul(1152, 1024, 16): SliceTiling(16, 1024, 4),
+        Matmul(2048, 2048, 16): SliceTiling(16, 2048, 8),
+    }
+    for matmul, tiling in fastest.items():
+        assert tiling in slice_candidates(matmul, 8, H200)
+    for epilogue, shape in (("plain", (6144, 2048)), ("gated", (13824, 1152)), ("added", (2560, 4096))):
+        assert not slice_candidates(Matmul(*shape, 16, epilogue), 8, H200)  # type: ignore[arg-type]
 
 
 def test_held_blocks_that_are_all_of_the_inputs_leave_nothing_to_be_in_flight() -> None:

@@ -39,6 +39,7 @@ from ostro.kernels.gpu.tilings import (
     candidates,
     default_vector_tiling,
     fits,
+    slice_candidates,
 )
 from ostro.models.architecture import MLP, Architecture, Experts, Layer, Projection
 from ostro.models.description import Causal, plain_decoder
@@ -47,8 +48,10 @@ from ostro.system.machine import gpu_name
 
 _log = logging.getLogger(__name__)
 
-TRIED: Mapping[int, int] = {1: 3, 16: 3, 64: 3, 128: 2, 256: 1}
-"""How many tilings are measured, by number of rows: not for all ROWS, as each binary takes a long time to compile."""
+TRIED: Mapping[int, int] = {1: 3, 8: 3, 16: 3, 64: 3, 128: 2, 256: 1}
+"""How many tilings are measured, besides slices, by number of rows: not for all ROWS, as each binary takes a long time
+to compile.
+"""
 LIBRARY: Literal["library"] = "library"
 MEASURED_LATER = "measured at the first start"
 _SHIPPED = Path(__file__).with_name("shipped_choices")
@@ -155,24 +158,33 @@ class Choices:
 
 def choose(matmuls: Iterable[Matmul], gpu: Gpu, clock: Clock) -> Choices:
     """Measures the candidates for each matmul against the library."""
-    return Choices({each: {rows: _fastest(each, rows, gpu, clock) for rows in TRIED} for each in matmuls})
+    return Choices(
+        {each: {rows: _fastest(each, rows, gpu, clock) for rows in rows_to_try(each, gpu)} for each in matmuls}
+    )
+
+
+def rows_to_try(matmul: Matmul, gpu: Gpu) -> tuple[int, ...]:
+    """The numbers of rows that are measured: up to 8 only where there are slices, as all else is as for 16."""
+    sliced = bool(slice_candidates(matmul, 8, gpu.multiprocessors))
+    return tuple(rows for rows in TRIED if rows != 8 or sliced)
 
 
 def to_try(matmul: Matmul, rows: int, gpu: Gpu) -> tuple[Tiling, ...]:
     """Our own tilings that are measured for a number of rows in TRIED."""
-    return candidates(matmul, rows, gpu.multiprocessors, TRIED[rows])
+    device = gpu.multiprocessors
+    return *candidates(matmul, rows, device, TRIED[rows]), *slice_candidates(matmul, rows, device)
 
 
 def conceivable(matmuls: Sequence[Matmul], gpu: Gpu) -> Iterable[Choices]:
     """Choices that together contain every tiling that `choose` may pick."""
-    for order in range(max(TRIED.values())):
-        found = ((each, {rows: to_try(each, rows, gpu) for rows in TRIED}) for each in matmuls)
+    found = {each: {rows: to_try(each, rows, gpu) for rows in rows_to_try(each, gpu)} for each in matmuls}
+    for order in range(max((len(tilings) for tried in found.values() for tilings in tried.values()), default=0)):
         yield Choices(
             {
                 each: {
                     rows: tilings[min(order, len(tilings) - 1)] if tilings else None for rows, tilings in tried.items()
                 }
-                for each, tried in found
+                for each, tried in found.items()
             }
         )
 

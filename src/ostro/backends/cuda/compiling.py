@@ -21,7 +21,15 @@ from ostro.backends.cuda.choices import Choices, Gpu, choose, conceivable, keep,
 from ostro.backends.cuda.fused import FusedDecoder, folds
 from ostro.backends.cuda.layer_plan import AttentionPlan, LayerPlan, MixturePlan, kinds, norm_weights
 from ostro.backends.cuda.measuring import DeviceClock, l2_cache_bytes, this_gpu
-from ostro.backends.cuda.projections import Fp8Linear, PackedLinear, large_matmul, matmul_of, own_tiling, small_matmul
+from ostro.backends.cuda.projections import (
+    Fp8Linear,
+    FusedMatmul,
+    PackedLinear,
+    large_matmul,
+    matmul_of,
+    own_tiling,
+    small_matmul,
+)
 from ostro.backends.cuda.shared_prefixes import PrefixLimits
 from ostro.kernels.gpu.decode_attention import (
     DecodeScratch,
@@ -290,8 +298,12 @@ def _layer_matmuls(
                 # All layers but the first have a delta to add.
                 prologue = _with_delta(prologue, x, layer.mlp_post_norm, layer)
                 yield partial(small_matmul, qkv, x, prologue, tiling=tiling, pdl=pdl)
+        # All layers but the first then read what the norm's kernel has added up.
+        apart = normed and _is_pending(adds[-1], rows, choices)
+        if apart and (tiling := chosen(qkv.linear, qkv.key, rows)) is not None:
+            yield partial(small_matmul, qkv, x, tiling=tiling, pdl=pdl)
         for each in reads:
-            normed = folds(layer, each, rows, choices)
+            normed = folds(layer, each, rows, choices) and not _is_pending(output, rows, choices)
             if (tiling := chosen(each.linear, each.key, rows, normed=normed)) is not None:
                 prologue = layer.mlp_prologue if normed else NO_PROLOGUE
                 # The first to read the stream adds to it.
@@ -306,6 +318,11 @@ def _layer_matmuls(
                 )
         if head is not None and (tiling := chosen(head, matmul_of(head), rows)) is not None:
             yield partial(small_linear, x, head.weight, tiling=tiling, pdl=pdl)
+
+
+def _is_pending(matmul: FusedMatmul, rows: int, choices: Choices) -> bool:
+    """Whether what a matmul adds to the stream waits for the next norm's kernel, as the library cannot add it."""
+    return matmul.epilogue.adds and matmul.tiling(rows, choices) is None
 
 
 def _with_delta(prologue: Prologue, x: Tensor, norm: NormWeights, layer: LayerPlan) -> Prologue:

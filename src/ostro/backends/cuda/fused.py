@@ -44,9 +44,9 @@ from ostro.kernels.gpu.prologue import NO_PROLOGUE, Delta, Prologue
 from ostro.kernels.gpu.rope_store import rope_store, rotation_table
 from ostro.kernels.gpu.routing import INVARIANT_HEIGHT, by_expert, route, tile_height
 from ostro.kernels.gpu.single_experts import single_inner, single_outer
-from ostro.kernels.gpu.small_batch import small_linear
+from ostro.kernels.gpu.small_batch import norms_itself, small_linear
 from ostro.kernels.gpu.step_inputs import StepInputs
-from ostro.kernels.gpu.tilings import Matmul, SliceTiling
+from ostro.kernels.gpu.tilings import Matmul
 from ostro.torch_models.decoder import Decoder
 from ostro.torch_models.rope import Rotary
 
@@ -314,7 +314,7 @@ def folds(layer: LayerPlan, reader: FusedMatmul, rows: int, choices: Choices) ->
     if rows == 1 or not layer.folds:
         return layer.folds
     tiling = reader.tiling(rows, choices) if isinstance(layer.mlp, MlpPlan) else None
-    return isinstance(tiling, SliceTiling) and tiling.folds and reader.linear.weight.dtype != torch.float16
+    return norms_itself(tiling, reader.linear.weight.dtype)
 
 
 def _folded(stream: _Stream, prologue: Prologue) -> _Read:

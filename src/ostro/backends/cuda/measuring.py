@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ostro.backends.cuda.choices import TRIED, Gpu, to_try
+from ostro.backends.cuda.choices import Gpu, rows_to_try, to_try
 from ostro.backends.cuda.driver import SPARE_SHARED_MEMORY
 from ostro.backends.cuda.graphs import StepGraphs
 from ostro.kernels.gpu.dot_linear import most_shared_memory
@@ -21,8 +21,8 @@ from ostro.kernels.gpu.epilogue import Epilogue
 from ostro.kernels.gpu.mlp import activated
 from ostro.kernels.gpu.norm import NormWeights, add_norm
 from ostro.kernels.gpu.prologue import Prologue
-from ostro.kernels.gpu.small_batch import UNUSABLE, small_linear
-from ostro.kernels.gpu.tilings import Matmul, Multiprocessors, SliceTiling, Tiling, binary_of
+from ostro.kernels.gpu.small_batch import UNUSABLE, norms_itself, small_linear
+from ostro.kernels.gpu.tilings import Matmul, Multiprocessors, Tiling, binary_of
 from ostro.models.architecture import Activation
 
 _ROUNDS = 5
@@ -99,7 +99,7 @@ class DeviceClock:
                 self._try, matmul, rows, tiling
             )
             for matmul in matmuls
-            for rows in TRIED
+            for rows in rows_to_try(matmul, gpu)
             for tiling in to_try(matmul, rows, gpu)
         }
         yield from jobs.values()
@@ -151,7 +151,7 @@ class DeviceClock:
             else:
                 small_linear(x, weight, epilogue=epilogue, residual=stream, tiling=tiling, pdl=pdl)
             add_norm(stream, delta, norm, pdl=pdl)
-        elif len(x) == 1 or (isinstance(tiling, SliceTiling) and tiling.folds):
+        elif len(x) == 1 or norms_itself(tiling, x.dtype):
             small_linear(x, weight, prologue, epilogue, tiling=tiling, pdl=pdl)
         else:
             read = add_norm(x, None, norm, pdl=pdl)

@@ -58,6 +58,11 @@ def small_linear(
     return out
 
 
+def norms_itself(tiling: Tiling | None, dtype: torch.dtype) -> bool:
+    """Whether a tiling for several rows has their norm as a prologue, which of float16 none can."""
+    return isinstance(tiling, SliceTiling) and tiling.folds and dtype != torch.float16
+
+
 def small_linear_plain(
     x: Tensor,
     weight: Tensor,

@@ -6,7 +6,7 @@ needs neither torch nor Triton.
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 ROWS = (1, 4, 8, 16, 32, 64, 128, 256)
@@ -32,6 +32,11 @@ _JOINING = 1.3
 _REGISTERS_A_THREAD, _SUMS_A_THREAD = 72, 128
 # Of weights per thread, by warps: 16 warps have half as many registers per thread as 8.
 _SLICE_REGISTERS = {4: 96, 8: 96, 16: 64}
+# Where slices were the fastest on an H200: up to so many bytes of weights per multiprocessor, nearly all of which are
+# then in registers before the wait; and with so many outputs per program and warps, by number of rows.
+_SLICED_BYTES = 110_000
+_FASTEST_SLICES = {8: ((16, 4), (16, 8), (8, 4)), 16: ((16, 4),)}
+_FASTEST_GATED_SLICES = ((8, 4),)
 # Programs per multiprocessor that saturate memory: one can read faster than its share.
 _ENOUGH = 0.5
 # Candidates whose predicted time is beyond this multiple of the best are not worth compiling.
@@ -321,6 +326,21 @@ def slice_tilings(matmul: Matmul) -> Iterator[SliceTiling]:
         chunks = -(-matmul.in_features // (SLICE_WIDTH * warps))
         if most >= 2 and chunks >= 2:
             yield SliceTiling(outs, _group(chunks, most) * SLICE_WIDTH * warps, warps)
+
+
+def slice_candidates(matmul: Matmul, rows: int, device: Multiprocessors, most: int = 2) -> tuple[SliceTiling, ...]:
+    """The slices to try for up to `rows` rows, besides `candidates`. All hold all of their inputs at once, and those of
+    gated matmuls norm them.
+    """
+    if rows not in _FASTEST_SLICES or matmul.weight_bytes > _SLICED_BYTES * device.number:
+        return ()
+    fastest = _FASTEST_GATED_SLICES if matmul.is_gated else _FASTEST_SLICES[rows]
+    whole = {
+        (each.outs, each.warps): replace(each, folds=matmul.is_gated)
+        for each in slice_tilings(matmul)
+        if each.ins >= matmul.in_features and fits(matmul, rows, each, device)
+    }
+    return tuple(whole[each] for each in fastest if each in whole)[:most]
 
 
 def _group(chunks: int, most: int) -> int:
