@@ -13,7 +13,7 @@ variant with none. Switches that are `--always` on are on in every variant.
                measured as the fastest without it
     mixed      steps with prompts of few tokens as graphs
     cascade    rows that share a prefix read it together
-    splits     decode attention of wide heads in smaller blocks and longer parts
+    splits     decode attention in long parts
 """
 
 import argparse
@@ -41,7 +41,7 @@ class Switches:
         self._shipped, self._unsliced = self._measured, unsliced or Choices()
         if runner.device.type == "cuda":
             self._shipped = known("off", this_gpu(runner.device)).of(self._decoder.matmuls)
-        self._splits, self._uniform = self._part.attention.scratch, uniform_splits(self._part.attention.scratch)
+        self._long_parts, self._short_parts = self._part.attention.scratch, short_parts(self._part.attention.scratch)
         self._prefixes, self._most_tokens = runner._prefixes, max_graph_tokens(runner.model)
         self._made: dict[frozenset[str], list[tuple[dict[Any, Any], Any]]] = {}
         self._used: frozenset[str] | None = None
@@ -82,7 +82,7 @@ class Switches:
         self._runner._prefixes = self._prefixes if on else None
 
     def _set_splits(self, on: bool) -> None:
-        self._part.attention.scratch = self._splits if on else self._uniform
+        self._part.attention.scratch = self._long_parts if on else self._short_parts
 
 
 def sliced(choices: Any) -> list[Any]:
@@ -113,8 +113,8 @@ def without_slices(core, before: Path | None) -> Any:  # type: ignore[no-untyped
     return measured | given
 
 
-def uniform_splits(scratch: Any) -> Any:
-    """Scratch memory for a tuning that does not depend on the width of heads."""
+def short_parts(scratch: Any) -> Any:
+    """Scratch memory for the former tuning."""
     from ostro.kernels.gpu.decode_attention import DecodeScratch, DecodeTuning
 
     return DecodeScratch(
@@ -125,7 +125,7 @@ def uniform_splits(scratch: Any) -> Any:
         scratch.page_size,
         scratch.arrived.device,
         windows=list(scratch.items),
-        tuning=DecodeTuning(resident=3),
+        tuning=DecodeTuning(parts_per_sm=12, resident=3),
         prefix_tuning=None if scratch.prefix is None else scratch.prefix.tuning,
     )
 

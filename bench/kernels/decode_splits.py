@@ -4,8 +4,8 @@
     python bench/kernels/decode_splits.py gemma-window          # shapes whose names begin so
     python bench/kernels/decode_splits.py --candidates          # a few tunings on every shape, long contexts included
 
-The sweep is over parts per multiprocessor, keys in a block, the fewest blocks in a part and, where programs process
-several parts each, one program per part. Tunings that lead to the same work are timed once. Every tuning's result is
+The sweep is over parts per multiprocessor, keys in a block and, where programs process several parts each, one program
+per part. Tunings that lead to the same work are timed once. Every tuning's result is
 checked against the fp32 twin; then all are timed by turns, as replays of a graph over caches that together do not fit
 in L2, and the least of five turns counts. TB/s counts the keys and values that a row sees.
 """
@@ -26,7 +26,6 @@ from ostro.kernels.gpu.decode_attention import (
     DecodeScratch,
     DecodeTuning,
     decode_attention,
-    decode_tuning_for,
     plan_decode,
     reference_attention,
 )
@@ -34,17 +33,16 @@ from ostro.kernels.gpu.signatures import digest_sources
 from ostro.models.architecture import AttentionSpec
 
 PAGE, TABLE_WIDTH = 64, 512
-FORMER = DecodeTuning(block=64, least_blocks=1, resident=3)
+FORMER = DecodeTuning(parts_per_sm=12, resident=3)
 ONE_A_PART = 1000
-PARTS, BLOCKS, LEAST, PROGRAMS = (3, 6, 8, 12, 16, 24), (32, 64, 128), (1, 2, 4, 8), (None, ONE_A_PART)
+PARTS, BLOCKS, PROGRAMS = (1, 2, 3, 4, 6, 12, 24), (32, 64, 128), (None, ONE_A_PART)
 SWEEP = [
-    DecodeTuning(block=block, parts_per_sm=parts, least_blocks=least, programs_per_sm=programs)
-    for parts, block, least, programs in itertools.product(PARTS, BLOCKS, LEAST, PROGRAMS)
+    DecodeTuning(block=block, parts_per_sm=parts, programs_per_sm=programs)
+    for parts, block, programs in itertools.product(PARTS, BLOCKS, PROGRAMS)
 ]
 # What a default might be. A tuning that is good for some lengths and bad for others is none.
 CANDIDATES = [
-    DecodeTuning(block=block, parts_per_sm=parts, least_blocks=least)
-    for block, least, parts in itertools.product((64, 32), (1, 4), (2, 3, 4, 6))
+    DecodeTuning(block=block, parts_per_sm=parts) for block, parts in itertools.product((64, 32), (1, 2, 3, 4, 6, 12))
 ]
 SECONDS = 165.0
 TURNS = 5
@@ -122,7 +120,7 @@ class Variant:
     def __str__(self) -> str:
         tuning = self.tuning
         each = ", one a part" if tuning.programs_per_sm else ""
-        return f"parts {tuning.parts_per_sm} block {tuning.block} least {tuning.least_blocks}{each}: {self.parts} parts"
+        return f"parts {tuning.parts_per_sm} block {tuning.block}{each}: {self.parts} parts"
 
 
 def a_cache(lens: Sequence[int], heads: Heads) -> Cache:
@@ -229,7 +227,7 @@ def shown(name: str, lens: Sequence[int], heads: Heads, timed: Sequence[Variant]
     def rate(variant: Variant) -> str:
         return f"{variant.microseconds:7.1f} us {read / variant.microseconds / 1e6:5.2f} TB/s"
 
-    former, now = (_of(timed, tuning, lens, heads) for tuning in (FORMER, decode_tuning_for(heads.dim)))
+    former, now = (_of(timed, tuning, lens, heads) for tuning in (FORMER, DecodeTuning()))
     best = sorted(timed, key=lambda each: each.microseconds)[:2]
     gain = former.microseconds / now.microseconds
     return f"{name:24}{rate(former)} | {rate(now)} {gain:5.2f}x | " + " | ".join(
@@ -245,9 +243,7 @@ def _of(timed: Sequence[Variant], tuning: DecodeTuning, lens: Sequence[int], hea
 
 def compare(jobs: Mapping[str, tuple[Sequence[int], Heads]]) -> None:
     """How much faster than the former tuning each candidate is."""
-    print(
-        f"{'':24} " + " ".join(f"{f'{each.block}/{each.least_blocks}/{each.parts_per_sm}':>6}" for each in CANDIDATES)
-    )
+    print(f"{'':24} " + " ".join(f"{f'{each.block}/{each.parts_per_sm}':>6}" for each in CANDIDATES))
     for name, (lens, heads) in jobs.items():
         timed = time_all(lens, heads, [FORMER, *CANDIDATES])
         former = _of(timed, FORMER, lens, heads).microseconds
@@ -275,7 +271,7 @@ def main() -> None:
         return
     print(f"{'':24}{'former':21} | {'default':28} | the two best of the sweep", flush=True)
     for name, (lens, heads) in jobs.items():
-        tunings = [FORMER, decode_tuning_for(heads.dim)]
+        tunings = [FORMER, DecodeTuning()]
         if time.perf_counter() - started < SECONDS:
             tunings += SWEEP
         print(shown(name, lens, heads, time_all(lens, heads, tunings)), flush=True)

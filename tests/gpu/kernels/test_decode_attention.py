@@ -12,7 +12,6 @@ from ostro.kernels.gpu.decode_attention import (
     DecodeScratch,
     DecodeTuning,
     decode_attention,
-    decode_tuning_for,
     plan_decode,
     reference_attention,
 )
@@ -213,9 +212,9 @@ def work_list(lens: Sequence[int], scratch: DecodeScratch, device: torch.device)
 
 
 def a_planner(rows: int, device: torch.device, *, target: int) -> DecodeScratch:
-    scratch = DecodeScratch(rows, 2, 2, 32, 64, device)
-    scratch.target = target
-    return scratch
+    # As many tiles as multiprocessors.
+    tuning = DecodeTuning(parts_per_sm=target)
+    return DecodeScratch(rows, 2, 2, 32, 64, device, tuning=tuning, processors=2)
 
 
 def test_a_short_list_is_cut_at_every_block_and_a_long_one_is_not(device: torch.device) -> None:
@@ -245,26 +244,12 @@ def test_parts_cover_each_row_once_and_long_parts_come_first_then_first_parts(de
         assert own[-1][2] == length
 
 
-def test_parts_have_the_fewest_blocks_where_enough_are_left(device: torch.device) -> None:
-    """Parts of one block have nothing to load while they compute: a window of 512 keys had eight of them."""
-    tuning = DecodeTuning(least_blocks=4)
-    scratch = DecodeScratch(8, 4, 1, 32, 64, device, tuning=tuning, processors=2)
-    assert [item[1:3] for item in work_list([512, 512], scratch, device)] == [
-        [0, 256],
-        [0, 256],
-        [256, 512],
-        [256, 512],
-    ]
-    # Two long parts would leave three of four places empty.
-    assert [item[1:3] for item in work_list([256], scratch, device)] == [[64 * i, 64 * i + 64] for i in range(4)]
-
-
 @pytest.mark.parametrize(
     ("head_dim", "tuning", "element_size", "resident"),
     [
         (128, DecodeTuning(), 2, 3),
         (256, DecodeTuning(), 2, 1),
-        (256, decode_tuning_for(256), 2, 3),
+        (256, DecodeTuning(block=32), 2, 3),
         (128, DecodeTuning(), 4, 1),
         (256, DecodeTuning(), 1, 3),
         (256, DecodeTuning(resident=2), 2, 2),
@@ -273,7 +258,8 @@ def test_parts_have_the_fewest_blocks_where_enough_are_left(device: torch.device
 def test_as_many_programs_are_launched_for_few_rows_as_fit(
     head_dim: int, tuning: DecodeTuning, element_size: int, resident: int
 ) -> None:
-    scratch = DecodeScratch(8, 4, 1, head_dim, 64, torch.device("meta"), tuning=tuning, processors=132, overlaps=True)
+    split = replace(tuning, parts_per_sm=12)
+    scratch = DecodeScratch(8, 4, 1, head_dim, 64, torch.device("meta"), tuning=split, processors=132, overlaps=True)
     assert scratch.programs(8, element_size) == 132 * resident
 
 

@@ -63,8 +63,6 @@ _TILE = 16
 _JOINED_ROWS = 32
 # Programs whose registers fit on a multiprocessor at once: they take up to 163 a thread.
 _MOST_RESIDENT = 3
-# Each multiprocessor should have this many programs before parts are made longer than one block.
-_ENOUGH_PER_SM = 2
 # Bytes of shared memory that the driver reserves in each program.
 _RESERVED = 1024
 _SHARED_MEMORY = 200 * 1024
@@ -84,11 +82,9 @@ class DecodeTuning:
     programs_per_sm: int | None = None
     """The maximum; each program then processes several parts. None: for few rows, as many as fit at once, so that no
     time is spent on programs without work; otherwise one per part, scheduled by the hardware."""
-    parts_per_sm: int = 12
-    """How finely to split a large batch: parts times KV heads, per multiprocessor."""
-    least_blocks: int = 1
-    """The fewest blocks in a part, unless that leaves multiprocessors without work. A part of one block has nothing to
-    load while it computes."""
+    parts_per_sm: int = 2
+    """How finely to split a batch: parts times KV heads, per multiprocessor. Long parts load one block while they
+    compute on another. With 12, an H200 takes up to 2.5 times as long: bench/kernels/decode_splits.py."""
     resident: int | None = None
     """Programs that fit on a multiprocessor at once. None: computed from the shared memory that they take."""
     ahead: int = 4
@@ -106,11 +102,6 @@ class DecodeTuning:
         # Besides the buffers: the tile of queries and that of weights, as the tensor cores read them.
         operands = _TILE * (padded_dim + self.block) * max(2, element_size)
         return self.buffers_of(vector_bytes) * 2 * self.block * vector_bytes + operands + _RESERVED
-
-
-def decode_tuning_for(head_dim: int) -> DecodeTuning:
-    """Blocks of 64 keys of 256 numbers would leave room for one program per multiprocessor, instead of three."""
-    return DecodeTuning(block=32, least_blocks=4) if head_dim > 128 else DecodeTuning()
 
 
 class DecodeScratch:
@@ -139,13 +130,11 @@ class DecodeScratch:
         self.kv_heads = kv_heads
         self.head_dim = head_dim
         self.page_size = page_size
-        self.tuning = tuning or decode_tuning_for(head_dim)
+        self.tuning = tuning or DecodeTuning()
         self.tiles = kv_heads * triton.cdiv(heads // kv_heads, _TILE)
         self.processors = _processors(device) if processors is None else processors
         self.overlaps = supports_overlaps(device) if overlaps is None else overlaps
         self.target = max(1, triton.cdiv(self.processors * self.tuning.parts_per_sm, self.tiles))
-        self.enough = triton.cdiv(self.processors * _ENOUGH_PER_SM, self.tiles)
-        """Parts that occupy all multiprocessors."""
         self._memory_per_sm = _memory_per_sm(device)
         # With parts of at least total / target, each row has at most one part more than its share.
         capacity = max_rows + self.target
@@ -212,8 +201,6 @@ def plan_decode(lens: Tensor, scratch: DecodeScratch, window: int | None = None,
         None if prefix is None else prefix.count,
         rows,
         scratch.target,
-        scratch.enough,
-        scratch.tuning.least_blocks,
         window or 0,
         0 if groups is None else groups.stride(0),
         0 if prefix is None else prefix.target,
@@ -386,7 +373,7 @@ def _memory_per_sm(device: torch.device) -> int:
     return int(torch.cuda.get_device_properties(device).shared_memory_per_multiprocessor)
 
 
-@triton.jit(do_not_specialize=["lens", "rows", "target", "enough", "least", "window", "groups_stride", "prefix_target"])
+@triton.jit(do_not_specialize=["lens", "rows", "target", "window", "groups_stride", "prefix_target"])
 def _plan_kernel(
     lens,
     items,
@@ -397,8 +384,6 @@ def _plan_kernel(
     prefix_count,
     rows,
     target,
-    enough,
-    least,
     window,
     groups_stride,
     prefix_target,
@@ -437,9 +422,7 @@ def _plan_kernel(
         length = tl.maximum(length, low)
     first_block = low // block
     row_blocks = tl.cdiv(length, block) - first_block
-    total = tl.sum(blocks)
-    # Longer parts than the load requires only as long as `enough` of them are left.
-    split = tl.maximum(tl.maximum(tl.cdiv(total, target), tl.minimum(least, total // enough)), 1)
+    split = tl.maximum(tl.cdiv(tl.sum(blocks), target), 1)
     parts = tl.where(every < rows, tl.maximum(tl.cdiv(blocks, split), 1), 0)
     num_parts = tl.maximum(tl.cdiv(row_blocks, split), 1)
     before = (every < row).to(tl.int32)
