@@ -1,3 +1,4 @@
+import json
 import logging
 import os
 from collections.abc import Iterator
@@ -62,6 +63,29 @@ def test_a_model_is_pulled_listed_verified_and_removed(capsys: pytest.CaptureFix
     status, out, _ = models(capsys, "rm", "acme/tiny")
     assert (status, out.startswith(f"removed {REFERENCE}, ")) == (0, True)
     assert ModelStore().entries() == []
+
+
+def test_the_list_can_be_read_by_programs(capsys: pytest.CaptureFixture[str], cache: Path) -> None:
+    assert models(capsys, "list", "--json") == (0, "[]\n", "")
+    path = Path(models(capsys, "pull", REFERENCE)[1].strip())
+    name = page_file_name("acme/tiny", path)
+    with ModelStore().hold(path):
+        keep_pages(cache, name).close()
+        status, out, _ = models(capsys, "list", "--json")
+    model, pages = json.loads(out)
+    assert status == 0
+    assert model["last_use"] > 0
+    assert model == {
+        "name": "acme/tiny",
+        "kind": "model",
+        "size": next(each.size for each in ModelStore().entries()),
+        "last_use": model["last_use"],
+        "in_use": True,
+        "source": REFERENCE,
+        "variant": None,
+        "path": str(path),
+    }
+    assert (pages["kind"], pages["name"]) == ("pages", f"pages/{name.removesuffix('.pages')}")
 
 
 def test_a_damaged_model_is_reported_with_its_cure(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,11 +1,11 @@
 """ostro models: manages the local cache of downloaded models. The Hub's own cache is left to the Hub's tools."""
 
 import argparse
+import json
 import logging
 import sys
 import time
 from collections.abc import Sequence
-from itertools import chain
 from pathlib import Path
 
 from ostro.cli.parser import describe
@@ -35,6 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     listing = actions.add_parser(
         "list", help="list models, packed weights and kept prefixes in the cache: name, size, last use, source"
     )
+    listing.add_argument("--json", action="store_true", help="print JSON, with sizes in bytes and paths")
     listing.set_defaults(action=_list)
     available = actions.add_parser("available", help="list models that have a short name: size, licence, source")
     available.set_defaults(action=_available)
@@ -64,16 +65,32 @@ def run(args: argparse.Namespace) -> int:
 
 def _list(args: argparse.Namespace) -> int:
     store = ModelStore()
-    kinds = (
-        sorted(each, key=lambda entry: entry.name) for each in (store.entries(), store.packed(), kept_pages(store))
-    )
+    kinds = {"model": store.entries(), "packed": store.packed(), "pages": kept_pages(store)}
+    found = [(kind, each) for kind, some in kinds.items() for each in sorted(some, key=lambda entry: entry.name)]
+    if args.json:
+        print(json.dumps([_record(kind, each) for kind, each in found], indent=2))
+        return 0
     rows = [("NAME", "SIZE", "LAST USE", "IN USE", "SOURCE")]
     rows += [
         (each.name, _size(each.size), _ago(each.last_use), "yes" if each.in_use else "no", _source(each))
-        for each in chain(*kinds)
+        for _, each in found
     ]
     _print_table(rows)
     return 0
+
+
+def _record(kind: str, entry: Entry) -> dict[str, object]:
+    """An entry for programs. Times are in seconds since the epoch."""
+    return {
+        "name": entry.name,
+        "kind": kind,
+        "size": entry.size,
+        "last_use": entry.last_use if entry.last_use > 0 else None,
+        "in_use": entry.in_use,
+        "source": entry.reference,
+        "variant": (entry.manifest.variant if entry.manifest else "") or None,
+        "path": str(entry.path),
+    }
 
 
 def _source(entry: Entry) -> str:
