@@ -205,7 +205,9 @@ def test_other_checkpoints_are_not_opened_as_hrm(tmp_path: Path) -> None:
 
 def test_the_tokenizer_is_looked_for_beside_the_brain(tmp_path: Path) -> None:
     path = write_brain(tmp_path)
-    with pytest.raises(ModelNotFound, match=r"no tokenizer\.json or vocab\.txt with .*Give --tokenizer-path") as caught:
+    with pytest.raises(
+        ModelNotFound, match=r"no tokenizer\.json or vocab\.txt with .*Give --tokenizer ORG/NAME"
+    ) as caught:
         _ = open_hrm(path).tokenizer_path
     assert caught.value.param == "tokenizer"
     (tmp_path / "tokenizer").mkdir()
@@ -275,7 +277,7 @@ def test_an_explicit_dialect_wins(tmp_path: Path) -> None:
 
 
 def test_metadata_alone_does_not_identify_a_dialect(tmp_path: Path) -> None:
-    path = make_brain(tmp_path, None)
+    path = make_brain(tmp_path, None).rename(tmp_path / "best.safetensors")
     write_json(tmp_path / "checkpoint_metadata.json", {"arch": ARCH})
     config = open_hrm(path).config
     assert "dialect" not in config
@@ -355,6 +357,26 @@ def test_weights_without_any_file_run_with_the_operators_settings(tmp_path: Path
     assert_same_tensors(told, WEIGHTS)
 
 
+@pytest.mark.parametrize("file", ["actv1_student.pt", "actv1_student.safetensors"])
+def test_ai_os_names_of_weights_tell_the_dialect_where_there_is_no_brain_json(tmp_path: Path, file: str) -> None:
+    path = tmp_path / file
+    save_file(WEIGHTS, path) if path.suffix == ".safetensors" else torch.save(WEIGHTS, path)
+    told = open_hrm(path).with_settings(HrmSettings(None, FLAGS))
+    assert HrmConfig.read(told.config, max_seq_len=64).dialect == "aios"
+
+
+def test_everything_that_is_missing_is_listed_at_once(tmp_path: Path) -> None:
+    """Each flag that was added used to bring the next error."""
+    path = make_brain(tmp_path, None)
+    flags = r"or --num-heads and --h-cycles and --l-cycles and --max-seq-len\."
+    with pytest.raises(BadCheckpoint, match=flags):
+        HrmConfig.read(open_hrm(path).config)
+    other = path.rename(tmp_path / "best.safetensors")
+    told = open_hrm(other).with_settings(HrmSettings(None, {"num_heads": 4}))
+    with pytest.raises(BadCheckpoint, match=r"or --h-cycles and --l-cycles and --hrm-dialect upstream or aios\."):
+        HrmConfig.read(told.config, max_seq_len=64)
+
+
 def test_operator_settings_win_over_the_named_file_and_that_over_neighbouring_files(
     tmp_path: Path,
 ) -> None:
@@ -369,6 +391,7 @@ def test_operator_settings_win_over_the_named_file_and_that_over_neighbouring_fi
     ("name", "text", "dialect"),
     [
         ("brain.json", json.dumps(ARCH), "aios"),
+        ("thinker.json", json.dumps({"type": "actv1", **ARCH}), "aios"),
         ("all_config.yaml", ARCH_YAML, "upstream"),
         ("own.yaml", ARCH_YAML + "dialect: aios\n", "aios"),
         ("own.yaml", ARCH_YAML, None),

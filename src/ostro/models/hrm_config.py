@@ -30,6 +30,8 @@ _AIOS_SCALED_FROM = 512
 _AIOS_EXPERTS_PER_TOKEN = 2
 # Values that no tensor shape reveals, with the setting that provides them if no file does.
 _STATED_ONLY = {"num_heads": "--num-heads", "H_cycles": "--h-cycles", "L_cycles": "--l-cycles"}
+# The same for values that only some checkpoints need.
+_STATED_OR_GIVEN = {"seq_len": "--max-seq-len", "dialect": "--hrm-dialect upstream or aios"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +109,7 @@ class HrmConfig:
         `max_seq_len` is the context length to serve. It is required only if the checkpoint does not state its own, as
         with upstream's rotary positions.
         """
-        _check_stated(config)
+        _check_stated(config, dialect, max_seq_len)
         reader = ConfigReader(config, source=str(config.get(SETTINGS_FILES) or "The HRM config"))
         hidden, heads = reader.integer("hidden_size", most=MOST_HIDDEN), reader.integer("num_heads", most=MOST_HEADS)
         positions = reader.text("pos_encodings")
@@ -151,18 +153,23 @@ class HrmConfig:
         )
 
 
-def _check_stated(config: Mapping[str, object]) -> None:
-    missing = [key for key in _STATED_ONLY if config.get(key) is None]
-    if not missing:
+def _check_stated(config: Mapping[str, object], dialect: Dialect | None, max_seq_len: int | None) -> None:
+    """Names everything that is missing at once. A dialect or a length that is missing alone has errors of its own."""
+    if all(config.get(key) is not None for key in _STATED_ONLY):
         return
-    keys, flags = " and ".join(map(repr, missing)), " and ".join(_STATED_ONLY[key] for key in missing)
+    given = {**config, **{key: value for key, value in (("dialect", dialect), ("seq_len", max_seq_len)) if value}}
+    missing = {key: flag for key, flag in (_STATED_ONLY | _STATED_OR_GIVEN).items() if given.get(key) is None}
+    keys, flags = " and ".join(map(repr, missing)), " and ".join(missing.values())
     files = config.get(SETTINGS_FILES)
     if files is None:
         raise BadCheckpoint(
             f"There is no brain.json, checkpoint_metadata.json or all_config.yaml with these weights, and the tensors "
             f"do not reveal {keys}. Give such a file with --hrm-config, or {flags}."
         )
-    raise BadCheckpoint(f"{keys} is not in {files}, and the tensors do not reveal it. Add it there, or give {flags}.")
+    are, them = ("is", "it") if len(missing) == 1 else ("are", "them")
+    raise BadCheckpoint(
+        f"{keys} {are} not in {files}, and the tensors do not reveal {them}. Add {them} there, or give {flags}."
+    )
 
 
 def _dialect(reader: ConfigReader, given: str | None) -> Dialect:

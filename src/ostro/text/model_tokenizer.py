@@ -16,7 +16,7 @@ from ostro.weights import Checkpoint
 
 _HELP = (
     "This model has no tokenizer, so a text is its token ids, such as '3 1 4'. Send token ids, ask /hrm/solve, or give "
-    "--tokenizer-path."
+    "--tokenizer ORG/NAME."
 )
 
 

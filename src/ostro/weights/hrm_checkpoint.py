@@ -24,6 +24,8 @@ from ostro.formats.torch_archive import tensor_shapes
 from ostro.sources.files import HRM_PUBLISHED, hrm_step
 from ostro.weights.hrm_settings import (
     BRAIN,
+    LEGACY,
+    STUDENT,
     HrmSettings,
     SettingTables,
     Shapes,
@@ -44,7 +46,6 @@ if TYPE_CHECKING:
     from ostro.weights.slices import SlicedWeight
 
 _STARTER, _STARTER_HEAD = "starter_brain.json", "q_head.pt"
-_STUDENT, _LEGACY = "actv1_student.safetensors", "actv1_student.pt"
 _MIND = "mind"
 _TOKENIZERS = ("tokenizer.json", "vocab.txt")
 _PICKLES = (".pt", ".pth", ".bin")
@@ -83,8 +84,8 @@ class HrmCheckpoint:
         found = next((place for place in places if any((place / file).is_file() for file in _TOKENIZERS)), None)
         if found is None:
             raise ModelNotFound(
-                f"There is no tokenizer.json or vocab.txt with {self.weights}. Give --tokenizer-path the directory or "
-                "the Hub id of the one that the model was trained with.",
+                f"There is no tokenizer.json or vocab.txt with {self.weights}. Give --tokenizer ORG/NAME, or its "
+                "directory: the one that the model was trained with.",
                 param="tokenizer",
             )
         return found
@@ -149,7 +150,7 @@ def is_hrm(path: Path) -> bool:
         return bool(_students(path) or (_steps(path) and is_upstream(path)))
     if not path.is_file() or path.name == _STARTER_HEAD:
         return False
-    if path.name in (_STUDENT, _LEGACY):
+    if path.name in (STUDENT, LEGACY):
         return True
     if hrm_step(path.name) is not None:
         return is_upstream(path.parent) or nearby(path.parent, BRAIN) is not None
@@ -206,7 +207,7 @@ def starter_base(path: Path) -> str:
 def _students(directory: Path) -> list[Path]:
     """Brain weights in the directory, in its `mind`, or in other subdirectories: the first of these that has any."""
     for bases in ([directory], [directory / _MIND], sorted(path for path in directory.iterdir() if path.is_dir())):
-        files = [base / file for base in bases for file in (_STUDENT, _LEGACY) if (base / file).is_file()]
+        files = [base / file for base in bases for file in (STUDENT, LEGACY) if (base / file).is_file()]
         if files:
             return files
     return []
@@ -220,14 +221,14 @@ def _steps(directory: Path) -> list[Path]:
 
 def _weights_in(directory: Path) -> Path:
     files = _students(directory)
-    students = [path for path in files if path.name == _STUDENT] or files
+    students = [path for path in files if path.name == STUDENT] or files
     if len(students) > 1:
         names = ", ".join(str(path.relative_to(directory)) for path in students)
         raise ModelNotFound(f"{directory} holds several brains ({names}). Give the path of one.")
     found = students or _steps(directory)
     if not found:
         raise ModelNotFound(
-            f"{directory} holds neither {_STUDENT} nor a {HRM_PUBLISHED} or step of upstream's trainer (step_1000)."
+            f"{directory} holds neither {STUDENT} nor a {HRM_PUBLISHED} or step of upstream's trainer (step_1000)."
         )
     return found[-1]
 
@@ -239,7 +240,7 @@ def _home(weights: Path) -> Path:
 
 
 def _name(weights: Path, home: Path) -> str:
-    if weights.name in (_STUDENT, _LEGACY, HRM_PUBLISHED):
+    if weights.name in (STUDENT, LEGACY, HRM_PUBLISHED):
         return home.name
     return weights.stem if hrm_step(weights.name) is None else f"{home.name}-{weights.name}"
 

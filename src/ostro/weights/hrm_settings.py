@@ -6,7 +6,7 @@ error here, and a missing value is an error when the config is read.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,6 +17,9 @@ from ostro.sources.files import HRM_CONFIG
 
 ARCHITECTURE, MODEL_TYPE = "HrmActV1", "hrm_act_v1"
 BRAIN, METADATA = "brain.json", "checkpoint_metadata.json"
+STUDENT, LEGACY = "actv1_student.safetensors", "actv1_student.pt"
+"""AI-OS's names for a brain's weights."""
+_BRAIN_TYPE = "actv1"
 _LAYER = re.compile(r"inner\.([HL])_level\.layers\.(\d+)\.")
 _EXPERT = re.compile(r"inner\.L_level\.layers\.0\.mlp\.moe\.experts\.(\d+)\.w1\.weight")
 
@@ -77,7 +80,8 @@ def read_settings_files(weights: Path) -> SettingTables:
     if metadata is not None:
         tables += _tables(metadata, read_json_object(metadata), "arch", "config")
     files = " or ".join(str(path) for path in (brain, metadata) if path is not None)
-    return SettingTables(files or None, tuple(tables), None if brain is None else "aios")
+    is_brain = brain is not None or weights.name in (STUDENT, LEGACY)
+    return SettingTables(files or None, tuple(tables), "aios" if is_brain else None)
 
 
 def read_settings_file(path: Path) -> SettingTables:
@@ -88,7 +92,13 @@ def read_settings_file(path: Path) -> SettingTables:
         # As in the upstream trainer's file, where `arch` is nested in other settings.
         outer, *inner = _tables(path, _read_yaml(path), "arch")
         tables = [*inner, outer]
-    return SettingTables(str(path), tuple(tables), {BRAIN: "aios", HRM_CONFIG: "upstream"}.get(path.name))
+    dialect = {BRAIN: "aios", HRM_CONFIG: "upstream"}.get(path.name)
+    return SettingTables(str(path), tuple(tables), dialect or _dialect_of_type(tables))
+
+
+def _dialect_of_type(tables: Sequence[tuple[str, Mapping[str, object]]]) -> str | None:
+    """AI-OS's, if it is a brain.json under another name."""
+    return "aios" if any(table.get("type") == _BRAIN_TYPE for _, table in tables) else None
 
 
 def _tables(path: Path, whole: Mapping[str, object], *inner: str) -> list[tuple[str, Mapping[str, object]]]:

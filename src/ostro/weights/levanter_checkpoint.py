@@ -59,8 +59,8 @@ class LevanterCheckpoint:
     def tokenizer_path(self) -> Path:
         if not any((self.path / name).is_file() for name in _TOKENIZERS):
             raise ModelNotFound(
-                f"{self.path} has no tokenizer: Levanter stores none. Give --tokenizer the directory or the Hub id of "
-                "the one that the model was trained with.",
+                f"{self.path} has no tokenizer: Levanter stores none. Give --tokenizer ORG/NAME, or its directory: the "
+                "one that the model was trained with.",
                 param="tokenizer",
             )
         return self.path
