@@ -423,6 +423,24 @@ async def test_log_of_a_dropped_response_is_dropped_though_somebody_reads_it() -
 
 
 @in_loop
+async def test_room_that_is_set_aside_for_input_counts_once_the_input_is_stored() -> None:
+    """It was counted twice: the request itself is in the ledger until its run ends."""
+    store = store_of(200_000)
+    each = run(response("a"))
+    stored = store.begin("me", "a", 100_000, None, each)
+    assert store.num_bytes < 10_000
+    with pytest.raises(TryLater):
+        store.begin("me", "b", 100_000, None, run(response("b")))
+    store.add_inputs(stored, [said("in_a", "x" * 90_000)])
+    assert 90_000 < store.num_bytes < 100_000
+    store.begin("me", "b", 90_000, None, run(response("b")))
+    store.delete("me", "b")
+    store.update(stored, response("a", "done"))
+    each.end()
+    store.begin("me", "c", 190_000, None, run(response("c")))
+
+
+@in_loop
 async def test_beginning_costs_the_same_however_many_are_stored() -> None:
     """All that was stored was scanned, under the lock that every request to the store takes."""
 

@@ -99,7 +99,7 @@ class StoredResponse:
     run: BackgroundRun | None = None
     """Its background run, if it has one, even after the run has ended."""
     num_reserved: int = 0
-    """Bytes set aside for its input, until `add_inputs`."""
+    """Bytes set aside for its input, until `add_inputs`. Nothing is stored in them: only `_pinned` counts them."""
     num_bytes: int = 0
     """Bytes counted for it in the store, without its exchange."""
     is_pinned: bool = False
@@ -214,7 +214,7 @@ class ResponseStore:
             if self._stored.get(stored.id) is not stored:
                 return
             self._count(stored, -stored.num_bytes - stored.exchange.num_bytes)
-            stored.num_reserved = 0
+            self._let_go_of_reserve(stored)
             stored.exchange.inputs, stored.exchange.input_ids = _encode(inputs), _ids(inputs)
             self._index(stored.exchange)
             self._count(stored, self._size(stored) + stored.exchange.num_bytes)
@@ -246,7 +246,7 @@ class ResponseStore:
                 return True
             stored.num_bytes += num_bytes
             self._count(stored, num_bytes)
-            logged = stored.num_bytes - _OVERHEAD - len(stored.body) - stored.num_reserved
+            logged = stored.num_bytes - _OVERHEAD - len(stored.body)
             fits = logged <= _MAX_LOG_SHARE * self._room.total and self._make_room(for_owner=stored.owner)
             if not fits:
                 stored.num_bytes -= logged
@@ -297,7 +297,7 @@ class ResponseStore:
 
     def _size(self, stored: StoredResponse) -> int:
         logged = 0 if stored.run is None else stored.run.num_bytes
-        stored.num_bytes = _OVERHEAD + len(stored.body) + logged + stored.num_reserved
+        stored.num_bytes = _OVERHEAD + len(stored.body) + logged
         return stored.num_bytes
 
     def _hold(self, exchange: Exchange | None) -> None:
@@ -343,18 +343,23 @@ class ResponseStore:
         if stored.id not in self._stored:
             return
         stored.is_pinned = True
-        self._pinned.take(stored.owner, stored.num_bytes)
+        self._pinned.take(stored.owner, stored.num_bytes + stored.num_reserved)
         for exchange in stored.exchange.chain():
             exchange.num_runs += 1
             if exchange.num_runs > 1:
                 return
             self._pinned.take(exchange.owner, exchange.num_bytes)
 
+    def _let_go_of_reserve(self, stored: StoredResponse) -> None:
+        if stored.is_pinned:
+            self._pinned.give_back(stored.owner, stored.num_reserved)
+        stored.num_reserved = 0
+
     def _unpin(self, stored: StoredResponse) -> None:
         if not stored.is_pinned:
             return
         stored.is_pinned = False
-        self._pinned.give_back(stored.owner, stored.num_bytes)
+        self._pinned.give_back(stored.owner, stored.num_bytes + stored.num_reserved)
         for exchange in stored.exchange.chain():
             exchange.num_runs -= 1
             if exchange.num_runs:
