@@ -73,10 +73,11 @@ class Caller:
             f"{method} {path} HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {self._key}\r\n"
             f"content-type: application/json\r\ncontent-length: {len(data)}\r\nconnection: close\r\n\r\n"
         )
-        connection = _connection(self._address)
-        with _resets_are_refusals():
+        with _resets_are_refusals(), ExitStack() as failed:
+            connection = failed.enter_context(_connection(self._address))
             connection.sendall(head.encode() + data[: int(share * len(data))])
-        return connection
+            failed.pop_all()
+            return connection
 
     def ask(self, method: str, path: str, body: object = None) -> bytes:
         """The whole answer's body. Raises Refused if its status is not 200."""
@@ -186,9 +187,8 @@ class Holder:
 
     def keep_answered(self, connection: socket.socket) -> bytes:
         """Keeps it once its answer has begun; what has come of it."""
-        begun = connection.recv(1 << 10)
+        begun = self._open.enter_context(connection).recv(1 << 10)
         _check_status(begun)
-        self._open.enter_context(connection)
         return begun
 
     def pause(self, pids: Iterable[int]) -> None:

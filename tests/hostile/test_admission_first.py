@@ -6,6 +6,7 @@ entries and one with a thousand. Work on the entries would make a thousand calls
 
 import asyncio
 import sys
+import threading
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
@@ -20,6 +21,8 @@ from ostro.errors import QueueFull
 from ostro.server import api as server_api
 from ostro.server.admission.limits import Gate, Ticket
 from ostro.server.api import HttpOptions
+from ostro.server.dialects.responses import input as response_input
+from ostro.server.dialects.responses.request import offered_tools
 from ostro.server.http.body import read_request
 from ostro.server.telemetry.record import RequestRecord
 
@@ -118,6 +121,31 @@ class Calls:
 def test_every_route_that_reads_a_body_is_listed() -> None:
     paths = {route.path for route in routes_of_the_app() if route.method == "POST"}
     assert {path for path in paths if not path.startswith("/admin/")} == BODIES.keys() | WITHOUT
+
+
+def test_tools_of_background_responses_are_read_where_bodies_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The response repeats them before it is admitted. Any number of threads read them, for 0.3 s each."""
+    set_faults(monkeypatch)
+    threads: list[str] = []
+
+    def offered(*args: Any) -> Any:
+        threads.append(threading.current_thread().name)
+        return offered_tools(*args)
+
+    monkeypatch.setattr(response_input, "offered_tools", offered)
+
+    async def scenario() -> None:
+        async with (
+            live_app(HttpOptions()) as (host, port, _),
+            httpx.AsyncClient(base_url=f"http://{host}:{port}", timeout=60) as client,
+        ):
+            asked = {"input": "Hello", "tools": flat_functions(FEW), "background": True, "max_output_tokens": 1}
+            answer = await client.post("/v1/responses", json=asked)
+            assert [tool["name"] for tool in answer.json()["tools"]] == ["f0", "f1"]
+
+    asyncio.run(scenario())
+    assert len(threads) == 1
+    assert threads[0].startswith("body"), "of which there are two"
 
 
 @pytest.mark.parametrize("bodies", [BODIES, TOOLS], ids=["main list", "tools"])

@@ -99,6 +99,28 @@ def test_what_is_released_is_what_was_held(steps: list[tuple[str, int, bool]]) -
     assert ledger.used == 0
 
 
+def test_operators_have_room_whoever_fills_the_rest() -> None:
+    """A server's only key could fill it, and /admin/profile answered 503."""
+    ledger = Ledger(MIB)
+    with ExitStack() as stack:
+
+        def hold(key: str, *, is_operator: bool = False) -> None:
+            stack.enter_context(Holding(ledger, key, is_operator=is_operator)).hold(1000)
+
+        def hold_all(key: str, *, is_operator: bool = False) -> None:
+            for _ in range(100):
+                hold(key, is_operator=is_operator)
+
+        with pytest.raises(TryLater):
+            hold_all("greedy")
+        before = ledger.used
+        hold("admin", is_operator=True)
+        assert ledger.used > before
+        with pytest.raises(TryLater):
+            hold_all("admin", is_operator=True)
+    assert ledger.used == 0
+
+
 def test_text_with_one_wide_character_counts_as_python_stores_it() -> None:
     assert 1000 <= memory_of("x" * 1000) < 1100
     assert 4000 <= memory_of("x" * 999 + "\U0001f600") < 4200
@@ -203,6 +225,25 @@ def test_background_response_stays_in_the_ledger_until_it_ends(monkeypatch: pyte
             await until(lambda: ledger.long.used == ledger.short.used == ledger.tokens == 0)
 
     asyncio.run(scenario())
+
+
+def test_one_busy_key_does_not_lock_out_the_operator(tmp_path: Path) -> None:
+    """/admin/profile passes the gate's check and has a body, and the only key's requests took all of both."""
+    env = {"OSTRO_API_KEY": "greedy", "OSTRO_ADMIN_KEY": "boss"}
+    limits = ["--max-concurrent-requests", "2", "--max-queue-requests", "2"]
+    with live_server(
+        tmp_path, *SERVER.arguments, *limits, "--profile", str(tmp_path), faults=SERVER.faults, env=env
+    ) as server:
+        url = urlsplit(server.url)
+        with (
+            server.client(authorization="Bearer boss") as boss,
+            Holder(url.hostname or "", url.port or 0, server.process.pid, "greedy", size=100) as greedy,
+        ):
+            greedy.hold(KINDS["background"], 4)
+            with pytest.raises(Refused):
+                greedy.hold(KINDS["background"], 1)
+            answer = boss.post("/admin/profile", json={"model": "a", "seconds": 0.1})
+            assert answer.status_code == 200, answer.text
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,6 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import TypeVar
 
 import pytest
@@ -182,6 +182,26 @@ async def test_key_that_floods_leaves_others_their_places() -> None:
     for visitor in (*(each for each in flood if each not in refused), *polite):
         await visitor.leave()
     await asyncio.gather(*(each.task for each in refused), return_exceptions=True)
+
+
+@in_loop
+async def test_operators_get_in_though_every_place_is_taken() -> None:
+    """A server's only key could fill every place, and /admin/profile answered 429."""
+    gate = Gate(GateLimits(concurrent=2, waiting=6))
+    flood = [Visitor(gate, "hostile") for _ in range(8)]
+    await settle()
+    operator = a_record("admin-1")
+    operator.is_operator = True
+    gate.check(operator)
+    with pytest.raises(QueueFull):
+        gate.check(a_record("other"))
+    async with AsyncExitStack() as inside:
+        for _ in range(4):
+            await inside.enter_async_context(gate.admit(operator))
+        with pytest.raises(QueueFull):
+            gate.check(operator)
+    for visitor in flood:
+        await visitor.leave()
 
 
 @in_loop

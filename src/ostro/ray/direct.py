@@ -68,7 +68,7 @@ class DirectReplica:
 
     async def _ask_all(self, caller: str, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            with Holding(self._ledger, caller) as holding:
+            with Holding(self._ledger, caller, is_operator=self._keyring.is_operator(caller)) as holding:
                 body = await read_body(Request(scope, receive), self._limits, holding)
                 call = ForwardedRequest.of(scope, bytes(body))
                 async with UntilDisconnect(receive):

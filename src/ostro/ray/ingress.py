@@ -87,7 +87,7 @@ class Ingress:
             async with UntilDisconnect(receive):
                 await self._relay(call, send)
             return
-        with Holding(self._ledger, caller) as holding:
+        with Holding(self._ledger, caller, is_operator=self._keyring.is_operator(caller)) as holding:
             body = bytes(await read_body(http, self._limits, holding))
             call = ForwardedRequest.of(scope, body, await read_key(call.path, body))
             async with UntilDisconnect(receive):

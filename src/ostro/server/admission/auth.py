@@ -89,6 +89,10 @@ class Keyring:
     def knows(self, key: str) -> bool:
         return _find(self.keys + self.admin, key) is not None
 
+    def is_operator(self, label: str) -> bool:
+        """Whether it is an admin key's label."""
+        return any(key.label == label for key in self.admin)
+
     def _needed(self, path: str) -> tuple[Key, ...]:
         """The keys of which one is required; empty if the path is open."""
         if path in OPEN_PATHS:
@@ -165,6 +169,7 @@ class Authentication:
         record = scope.get("state", {}).get("record")
         if isinstance(record, RequestRecord):
             record.key = ANONYMOUS if key is None else key.label
+            record.is_operator = self.keyring.is_operator(record.key)
             record.may_raise_priority = key is None or key.may_raise_priority
         await self.app(scope, receive, send)
 

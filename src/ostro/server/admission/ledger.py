@@ -6,7 +6,8 @@
 Short requests have a room of their own, so that a few long ones do not lock out everyone else. The keys share each room
 (`server.admission.shares`): one key cannot take what another is entitled to. A request that finds no room gets 503 with
 Retry-After. Token ids and answers are only counted, because the admission queue bounds them, by its slots and the
-model's context. Stored responses have a room too, in which the store makes room by dropping old ones.
+model's context. Admin keys have a small room besides, so that operators get in whoever fills the others. Stored
+responses have a room too, in which the store makes room by dropping old ones.
 """
 
 from collections.abc import Callable
@@ -24,6 +25,8 @@ _TOKEN = 40
 # Measured: a generated token's id and its text, in the completion and in what a writer keeps of it.
 _GENERATED = 200
 _RETRY_SECONDS = 1
+# Enough for a few requests to /admin, which are short.
+_OPERATORS = 1 << 20
 
 
 class Ledger:
@@ -34,6 +37,7 @@ class Ledger:
         short = max(most, num_places * (SHORT + _EACH))
         self.short = Shares(short, num_keys=num_keys, is_strict=True)
         self.long = Shares(most, num_keys=num_keys, is_strict=True)
+        self.operators = Shares(_OPERATORS, is_strict=True)
         self.stored = Shares(most_stored, num_keys=num_keys, is_strict=True)
         self.tokens = 0
         """Bytes of prompts' token ids."""
@@ -48,7 +52,7 @@ class Ledger:
     def held(self) -> dict[str, int]:
         """Bytes by what they are held for."""
         return {
-            "short": self.short.used,
+            "short": self.short.used + self.operators.used,
             "long": self.long.used,
             "stored": self.stored.used,
             "tokens": self.tokens,
@@ -59,10 +63,11 @@ class Ledger:
 class Holding:
     """What one request holds. It holds nothing until it begins to read a body."""
 
-    def __init__(self, ledger: Ledger, key: str, head: int = 0) -> None:
-        """`head` is the size of its headers."""
+    def __init__(self, ledger: Ledger, key: str, head: int = 0, *, is_operator: bool = False) -> None:
+        """`head` is the size of its headers; `is_operator` whether its key is an admin key."""
         self._ledger = ledger
         self._key = key
+        self._is_operator = is_operator
         self._each = _EACH + head
         self._room = ledger.short
         self._size = 0
@@ -88,7 +93,8 @@ class Holding:
         is no room, or BodyTooLarge if there never will be.
         """
         before, room = self._size, self._room
-        self._move(self._ledger.long if max(size, expected) > SHORT else self._ledger.short, 0)
+        self._move(room, 0)
+        self._room = self._room_for(max(size, expected))
         if not self._room.has_room(self._key, self._each + size):
             refusal = self._refusal(self._each + size)
             self._move(room, before)
@@ -106,7 +112,7 @@ class Holding:
 
     def hand_over(self) -> "Holding":
         """A holding for work that outlives the request, with all that this one held."""
-        heir = Holding(self._ledger, self._key)
+        heir = Holding(self._ledger, self._key, is_operator=self._is_operator)
         heir._each, heir._room, heir._size, heir._tokens = self._each, self._room, self._size, self._tokens
         self._size = self._tokens = 0
         return heir
@@ -127,6 +133,12 @@ class Holding:
         self._room.give_back(self._key, self._size)
         self._room, self._size = room, size
         room.take(self._key, size)
+
+    def _room_for(self, size: int) -> Shares:
+        if size > SHORT:
+            return self._ledger.long
+        own = self._ledger.operators
+        return own if self._is_operator and own.has_room(self._key, self._each + size) else self._ledger.short
 
     def _refusal(self, size: int) -> OstroError:
         room, key = self._room, self._key

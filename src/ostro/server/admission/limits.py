@@ -49,6 +49,8 @@ _T = TypeVar("_T")
 # Number of recent waits averaged for Retry-After, and its upper bound.
 _MEASURED = 64
 _LONGEST_RETRY = 60
+# For each admin key.
+_OPERATORS_PLACES = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -328,7 +330,7 @@ class Gate:
     @asynccontextmanager
     async def admit(self, record: RequestRecord) -> AsyncIterator[Ticket]:
         """Raises QueueFull or Unavailable if there is no room for another request."""
-        self._check(record.key)
+        self.check(record)
         ticket = Ticket(self, record)
         timer = asyncio.get_running_loop().call_later(self.limits.seconds, ticket.expire)
         self.num_inside += 1
@@ -358,7 +360,10 @@ class Gate:
 
     def check(self, record: RequestRecord) -> None:
         """Raises what `admit` would raise now; called before reading a body, which may be long."""
-        self._check(record.key)
+        if self.draining:
+            raise Unavailable("The server is shutting down.", retry_after=self.limits.retry_after_drain)
+        if not self._places.has_room(record.key) and not self._has_operators_place(record):
+            raise self._full(self._places, record.key, "requests", "running or waiting")
 
     def drain(self) -> None:
         """Admits nobody any more; requests inside may finish."""
@@ -468,11 +473,9 @@ class Gate:
         self._slots.give_back(ticket.record.key, ticket.num_slots)
         self._serve_queues()
 
-    def _check(self, key: str) -> None:
-        if self.draining:
-            raise Unavailable("The server is shutting down.", retry_after=self.limits.retry_after_drain)
-        if not self._places.has_room(key):
-            raise self._full(self._places, key, "requests", "running or waiting")
+    def _has_operators_place(self, record: RequestRecord) -> bool:
+        """Whether there is a place beyond the others', which operators have whoever fills these."""
+        return record.is_operator and self._places.used_by(record.key) < _OPERATORS_PLACES
 
     def _full(self, shares: Shares, key: str, what: str, how: str) -> QueueFull:
         """With several keys, mentions only the key's own requests."""

@@ -10,8 +10,10 @@ everything else waits, so values are counted before any of them is created.
 
 import asyncio
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 from pydantic import BaseModel
@@ -75,7 +77,9 @@ class HeldRequests:
             await self.app(scope, receive, send)
             return
         state = scope["state"]
-        with Holding(self.ledger, state["record"].key, head=_memory_of_head(scope)) as holding:
+        record = state["record"]
+        head = _memory_of_head(scope)
+        with Holding(self.ledger, record.key, head=head, is_operator=record.is_operator) as holding:
             state["holding"] = holding
             await self.app(scope, receive, send)
 
@@ -108,6 +112,7 @@ def _memory_of_head(scope: Scope) -> int:
     return sum(len(name) + len(value) + _HEADER for name, value in scope["headers"])
 
 
+_T = TypeVar("_T")
 Schema = TypeVar("Schema", bound=RequestModel)
 
 
@@ -120,10 +125,14 @@ async def read_request(schema: type[Schema], http: Request, limits: BodyLimits) 
         # objects with two fields.
         request, size = _decode(schema, data)
     else:
-        run = asyncio.get_running_loop().run_in_executor
-        request, size = await run(_DECODERS, _decode_long, schema, data)
+        request, size = await decoding(partial(_decode_long, schema, data))
     holding_of(http).hold(size)
     return request
+
+
+async def decoding(work: Callable[[], _T]) -> _T:
+    """The result of work that takes as long as the request has values, off the event loop."""
+    return await asyncio.get_running_loop().run_in_executor(_DECODERS, work)
 
 
 async def read_body(http: Request, limits: BodyLimits, holding: Holding) -> bytearray:

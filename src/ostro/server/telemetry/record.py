@@ -17,6 +17,8 @@ class RequestRecord:
     """The template of its path, such as /v1/models/{id}; None if no route matches."""
     key: str = "anonymous"
     """The label of the request's key; never the key itself."""
+    is_operator: bool = False
+    """Whether its key is an admin key."""
     may_raise_priority: bool = True
     """Whether it may ask for a negative priority."""
     asked_model: str | None = None

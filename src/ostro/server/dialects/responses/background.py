@@ -114,6 +114,7 @@ def _own_record(record: RequestRecord) -> RequestRecord:
         path=record.path,
         route=record.route,
         key=record.key,
+        is_operator=record.is_operator,
         may_raise_priority=record.may_raise_priority,
         stream=record.stream,
     )

@@ -34,7 +34,7 @@ from ostro.server.dialects.responses.request import OfferedTools
 from ostro.server.dialects.responses.store import StoredResponse
 from ostro.server.dialects.responses.writer import ResponseAnswerWriter, ResponseWriter
 from ostro.server.generation import Answer, Job, num_prompt_tokens
-from ostro.server.http.body import HeldResponse, holding_of
+from ostro.server.http.body import HeldResponse, decoding, holding_of
 from ostro.server.models.served import Model
 
 _EVENTS = "`event:` and `data:` lines, with a {name} as data; the last is response.completed, .incomplete or .failed."
@@ -131,7 +131,7 @@ async def _answer(api: Api, http: Request, request: CreateResponse, turn: Respon
 
     if request.background:
         # The response repeats its tools at once. Others read theirs inside the gate.
-        await asyncio.to_thread(lambda: turn.tools)
+        await decoding(lambda: turn.tools)
         offer()
         job = _job(request, turn, writer, lambda: None, lambda: None, streams=True)
         run = background.begin(api, http, turn, writer, job, logs=request.stream)
