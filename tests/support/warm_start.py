@@ -240,11 +240,11 @@ if __name__ == "__main__":
     import ostro.cli.serve
     import ostro.server.lifecycle
     import ostro.weights  # noqa: F401
-    from ostro.cli import COMMANDS, main
+    from ostro.cli import COMMANDS, main, module_of
 
     # The last ones are imported by a server that starts.
     late = ("encodings.idna", "pydantic.v1", "uvicorn.lifespan.off", "uvicorn.lifespan.on", "uvloop")
-    for name in (*(f"ostro.cli.{command}" for command in COMMANDS), *late):
+    for name in (*map(module_of, COMMANDS), *late):
         importlib.import_module(name)
     # It reads its settings from the environment when it is imported.
     _forget("huggingface_hub")

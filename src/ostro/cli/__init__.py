@@ -23,6 +23,7 @@ COMMANDS = {
     "score": "score how likely a model is to continue each prompt with a given text",
     "models": "list, download, delete and verify models in the local cache",
     "plan": "estimate how much memory a model needs and what fits, without loading it",
+    "collect-env": "describe this machine and installation, for a bug report",
 }
 
 
@@ -63,6 +64,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
 
 
+def module_of(command: str) -> str:
+    return f"ostro.cli.{command.replace('-', '_')}"
+
+
 def _drop_output() -> None:
     """Python would complain again when it flushes stdout at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -101,7 +106,7 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
         # Only the command being run needs its arguments.
         if name == _command(argv):
-            module = import_module(f"ostro.cli.{name}")
+            module = import_module(module_of(name))
             module.add_arguments(command)
             command.set_defaults(run=module.run)
     return parser

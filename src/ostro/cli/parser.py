@@ -64,6 +64,13 @@ class HelpFormatter(argparse.HelpFormatter):
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=_HELP_COLUMN)
 
+    def add_argument(self, action: argparse.Action) -> None:
+        super().add_argument(action)
+        # argparse overlooks that subcommands are indented once more.
+        for each in self._iter_indented_subactions(action):
+            width = len(self._format_action_invocation(each)) + self._current_indent
+            self._action_max_length = max(self._action_max_length, width)
+
     def _format_action_invocation(self, action: argparse.Action) -> str:
         if not action.option_strings:
             return super()._format_action_invocation(action)

@@ -3,6 +3,7 @@ can use it.
 """
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -13,6 +14,9 @@ from pathlib import Path
 
 _MIB, _GIB = 1 << 20, 1 << 30
 _CGROUP = Path("/sys/fs/cgroup")
+_CPUINFO = Path("/proc/cpuinfo")
+# How the kernel's names of vector and matrix extensions begin, on x86 and ARM; smep is another thing.
+_VECTORS = re.compile("avx|amx|fma|f16c|asimd|bf16|i8mm|sve|sme(?!p)")
 _PCI = Path("/sys/bus/pci/devices")
 _GOOGLE = "0x1ae0"
 # PCI id of a TPU chip -> how many devices JAX sees on it, and the memory of each. v2 and v3 share an id: the memory is
@@ -114,6 +118,29 @@ def gpu_name() -> str | None:
     gpus = _visible_gpus()
     found = _of_gpus("name", "-i", gpus[0]) if gpus else []
     return found[0][0] if found else None
+
+
+def describe_gpus() -> list[str]:
+    """Name, memory and driver of each NVIDIA GPU, whether or not this process may use it."""
+    found = _of_gpus("name,memory.total,driver_version") if _has_driver() else []
+    return [f"{name}, {memory} MiB, driver {driver}" for name, memory, driver in found]
+
+
+def cpu_model(cpuinfo: Path = _CPUINFO) -> str | None:
+    """The CPU's name; None if the system does not tell, as on ARM."""
+    return next(iter(_cpu_values("model name", cpuinfo)), None)
+
+
+def vector_extensions(cpuinfo: Path = _CPUINFO) -> list[str]:
+    """Instruction set extensions of the CPU that matter for matmuls, under the kernel's names."""
+    lines = _cpu_values("flags", cpuinfo) or _cpu_values("Features", cpuinfo)
+    return sorted(each for each in (lines[0].split() if lines else []) if _VECTORS.match(each))
+
+
+def _cpu_values(name: str, cpuinfo: Path) -> list[str]:
+    """The value of this field for each CPU."""
+    pairs = (line.partition(":") for line in _lines(cpuinfo))
+    return [value.strip() for field, _, value in pairs if field.strip() == name]
 
 
 def count_gpus() -> int:
