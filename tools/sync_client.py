@@ -12,8 +12,9 @@ TARGET = _CLIENT / "client.py"
 _DOCSTRING = '"""`Client`: `async_client` over blocking connections. Made by tools/sync_client.py: edit that one."""'
 _REPLACEMENTS = (
     (r'\A""".*?"""', _DOCSTRING),
+    (r"    def __await__.*?\n\n", ""),
     (r"Coroutine\[Any, Any, (\w+)\]", r"\1"),
-    (r", Coroutine\b", ""),
+    (r", Coroutine, Generator\b", ""),
     (r"\basync (def|for|with)\b", r"\1"),
     (r"\bawait ", ""),
     (r"\b__a(iter|enter|exit)__\b", r"__\1__"),

@@ -104,6 +104,26 @@ def test_a_stream_comes_to_the_same_answer(ask: Asker, name: str, prompt: object
     assert "".join(pieces) == (first if name == "generate" else first.message.content if name == "chat" else first.text)
 
 
+def test_chat_streams_on_demand_and_has_the_name_of_other_clients(ask: Asker) -> None:
+    whole = ask.call("chat_completion", MESSAGES, **GREEDY)
+    assert told(whole) == told(ask.call("chat", MESSAGES, stream=False, **GREEDY))
+    for name in ("chat", "chat_completion"):
+        streamed = ask.read(name, MESSAGES, text=False, stream=True, **GREEDY)
+        assert len(streamed.chunks) > 1
+        assert told(streamed.answer) == told(whole)
+
+
+def test_an_asynchronous_stream_may_be_awaited_first(server: LiveServer) -> None:
+    """As other clients' are: `async for chunk in await client.chat_completion(…, stream=True)`."""
+
+    async def text() -> str:
+        async with AsyncClient(server.url, KEY) as client:
+            stream = await client.chat_completion(MESSAGES, stream=True, temperature=0.0, max_tokens=12)
+            return "".join([piece async for piece in stream.text])
+
+    assert asyncio.run(text())
+
+
 def test_a_stream_left_early_has_no_whole_answer(server: LiveServer) -> None:
     with Client(server.url, KEY) as client, client.stream_chat("the fox", max_tokens=12) as stream:
         for _ in stream:

@@ -1,9 +1,9 @@
 """`AsyncClient`: sends the calls and waits for their responses. Requests and responses are defined elsewhere."""
 
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator
 from contextlib import asynccontextmanager
 from types import TracebackType
-from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
+from typing import Any, Concatenate, Generic, Literal, ParamSpec, Self, TypeVar, Unpack, overload
 from weakref import WeakSet
 
 import anyio
@@ -13,8 +13,10 @@ from ostro.client import calls
 from ostro.client.calls import Call, Question, StreamCall, documented
 from ostro.client.failures import LONGEST_BODY
 from ostro.client.gathering import Gathering, StreamReader
+from ostro.client.options import ChatOptions, Messages
 from ostro.client.target import Awaited, Target, Tries
 from ostro.errors import OstroError, RequestTimeout, Unreachable
+from ostro.schemas.chat import ChatCompletionChunk, ChatCompletionResponse
 from ostro.schemas.models import Readiness
 
 P = ParamSpec("P")
@@ -73,6 +75,11 @@ class AsyncStream(Generic[Chunk, Whole]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+    def __await__(self) -> Generator[None, None, Self]:
+        """The stream itself: other clients' streams are awaited before they are read."""
+        yield from ()
+        return self
 
     # No nested generators: when an event loop ends, it finalises them all at once, and they would conflict.
     async def _next(self) -> Chunk | None:
@@ -168,7 +175,25 @@ class AsyncClient:
         self._http = httpx.AsyncClient(**self._target.options())
         self._streams: WeakSet[AsyncStream[Any, Any]] = WeakSet()
 
-    chat = _method(calls.chat)
+    @overload
+    def chat(
+        self, messages: Messages, *, stream: Literal[False] = False, **options: Unpack[ChatOptions]
+    ) -> Coroutine[Any, Any, ChatCompletionResponse]: ...
+
+    @overload
+    def chat(
+        self, messages: Messages, *, stream: Literal[True], **options: Unpack[ChatOptions]
+    ) -> AsyncStream[ChatCompletionChunk, ChatCompletionResponse]: ...
+
+    def chat(
+        self, messages: Messages, *, stream: bool = False, **options: Unpack[ChatOptions]
+    ) -> Coroutine[Any, Any, ChatCompletionResponse] | AsyncStream[ChatCompletionChunk, ChatCompletionResponse]:
+        """The next message of a conversation; a plain string is a single user message. With `stream`, as `stream_chat`
+        gives it.
+        """
+        return self.stream_chat(messages, **options) if stream else self._send(calls.chat(messages, **options))
+
+    chat_completion = chat
     stream_chat = _streaming(calls.stream_chat)
     complete = _method(calls.complete)
     stream_complete = _streaming(calls.stream_complete)

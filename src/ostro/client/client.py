@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
+from typing import Any, Concatenate, Generic, Literal, ParamSpec, Self, TypeVar, Unpack, overload
 from weakref import WeakSet
 
 import httpx
@@ -13,8 +13,10 @@ from ostro.client import calls
 from ostro.client.calls import Call, Question, StreamCall, documented
 from ostro.client.failures import LONGEST_BODY
 from ostro.client.gathering import Gathering, StreamReader
+from ostro.client.options import ChatOptions, Messages
 from ostro.client.target import Awaited, Target, Tries
 from ostro.errors import OstroError, RequestTimeout, Unreachable
+from ostro.schemas.chat import ChatCompletionChunk, ChatCompletionResponse
 from ostro.schemas.models import Readiness
 
 P = ParamSpec("P")
@@ -168,7 +170,25 @@ class Client:
         self._http = httpx.Client(**self._target.options())
         self._streams: WeakSet[Stream[Any, Any]] = WeakSet()
 
-    chat = _method(calls.chat)
+    @overload
+    def chat(
+        self, messages: Messages, *, stream: Literal[False] = False, **options: Unpack[ChatOptions]
+    ) -> ChatCompletionResponse: ...
+
+    @overload
+    def chat(
+        self, messages: Messages, *, stream: Literal[True], **options: Unpack[ChatOptions]
+    ) -> Stream[ChatCompletionChunk, ChatCompletionResponse]: ...
+
+    def chat(
+        self, messages: Messages, *, stream: bool = False, **options: Unpack[ChatOptions]
+    ) -> ChatCompletionResponse | Stream[ChatCompletionChunk, ChatCompletionResponse]:
+        """The next message of a conversation; a plain string is a single user message. With `stream`, as `stream_chat`
+        gives it.
+        """
+        return self.stream_chat(messages, **options) if stream else self._send(calls.chat(messages, **options))
+
+    chat_completion = chat
     stream_chat = _streaming(calls.stream_chat)
     complete = _method(calls.complete)
     stream_complete = _streaming(calls.stream_complete)
