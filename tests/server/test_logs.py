@@ -2,6 +2,7 @@ import asyncio
 import io
 import json
 import logging
+import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -155,11 +156,13 @@ def test_level_holds(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_logging_yaml_is_honoured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`%(message)s` used to write a dict."""
     config, log = tmp_path / "logging.yaml", tmp_path / "access.log"
     config.write_text(
         "version: 1\n"
+        "formatters: {plain: {format: '%(levelname)s %(name)s: %(message)s'}}\n"
         "handlers:\n"
-        f"  file: {{class: logging.FileHandler, filename: {log}}}\n"
+        f"  file: {{class: logging.FileHandler, filename: {log}, formatter: plain}}\n"
         "loggers:\n"
         "  ostro.access: {handlers: [file], level: INFO, propagate: false}\n"
     )
@@ -171,7 +174,7 @@ def test_logging_yaml_is_honoured(tmp_path: Path, capsys: pytest.CaptureFixture[
         logging.getLogger("ostro.access").removeHandler(handler)
     logging.getLogger("ostro.access").propagate = True
     assert lines(capsys) == []
-    assert "a-model" in log.read_text()
+    assert re.fullmatch(r"INFO ostro\.access: POST /work 200 .+ ms\b.*\n", log.read_text())
 
 
 @pytest.mark.parametrize(

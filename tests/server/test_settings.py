@@ -104,6 +104,10 @@ def test_a_log_level_is_taken_in_any_case(tmp_path: Path, level: str) -> None:
     assert read(tmp_path, log_level=level).settings.log_level == level.lower()
 
 
+def test_warn_is_a_log_level(tmp_path: Path) -> None:
+    assert read(tmp_path, log_level="WARN").settings.log_level == "warning"
+
+
 @pytest.mark.parametrize(
     ("given", "computes_in"),
     [

@@ -136,6 +136,7 @@ def configure_logging(
         processors=[
             structlog.stdlib.filter_by_level,
             *shared,
+            _readable,
             structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
         ],
         logger_factory=structlog.stdlib.LoggerFactory(),
@@ -262,6 +263,17 @@ def _apply(path: Path) -> None:
 def _one_line(error: BaseException) -> str:
     causes = [error, *filter(None, [error.__cause__])]
     return " ".join(": ".join(str(each) for each in causes).split())
+
+
+class _Readable(dict[str, object]):
+    """An event whose text is its line: plain formatters, as in a logging.yaml, write `%(message)s`."""
+
+    def __str__(self) -> str:
+        return TextRenderer(color=False).message(self)
+
+
+def _readable(logger: WrappedLogger, name: str, event: EventDict) -> EventDict:
+    return _Readable(event)
 
 
 def _escaped(logger: WrappedLogger, name: str, event: EventDict) -> EventDict:

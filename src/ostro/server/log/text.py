@@ -31,13 +31,17 @@ class TextRenderer:
 
     def __call__(self, logger: WrappedLogger, method: str, event: EventDict) -> str:
         clock = self._paint(time.strftime("%H:%M:%S"), _DIM)
-        if event["event"] == "request" and event.get("logger") == "ostro.access":
+        if _is_request(event):
             return f"{clock} {self._request(event)}"
         level = event.get("level", "info")
         mark = self._paint(f"{level}: ", _LEVEL_COLORS[level]) if level in _LEVEL_COLORS else ""
         line = f"{clock} {mark}{_source(event)}{self._text(event)}"
         exception = event.get("exception")
         return line if not exception else f"{line}\n{_CONTROL.sub(_escaped, exception)}"
+
+    def message(self, event: Fields) -> str:
+        """The line without time, level and source, which a formatter may have fields of its own for."""
+        return self._request(event) if _is_request(event) else self._text(event)
 
     def _text(self, event: Fields) -> str:
         """A sentence for the server's own lifecycle events; the name and fields of any other event."""
@@ -61,6 +65,10 @@ class TextRenderer:
 
     def _paint(self, text: str, color: str) -> str:
         return f"{color}{text}{_RESET}" if self._color else text
+
+
+def _is_request(event: Fields) -> bool:
+    return event["event"] == "request" and event.get("logger") == "ostro.access"
 
 
 def _tokens(event: Fields) -> list[str]:

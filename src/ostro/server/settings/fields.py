@@ -75,8 +75,10 @@ def _listed(value: object) -> object:
     return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
 
 
-def _lowered(value: object) -> object:
-    return value.lower() if isinstance(value, str) else value
+def _log_level(value: object) -> object:
+    """Python's own level names, in any case; WARN is one of them."""
+    name = value.lower() if isinstance(value, str) else value
+    return "warning" if name == "warn" else name
 
 
 def _log_format(value: object) -> object:
@@ -422,8 +424,8 @@ class ServeSettings(_EngineSettings):
     )
 
     # logging and tracing
-    log_level: Annotated[Literal["debug", "info", "warning", "error"], BeforeValidator(_lowered)] = Field(
-        "info", description="minimum level to log: debug, info, warning or error, in upper or lower case"
+    log_level: Annotated[Literal["debug", "info", "warning", "error"], BeforeValidator(_log_level)] = Field(
+        "info", description="minimum level to log: debug, info, warning (or warn) or error, in upper or lower case"
     )
     log_format: Annotated[Literal["auto", "json", "text"], BeforeValidator(_log_format)] = Field(
         "auto",
