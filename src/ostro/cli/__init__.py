@@ -24,6 +24,7 @@ COMMANDS = {
     "models": "list, download, delete and verify models in the local cache",
     "plan": "estimate how much memory a model needs and what fits, without loading it",
     "collect-env": "describe this machine and installation, for a bug report",
+    "completion": "print a script that completes commands and model names in your shell",
 }
 
 
