@@ -9,6 +9,7 @@ import pytest
 from warm_start import warm_run
 
 from ostro.cli import COMMANDS, _parser
+from ostro.cli.serve import _ESSENTIAL
 from ostro.server.settings import GROUPS, ONLY_IN_FILES, ServeSettings
 
 COLD = ["", *(command for command in COMMANDS if command != "serve")]
@@ -21,7 +22,7 @@ def ostro(*args: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def help_of_serve() -> str:
-    return ostro("serve", "--help").stdout
+    return ostro("serve", "--help-all").stdout
 
 
 def test_ostro_alone_prints_its_help() -> None:
@@ -65,6 +66,25 @@ def test_the_help_of_serve_has_all_settings_in_groups(help_of_serve: str) -> Non
     assert titles == ["positional arguments", "options", *wanted, "examples"]
     shown = {flag.replace("[no-]", "") for flag in re.findall(r"^  (--[\w\[\]-]+)", help_of_serve, re.MULTILINE)}
     assert shown >= {"--" + name.replace("_", "-") for name in ServeSettings.model_fields.keys() - ONLY_IN_FILES}
+
+
+def test_the_help_of_serve_is_short_and_names_the_whole(help_of_serve: str) -> None:
+    """It had 370 lines, among which the port was hard to find."""
+    shown = ostro("serve", "--help")
+    assert (shown.returncode, shown.stderr) == (0, "")
+    lines = shown.stdout.splitlines()
+    assert len(lines) < 90 < len(help_of_serve.splitlines())
+    for flag in ("--help-all", "--model", "--port", "--ui", "--api-key", "--quantize"):
+        assert any(line.startswith(f"  {flag} ") or f" --[no-]{flag[2:]} " in line for line in lines), flag
+    assert "--hrm-dialect" not in shown.stdout
+    assert "`ostro serve --help-all` shows all settings." in " ".join(shown.stdout.split())
+    # Only a selection: nothing else is said there.
+    whole = set(" ".join(help_of_serve.split()).split())
+    assert set(" ".join(shown.stdout.split()).split()) <= whole
+
+
+def test_the_short_help_has_no_setting_that_is_gone() -> None:
+    assert set(_ESSENTIAL) <= ServeSettings.model_fields.keys() | {"config", "print_config", "dry_run"}
 
 
 def test_the_help_says_what_each_flag_takes_and_its_default(help_of_serve: str) -> None:

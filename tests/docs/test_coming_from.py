@@ -1,6 +1,5 @@
 """The tables of docs/coming-from: what they say of Ostro exists, what they call the same is accepted as it stands."""
 
-import argparse
 import re
 from dataclasses import dataclass
 from functools import cache
@@ -10,6 +9,7 @@ from doc_pages import ROOT, code_spans, tables
 
 from docs_reference.api_tables import openapi
 from ostro.cli import COMMANDS, _parser
+from ostro.cli.parser import CommandParser
 from ostro.cli.serve import add_arguments
 from ostro.errors import BadRequest
 from ostro.schemas.chat import ChatCompletionRequest
@@ -26,7 +26,7 @@ KINDS = ("flag", "variable", "endpoint", "field", "command")
 
 @cache
 def flags() -> set[str]:
-    parser = argparse.ArgumentParser()
+    parser = CommandParser()
     add_arguments(parser)
     return set(parser._option_string_actions) - {"--" + name.replace("_", "-") for name in REFUSED}
 

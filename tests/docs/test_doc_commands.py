@@ -72,6 +72,7 @@ READ_ONLY: Mapping[str, str] = {
     "ostro simulate --measure": "tests/cli/test_simulate.py measures a model",
     "curl http://127.0.0.1:8001/prefill": "tests/server/test_handing_over.py asks a prefill server",
 }
+HELP = {"--help", "--help-all"}
 # Where the docs mean a place that is not here.
 OUTSIDE = re.compile(r"gs://|s3://|pypi:|…|\.\.\.|<[a-z-]+>")
 # Packages that examples are for and that may be missing.
@@ -181,7 +182,7 @@ def read_only(command: Command) -> bool:
 @pytest.mark.parametrize("command", of_program("ostro"), ids=name)
 def test_arguments_are_known(command: Command) -> None:
     words = list(command.words[1:])
-    if "--help" not in words and words != ["--version"]:
+    if not HELP & set(words) and words != ["--version"]:
         _parser(words).parse_args(words)
 
 
@@ -192,7 +193,7 @@ def test_settings_of_a_server_are_accepted(
     for variable, value in command.variables:
         monkeypatch.setenv(variable, value)
     words = [word for word in arguments(command) if word != "--dry-run"]
-    if "--help" in words:
+    if HELP & set(words):
         with pytest.raises(SystemExit) as left:
             main(words)
         assert left.value.code == 0

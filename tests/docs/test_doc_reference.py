@@ -1,6 +1,5 @@
 """What is generated in the docs is what the code says now."""
 
-import argparse
 import re
 from pathlib import Path
 from typing import get_args
@@ -12,6 +11,7 @@ from docs_reference import api_tables, family_tables, settings_tables
 from docs_reference.attributes import notes
 from docs_reference.markup import fill
 from docs_reference.pages import pages
+from ostro.cli.parser import CommandParser
 from ostro.cli.serve import add_arguments
 from ostro.errors import BadRequest, OstroError, ServerError
 from ostro.schemas.chat import ChatCompletionRequest, Message
@@ -142,9 +142,10 @@ def test_flags_in_the_docs_are_those_that_the_command_has() -> None:
         *(name for row in table.rows for name in code_spans(row[1])),
     ]
     told = {"--" + (name if "." in name else name.replace("_", "-")) for name in names}
-    parser = argparse.ArgumentParser(add_help=False)
+    parser = CommandParser(add_help=False)
     add_arguments(parser)
-    known = set(parser._option_string_actions) - {"--config", "--config-path", "--print-config", "--dry-run"}
+    known = set(parser._option_string_actions)
+    known -= {"--config", "--config-path", "--print-config", "--dry-run", "--help-all"}
     known -= {"--" + name.replace("_", "-") for name in REFUSED}
     # Switches can be turned round.
     assert known - told <= {"--no-" + flag[2:] for flag in told}

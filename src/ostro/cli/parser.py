@@ -3,7 +3,7 @@
 import argparse
 import difflib
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 _HELP_COLUMN = 30
@@ -14,6 +14,9 @@ _NO = "--no-"
 
 class CommandParser(argparse.ArgumentParser):
     """Allows no abbreviations, and suggests corrections for mistyped options and values."""
+
+    essential: Collection[str] = ()
+    """What the help shows; everything if empty. See `add_short_help`."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{"allow_abbrev": False, "formatter_class": HelpFormatter, **kwargs})
@@ -32,6 +35,20 @@ class CommandParser(argparse.ArgumentParser):
         return super().format_usage()
 
     def format_help(self) -> str:
+        self.usage = self.usage or self._short_usage()
+        if not self.essential:
+            return super().format_help()
+        formatter = _ShortHelpFormatter(self.prog)
+        formatter.add_usage(self.usage, self._actions, self._mutually_exclusive_groups)
+        formatter.add_text(self.description)
+        for group in self._action_groups:
+            formatter.start_section(group.title)
+            formatter.add_arguments([each for each in group._group_actions if each.dest in self.essential])
+            formatter.end_section()
+        formatter.add_text(self.epilog)
+        return formatter.format_help()
+
+    def format_whole_help(self) -> str:
         self.usage = self.usage or self._short_usage()
         return super().format_help()
 
@@ -54,6 +71,26 @@ class CommandParser(argparse.ArgumentParser):
         places = [_place(each) for each in actions if not each.option_strings]
         optional = [] if self._subparsers is not None else ["[options]"]
         return " ".join([self.prog, *needed, *places, *optional]).replace("%", "%%")
+
+
+class _WholeHelp(argparse.Action):
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: object,
+        option_string: str | None = None,
+    ) -> None:
+        assert isinstance(parser, CommandParser)
+        print(parser.format_whole_help(), end="")
+        parser.exit()
+
+
+def add_short_help(parser: argparse.ArgumentParser, essential: Collection[str]) -> None:
+    """Lets `--help` show only these arguments, for a command with many, and `--help-all` show them all."""
+    assert isinstance(parser, CommandParser)
+    parser.add_argument("--help-all", nargs=0, action=_WholeHelp, help="show all options and exit")
+    parser.essential = {"help", "help_all", *essential}
 
 
 class HelpFormatter(argparse.HelpFormatter):
@@ -93,6 +130,13 @@ class HelpFormatter(argparse.HelpFormatter):
             for each in text.split("\n\n")
         ]
         return textwrap.indent("\n\n".join(paragraphs), indent)
+
+
+class _ShortHelpFormatter(HelpFormatter):
+    """Leaves out aliases."""
+
+    def _expand_help(self, action: argparse.Action) -> str:
+        return argparse.HelpFormatter._expand_help(self, action)
 
 
 def describe(parser: argparse.ArgumentParser, examples: Mapping[str, str], note: str = "") -> None:

@@ -8,7 +8,7 @@ from typing import Any, get_type_hints
 
 from ostro.cli.draccus import Flags, translated
 from ostro.cli.options import flag_of, metavar_and_help
-from ostro.cli.parser import describe
+from ostro.cli.parser import add_short_help, describe
 from ostro.config import SETTINGS, Names
 from ostro.errors import BadRequest
 from ostro.server.settings import (
@@ -45,6 +45,13 @@ _METAVARS = {
     "otlp_endpoint": "URL",
     "profile": "DIR",
 }
+
+# What most people need. `--help` shows these settings, `--help-all` shows all.
+_ESSENTIAL = (
+    *("model", "config", "print_config", "dry_run", "models"),
+    *("max_seq_len", "kv_memory", "max_batch_seqs", "device", "dtype", "quantize"),
+    *("host", "port", "ui", "api_key", "log_level"),
+)
 
 
 class _Once(argparse.Action):
@@ -121,6 +128,7 @@ def translate(words: Sequence[str]) -> list[str]:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_short_help(parser, _ESSENTIAL)
     parser.add_argument("model", nargs="?", metavar="MODEL", action=_Many, help="the same as --model")
     parser.add_argument("--config", "--config-path", type=Path, metavar="FILE", help="read settings from a YAML file")
     parser.add_argument(
@@ -141,9 +149,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             "ostro serve --models ./models --memory-budget 12G": "every model in a directory, loaded on demand",
             "ostro serve --config ostro.yaml --print-config": "show the settings and where each comes from",
         },
-        "Every setting --some-name can also be set as OSTRO_SOME_NAME in the environment or a .env file, and as "
-        "some_name in the config file. The command line overrides the environment, which overrides .env, which "
-        "overrides the config file. See docs/configuration.md for details.",
+        "`ostro serve --help-all` shows all settings. Every setting --some-name can also be set as OSTRO_SOME_NAME in "
+        "the environment or a .env file, and as some_name in the config file. The command line overrides the "
+        "environment, which overrides .env, which overrides the config file. See docs/configuration.md for details.",
     )
     for name in REFUSED:
         parser.add_argument(flag_of(name), nargs="?", dest=name, action=_Refused, help=argparse.SUPPRESS)
