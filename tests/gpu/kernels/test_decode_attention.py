@@ -258,8 +258,7 @@ def test_parts_cover_each_row_once_and_long_parts_come_first_then_first_parts(de
 def test_as_many_programs_are_launched_for_few_rows_as_fit(
     head_dim: int, tuning: DecodeTuning, element_size: int, resident: int
 ) -> None:
-    split = replace(tuning, parts_per_sm=12)
-    scratch = DecodeScratch(8, 4, 1, head_dim, 64, torch.device("meta"), tuning=split, processors=132, overlaps=True)
+    scratch = DecodeScratch(8, 4, 1, head_dim, 64, torch.device("meta"), tuning=tuning, processors=132, overlaps=True)
     assert scratch.programs(8, element_size) == 132 * resident
 
 
