@@ -75,6 +75,23 @@ def test_the_models_axis_of_the_mesh_is_the_number_of_devices(tmp_path: Path, tr
     assert "asks for 4 devices" in merged.notes[-1]
 
 
+def test_an_axis_that_takes_all_devices_is_auto(tmp_path: Path) -> None:
+    text = "trainer: {mesh: {axes: {model: -1}}}\nhf_checkpoint: org/name"
+    assert read(tmp_path, text, backend="jax").settings.tensor_parallel == "auto"
+
+
+def test_unused_keys_inside_the_mesh_are_named(tmp_path: Path) -> None:
+    """The mesh counted as used as a whole."""
+    mesh = "{axes: {replica: 2, model: 1}, compute_mapping: {a: b}}"
+    merged = read(tmp_path, f"trainer: {{mesh: {mesh}}}\nhf_checkpoint: org/name")
+    assert merged.notes[0].endswith("ignored: trainer.mesh.axes.replica, trainer.mesh.compute_mapping.")
+
+
+def test_a_temperature_in_the_training_config_is_the_default(tmp_path: Path) -> None:
+    merged = read(tmp_path, f"{TRAINING}temperature: 0.3\n")
+    assert merged.settings.default_temperature == 0.3
+
+
 @pytest.mark.parametrize(
     ("policy", "dtype"),
     [

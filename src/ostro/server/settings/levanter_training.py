@@ -10,7 +10,7 @@
 Everything else only concerns training.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -46,10 +46,19 @@ def read_training(content: object, path: Path) -> Training | None:
     for section in ("trainer", "data"):
         # Anything but a table, such as an !include, stays in `rest`.
         if isinstance(rest.get(section), dict):
-            names = (f"{section}.{key}" for key in _section(rest, section))
-            unused += [name for name in names if not any(f"{key}.".startswith(f"{name}.") for key in taken)]
+            unused += _unused(section, _section(rest, section), taken)
             del rest[section]
     return Training(found, rest, tuple(unused))
+
+
+def _unused(path: str, section: Mapping[str, object], taken: Collection[str]) -> Iterator[str]:
+    """The keys below `path` that were not taken; a table of which some were is listed key by key."""
+    for key, value in section.items():
+        name = f"{path}.{key}"
+        if isinstance(value, dict) and any(each.startswith(f"{name}.") for each in taken):
+            yield from _unused(name, value, taken)
+        elif name not in taken:
+            yield name
 
 
 def _is_training(content: Mapping[str, object]) -> bool:
@@ -67,7 +76,7 @@ def _take(rest: dict[str, object], path: Path) -> Iterator[tuple[str, str, objec
     yield "tensor_parallel", "trainer.model_axis_size", trainer.get("model_axis_size")
     # The newer notation wins.
     axes = _section(_section(trainer, "mesh"), "axes")
-    yield "tensor_parallel", "trainer.mesh.axes.model", axes.get("model")
+    yield "tensor_parallel", "trainer.mesh.axes.model", _axis(axes.get("model"))
     at_top = rest.pop("tokenizer", None)
     yield "tokenizer", "data.tokenizer", _section(rest, "data").get("tokenizer") if at_top is None else None
     yield "tokenizer", "tokenizer", at_top
@@ -78,6 +87,11 @@ def _take(rest: dict[str, object], path: Path) -> Iterator[tuple[str, str, objec
 def _section(content: Mapping[str, object], name: str) -> dict[str, object]:
     value = content.get(name)
     return value if isinstance(value, dict) else {}
+
+
+def _axis(size: object) -> object:
+    """Levanter writes -1 for an axis that takes all devices."""
+    return "auto" if size == -1 else size
 
 
 def _compute_dtype(policy: object, path: Path) -> str | None:
