@@ -196,7 +196,9 @@ CASES: Mapping[str, tuple[Case, ...]] = {
         variable("REQUEST_TIMEOUT", 30, gate__seconds=30.0),
         variable("DEFAULT_MAX_TOKENS", 99, http__defaults__max_tokens=99),
         variable("DEFAULT_TEMPERATURE", 0.1, http__defaults__temperature=0.1),
-        variable("LOCAL_DEV", "true", engine__device="cpu", engine__quantize="int8", pool__models=1),
+        variable(
+            "LOCAL_DEV", "true", engine__device="cpu", engine__quantize="int8", pool__models=1, gate__concurrent=1
+        ),
         variable("LOCAL_DEV", "false", engine__device="auto", engine__quantize="none", pool__models=None),
         variable("PORT", 9090, port=9090),
         variable("LOCAL_MODEL_CACHE", "./kept", cache=Path("kept")),

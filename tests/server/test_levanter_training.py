@@ -77,7 +77,7 @@ def test_the_models_axis_of_the_mesh_is_the_number_of_devices(tmp_path: Path, tr
 
 def test_an_axis_that_takes_all_devices_is_auto(tmp_path: Path) -> None:
     text = "trainer: {mesh: {axes: {model: -1}}}\nhf_checkpoint: org/name"
-    assert read(tmp_path, text, backend="jax").settings.tensor_parallel == "auto"
+    assert read(tmp_path, text, backend="jax").settings.engine().tensor_parallel == "auto"
 
 
 def test_unused_keys_inside_the_mesh_are_named(tmp_path: Path) -> None:

@@ -42,7 +42,8 @@ def read_training(content: object, path: Path) -> Training | None:
         return None
     rest = dict(content)
     found = {name: (key, value) for name, key, value in _take(rest, path) if value is not None}
-    taken, unused = {key for key, _ in found.values()}, []
+    taken = {key for key, _ in found.values()}
+    unused: list[str] = []
     for section in ("trainer", "data"):
         # Anything but a table, such as an !include, stays in `rest`.
         if isinstance(rest.get(section), dict):

@@ -36,7 +36,13 @@ INSTALLED_DEFAULTS = Path(sys.prefix) / "etc" / "ostro.yaml"
 
 # Values that a setting implies for unset ones. If two imply the same one, the first wins.
 IMPLIED: Mapping[str, Mapping[str, object]] = {
-    "local_dev": {"device": "cpu", "quantize": "int8", "max_models": 1, "max_batch_seqs": 8},
+    "local_dev": {
+        "device": "cpu",
+        "quantize": "int8",
+        "max_models": 1,
+        "max_concurrent_requests": 1,
+        "max_batch_seqs": 8,
+    },
     "gcs_bucket": {
         "port": 8080,
         "max_models": 2,
