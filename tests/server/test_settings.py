@@ -586,6 +586,8 @@ def test_several_hosts_run_one_model_and_keep_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: dict[str, object], param: str
 ) -> None:
     """The other hosts would hear of no request to load another one, or to load this one again."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "shelf").mkdir()
     settings = read(tmp_path, backend="jax", device="cpu", **given).settings  # type: ignore[arg-type]
     build_models(settings)
     for name, value in {ADDRESS: "10.0.0.1:8476", COUNT: "2", NUMBER: "0"}.items():
@@ -599,6 +601,8 @@ def test_several_hosts_run_one_model_and_keep_it(
 def test_all_settings_that_name_too_many_models_for_several_hosts_are_listed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "shelf").mkdir()
     settings = read(tmp_path, backend="jax", device="cpu", models=("./shelf",), model=("./a", "./b")).settings
     for name, value in {ADDRESS: "10.0.0.1:8476", COUNT: "2", NUMBER: "0"}.items():
         monkeypatch.setenv(name, value)
