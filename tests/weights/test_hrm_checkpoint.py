@@ -13,9 +13,12 @@ import pytest
 import torch
 import yaml
 from hrm_brain import random_weights, write_brain
+from model_directory import write_model
 from safetensors.torch import save_file
 from torch import Tensor
 
+from ostro import LLM, SamplingParams
+from ostro.config import EngineConfig
 from ostro.errors import BadCheckpoint, ModelNotFound, UnsupportedModel
 from ostro.formats.torch_archive import tensor_shapes
 from ostro.torch_models.hrm import HrmConfig, load_hrm
@@ -25,6 +28,7 @@ from ostro.weights.hrm_checkpoint import is_hrm, is_starter, open_hrm, starter_b
 from ostro.weights.hrm_settings import HrmSettings
 
 WEIGHTS = random_weights()
+GREEDY = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True)
 ARCH_YAML = "arch:\n  num_heads: 4\n  H_cycles: 2\n  L_cycles: 3\n"
 ARCH: Mapping[str, object] = {"num_heads": 4, "h_cycles": 2, "l_cycles": 3, "halt_max_steps": 5, "seq_len": 64}
 
@@ -336,6 +340,19 @@ def test_weights_without_any_q_head_are_named(tmp_path: Path) -> None:
     checkpoint = open_hrm(path)
     with pytest.raises(BadCheckpoint, match=r"lacks 2 tensors \(inner\.q_head"):
         load_hrm(HrmConfig.read(checkpoint.config), checkpoint.tensors(), torch.float32)
+
+
+@pytest.mark.parametrize("halting", [False, True])
+def test_a_brain_without_a_q_head_answers_where_halting_is_off(tmp_path: Path, halting: bool) -> None:
+    make_brain(tmp_path, ARCH, {name: tensor for name, tensor in WEIGHTS.items() if "q_head" not in name})
+    config = EngineConfig(threads=1, hrm_halting=halting, hrm_steps=2, tokenizer=str(write_model(tmp_path / "tok")))
+    if halting:
+        with pytest.raises(BadCheckpoint, match=r"lacks 2 tensors \(inner\.q_head"):
+            LLM(tmp_path, config)
+        return
+    paths = (make_brain(tmp_path / "whole"), tmp_path / "actv1_student.safetensors")
+    whole, headless = (LLM(path, config).generate([[1, 2, 3]], GREEDY)[0].text for path in paths)
+    assert headless == whole
 
 
 # --- what the operator tells ----------------------------------------------------------------------------------------

@@ -244,10 +244,27 @@ def build_hrm(config: HrmConfig, dtype: torch.dtype, device: torch.device | None
 
 
 def load_hrm(
-    config: HrmConfig, tensors: Iterable[tuple[str, Tensor]], dtype: torch.dtype, device: torch.device | None = None
+    config: HrmConfig,
+    tensors: Iterable[tuple[str, Tensor]],
+    dtype: torch.dtype,
+    device: torch.device | None = None,
+    *,
+    needs_q_head: bool = True,
 ) -> HrmModel:
-    """Builds, fills and packs the model. A tensor that is missing, misshapen or unknown is an error that names it."""
+    """Builds, fills and packs the model. A tensor that is missing, misshapen or unknown is an error that names it.
+
+    Without `needs_q_head`, a q-head that the checkpoint lacks is all zeros: nothing may ask it.
+    """
     model = build_hrm(config, dtype, device)
-    fill(places_of(model), tensors)
+    fill(places_of(model), tensors if needs_q_head else _with_q_head(tensors, config.hidden_size))
     model.pack()
     return model
+
+
+def _with_q_head(tensors: Iterable[tuple[str, Tensor]], size: int) -> Iterator[tuple[str, Tensor]]:
+    """The tensors, with zeros for what is missing of the q-head."""
+    missing = {"inner.q_head.weight": (2, size), "inner.q_head.bias": (2,)}
+    for name, tensor in tensors:
+        missing.pop(name, None)
+        yield name, tensor
+    yield from ((name, torch.zeros(shape)) for name, shape in missing.items())

@@ -86,8 +86,11 @@ def recompute_runner(opened: OpenedModel, described: HrmConfig) -> RecomputeRunn
         )
     most = " at most" if config.hrm_halting else ""
     _log.info("an HRM of the %s dialect, %d outer steps per token%s", described.dialect, steps, most)
+    # Upstream's dialect solves puzzles, whose answers include the q-head's scores.
+    asks_q_head = config.hrm_halting or described.dialect == "upstream"
+    dtype = pick_dtype(config.dtype, device)
     return RecomputeRunner(
-        load_hrm(described, opened.checkpoint.tensors(), pick_dtype(config.dtype, device), device),
+        load_hrm(described, opened.checkpoint.tensors(), dtype, device, needs_q_head=asks_q_head),
         steps=steps,
         halting=config.hrm_halting,
         max_batch_tokens=config.max_batch_tokens or _RECOMPUTED_TOKENS,
