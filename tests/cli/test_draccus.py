@@ -31,6 +31,18 @@ def test_a_command_line_of_levanters_is_read(given: str, ours: str) -> None:
     assert translate(given.split()) == ours.split()
 
 
+def test_ai_os_subcommand_means_serve_unless_there_is_a_model_of_that_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was taken for a model, beside the one of --model-path."""
+    monkeypatch.chdir(tmp_path)
+    words = ["hrm", "--model-path", "brains/one", "--device", "cpu"]
+    assert translate(words) == words[1:]
+    assert translate(["--port", "1", "hrm"]) == ["--port", "1", "hrm"]
+    (tmp_path / "hrm").mkdir()
+    assert translate(words) == words
+
+
 @pytest.mark.parametrize(
     "words",
     [

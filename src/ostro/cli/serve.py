@@ -53,6 +53,8 @@ _ESSENTIAL = (
     *("host", "port", "ui", "api_key", "log_level"),
 )
 
+_AIOS_COMMAND = "hrm"
+
 
 class _Once(argparse.Action):
     """Stores a value and its flag; a second value for the same setting is an error, under any of its names."""
@@ -119,11 +121,13 @@ class _Refused(argparse.Action):
 
 
 def translate(words: Sequence[str]) -> list[str]:
-    """A Levanter-style command line, translated to our flags."""
+    """A Levanter-style command line, translated to our flags; AI-OS's `serve hrm` means `serve`."""
     valued, switches = {"--config", "--config-path"}, {"--print-config", "--dry-run"}
     for name, field in ServeSettings.model_fields.items():
         known = _flags(name, is_switch=field.annotation is bool)
         (switches if field.annotation is bool else valued).update(known)
+    if len(words) > 1 and words[0] == _AIOS_COMMAND and not Path(_AIOS_COMMAND).exists():
+        words = words[1:]
     return translated(words, Flags(valued | {flag_of(name) for name in REFUSED}, switches))
 
 
