@@ -164,7 +164,7 @@ def test_file_without_requests_is_refused_and_the_old_results_stay(
 ) -> None:
     batch.output.write_text("{}\n")
     assert batch(text) == [{}]
-    assert batch.status == 1
+    assert batch.status == 2
     assert "holds no requests" in capsys.readouterr().err
 
 
@@ -173,7 +173,7 @@ def test_output_that_cannot_be_written_leaves_nothing_behind(
 ) -> None:
     batch.input.write_text(json.dumps(line(COMPLETIONS, "one", prompt="x")))
     target = tmp_path / "missing" / "results.jsonl"
-    assert main(["batch", str(batch.input), "--output", str(target), "--model", str(batch.model)]) == 1
+    assert main(["batch", str(batch.input), "--output", str(target), "--model", str(batch.model)]) == 2
     assert "Cannot write" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == [batch.input.name]
 

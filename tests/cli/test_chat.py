@@ -239,16 +239,16 @@ def test_output_is_constrained_to_the_structure(server: LiveServer) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "args", "told"),
+    ("text", "args", "told", "status"),
     [
-        ("x", ["--url", "http://127.0.0.1:9"], "Start one with `ostro serve`"),
-        ("x", ["--url", "nonsense"], "is not a server address"),
-        ("x", ["/nowhere/model"], "/nowhere/model"),
-        ("x", ["model", "--url", "http://127.0.0.1:9"], "leave one of them out"),
-        ("x", ["--n", "2"], "leave out --n"),
-        ("x", ["--model", "tiny"], "leave --url and --model out"),
-        ("x", ["--url", "SERVER", "--temperature", "9"], "temperature must be"),
-        ("\n", ["--url", "SERVER"], "nothing to answer"),
+        ("x", ["--url", "http://127.0.0.1:9"], "Start one with `ostro serve`", 1),
+        ("x", ["--url", "nonsense"], "is not a server address", 2),
+        ("x", ["/nowhere/model"], "/nowhere/model", 1),
+        ("x", ["model", "--url", "http://127.0.0.1:9"], "leave one of them out", 2),
+        ("x", ["--n", "2"], "leave out --n", 2),
+        ("x", ["--model", "tiny"], "leave --url and --model out", 1),
+        ("x", ["--url", "SERVER", "--temperature", "9"], "temperature must be", 2),
+        ("\n", ["--url", "SERVER"], "nothing to answer", 2),
     ],
 )
 def test_failures_are_reported_in_one_line(
@@ -256,12 +256,13 @@ def test_failures_are_reported_in_one_line(
     text: str,
     args: list[str],
     told: str,
+    status: int,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO(text))
     monkeypatch.setattr("ostro.cli.chat.DEFAULT_URL", "http://127.0.0.1:9")
-    assert main(["chat", *(server.url if arg == "SERVER" else arg for arg in args)]) == 1
+    assert main(["chat", *(server.url if arg == "SERVER" else arg for arg in args)]) == status
     shown = capsys.readouterr()
     [line] = shown.err.splitlines()
     assert shown.out == ""

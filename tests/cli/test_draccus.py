@@ -90,7 +90,7 @@ def test_the_command_itself_reads_them(tmp_path: Path) -> None:
 
 
 def test_a_refused_key_is_one_line_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["serve", "--optimizer.learning_rate", "1"]) == 1
+    assert main(["serve", "--optimizer.learning_rate", "1"]) == 2
     assert capsys.readouterr().err == (
         "ostro: --optimizer.learning_rate is not supported: a server does not train; leave it out.\n"
     )

@@ -147,13 +147,12 @@ def test_a_closed_pipe_ends_quietly(model: Path) -> None:
         (["the fox " * 200], "This model's maximum context length is 256 tokens"),
         (["a", "--output", "/nowhere/out.jsonl"], "Cannot write /nowhere/out.jsonl"),
         (["a", "--chat-template", "nonsense", "--chat"], "nonsense"),
-        (["a", "--tokenizer", "/nowhere"], "/nowhere"),
     ],
 )
 def test_bad_usage_is_one_line_that_names_the_cure(
     model: Path, args: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["generate", "--model", str(model), *args]) == 1
+    assert main(["generate", "--model", str(model), *args]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
     [line] = captured.err.splitlines()
@@ -210,9 +209,16 @@ def test_a_too_long_prompt_in_a_file_is_named_by_its_number(
 ) -> None:
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("short\n" + "the fox " * 300 + "\n")
-    assert generate(model, "--prompts", str(prompts), "--output", str(tmp_path / "out.jsonl")) == 1
+    assert generate(model, "--prompts", str(prompts), "--output", str(tmp_path / "out.jsonl")) == 2
     assert "Prompt 2: This model's maximum context length" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["prompts.txt"]
+
+
+def test_a_tokenizer_that_is_missing_is_a_failure(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", "--model", str(model), "a", "--tokenizer", "/nowhere"]) == 1
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("ostro: ")
+    assert "/nowhere" in line
 
 
 def truncated(path: Path) -> None:

@@ -60,6 +60,25 @@ def test_a_mistyped_word_gets_the_one_that_was_meant(args: list[str], told: str)
     assert complaint.endswith(told)
 
 
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["serve", "--no-such-option"],
+        ["serve", "--port", "nonsense", "--print-config"],
+        ["serve", "--device", "nonsense", "--print-config"],
+        ["generate"],
+        ["chat", "--n", "2"],
+        ["bench", "--requests", "0"],
+        ["plan", "--memory", "nonsense"],
+    ],
+)
+def test_wrong_usage_has_one_exit_status(args: list[str]) -> None:
+    """It was 2 from the parser and from some commands, and 1 where a command found the mistake itself."""
+    ran = ostro(*args)
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert "Traceback" not in ran.stderr
+
+
 def test_the_help_of_serve_has_all_settings_in_groups(help_of_serve: str) -> None:
     titles = re.findall(r"^(\S.*):$", help_of_serve, re.MULTILINE)
     wanted = [title.lower().replace("hrm", "HRM") for title in GROUPS.values()]

@@ -74,7 +74,7 @@ def test_gpu_that_is_not_here_needs_its_memory(
     model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert planned(model, "--device", "cuda") == 1
+    assert planned(model, "--device", "cuda") == 2
     assert "Say how much memory it has" in capsys.readouterr().err
     assert planned(model, "--device", "cuda", "--memory", "141G", "--kv-dtype", "fp8") == 0
     assert "of 141.0 GiB that are free (GPU)" in capsys.readouterr().out

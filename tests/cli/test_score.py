@@ -51,5 +51,5 @@ def test_pairs_may_be_token_ids(model: Path, tmp_path: Path, capsys: pytest.Capt
 def test_what_cannot_be_scored_is_refused_before_anything_is(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], lines: str, complaint: str
 ) -> None:
-    assert score(model, lines, tmp_path) == 1
+    assert score(model, lines, tmp_path) == 2
     assert complaint in capsys.readouterr().err

@@ -197,7 +197,7 @@ def test_port_in_use_is_one_clear_line(tmp_path: Path) -> None:
 
 def test_unknown_host_is_one_clear_line(tmp_path: Path) -> None:
     ran = serve(tmp_path, "--host", "no such host")
-    assert (ran.returncode, len(ran.stderr.splitlines())) == (1, 1)
+    assert (ran.returncode, len(ran.stderr.splitlines())) == (2, 1)
     assert ran.stderr.startswith("ostro: Cannot listen on 'no such host'")
 
 
@@ -420,19 +420,19 @@ def test_dry_run_of_a_bad_model_is_one_clear_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("args", "status", "complaint"),
     [
-        (("--port", "many"), 1, "port = 'many' (--port): Input should be a valid integer"),
+        (("--port", "many"), 2, "port = 'many' (--port): Input should be a valid integer"),
         (("--max-batch-size", "1", "--max-num-seqs", "2"), 2, "--max-num-seqs sets what --max-batch-size has"),
-        (("a=org/a", "--model", "a=org/b"), 1, "Two models are called 'a'"),
-        (("--checkpoint-path", "x", "--model", "y"), 1, "exclude each other"),
-        (("--trust-remote-code",), 1, "--trust-remote-code is not supported"),
-        (("--device", "npu"), 1, "'auto', 'cpu', 'cuda', 'tpu' or 'mps'"),
+        (("a=org/a", "--model", "a=org/b"), 2, "Two models are called 'a'"),
+        (("--checkpoint-path", "x", "--model", "y"), 2, "exclude each other"),
+        (("--trust-remote-code",), 2, "--trust-remote-code is not supported"),
+        (("--device", "npu"), 2, "'auto', 'cpu', 'cuda', 'tpu' or 'mps'"),
         (("--tensor-parallel", "2", "--device", "cpu"), 1, "the model would run on one device"),
         (("--backend", "jax", "--quantize", "int8"), 1, "quantize does not work with JAX"),
         (("--no-such-flag",), 2, "unrecognized arguments: --no-such-flag"),
-        (("--config", "nowhere.yaml"), 1, "Cannot read the config file nowhere.yaml"),
-        (("--api-key-file", "nowhere"), 1, "Cannot read the key file nowhere"),
-        (("--logging-config", "nowhere"), 1, "Cannot read the logging config nowhere"),
-        (("--enable-cors", "--allow-credentials"), 1, "needs origins by name"),
+        (("--config", "nowhere.yaml"), 2, "Cannot read the config file nowhere.yaml"),
+        (("--api-key-file", "nowhere"), 2, "Cannot read the key file nowhere"),
+        (("--logging-config", "nowhere"), 2, "Cannot read the logging config nowhere"),
+        (("--enable-cors", "--allow-credentials"), 2, "needs origins by name"),
     ],
 )
 def test_what_cannot_be_honoured_is_refused_by_name(

@@ -8,9 +8,12 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from ostro.cli.parser import CommandParser, describe
-from ostro.errors import NO_ROOM, OstroError
+from ostro.errors import NO_ROOM, BadRequest, OstroError, Unsupported
 from ostro.system.env_file import read_cache_variables
 from ostro.system.requirements import check_platform
+
+WRONG_USAGE = 2
+"""The exit status of argparse, too."""
 
 COMMANDS = {
     "serve": "serve models over an OpenAI-compatible HTTP API",
@@ -29,7 +32,7 @@ COMMANDS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line. The exit status is 0, 1 for a reported failure, or 2 for wrong usage.
+    """Runs the command line. The exit status is 0, 1 for a reported failure, or 2 for wrong usage (`_is_usage`).
 
     Without a command it prints the help and succeeds, like pip, docker and gh.
     """
@@ -49,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return status
     except OstroError as error:
         print(f"ostro: {error}", file=sys.stderr)
-        return 1
+        return WRONG_USAGE if _is_usage(error) else 1
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except BrokenPipeError:
@@ -63,6 +66,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         place = error.filename or "the output"
         print(f"ostro: No space left to write {place}. Free some, or choose another location.", file=sys.stderr)
         return 1
+
+
+def _is_usage(error: OstroError) -> bool:
+    """Whether an option, a setting or an input must change, rather than this build or machine."""
+    return isinstance(error, BadRequest) and not isinstance(error, Unsupported)
 
 
 def module_of(command: str) -> str:

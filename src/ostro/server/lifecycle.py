@@ -25,7 +25,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import Lifespan
 
 from ostro.engine_process.messages import ModelInfo
-from ostro.errors import BadRequest, ModelError
+from ostro.errors import BadRequest, ModelError, Unavailable
 from ostro.pool.pool import PoolState
 from ostro.processes.allocator import give_back_large_blocks
 from ostro.processes.children import reap_orphans
@@ -75,9 +75,9 @@ def bind(host: str, port: int) -> socket.socket:
         sock.listen(_BACKLOG)
     except OSError as error:
         sock.close()
-        raise BadRequest(
-            f"Cannot listen on {host} port {port}: {error.strerror}. Choose another with --port; 0 is any free one.",
-            param="port",
+        # Not a wrong setting: the port may be free in a moment.
+        raise Unavailable(
+            f"Cannot listen on {host} port {port}: {error.strerror}. Choose another with --port; 0 is any free one."
         ) from error
     sock.setblocking(False)
     return sock

@@ -11,7 +11,7 @@ import structlog
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ostro.errors import BadRequest
+from ostro.errors import BadRequest, Unsupported
 from ostro.server.telemetry.record import RequestRecord
 from ostro.system.requirements import needs
 
@@ -77,7 +77,7 @@ def _tracer(url: str, environ: Mapping[str, str]) -> Tracer:
     try:
         from ostro.server.telemetry.tracing.tracer import OtlpTracer
     except ModuleNotFoundError as error:
-        raise BadRequest(needs("Tracing", "otel"), param="otlp_endpoint") from error
+        raise Unsupported(needs("Tracing", "otel"), param="otlp_endpoint") from error
     try:
         return OtlpTracer(url)
     except ValueError as error:
