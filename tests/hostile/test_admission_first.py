@@ -159,10 +159,14 @@ def test_work_before_admission_does_not_grow_with_the_body(
     calls = Calls(monkeypatch)
 
     async def counted(client: httpx.AsyncClient, path: str, body: Body) -> int:
-        answer = await client.post(path, json=body)
-        assert answer.status_code == 429, (path, answer.text)
-        assert calls.was_admitted
-        return calls.number
+        """The least of three: other tasks of the event loop may run in between, and are counted as well."""
+        numbers = []
+        for _ in range(3):
+            answer = await client.post(path, json=body)
+            assert answer.status_code == 429, (path, answer.text)
+            assert calls.was_admitted
+            numbers.append(calls.number)
+        return min(numbers)
 
     async def scenario() -> dict[str, tuple[int, int]]:
         async with live_app(HttpOptions()) as (host, port, _):
@@ -175,7 +179,6 @@ def test_work_before_admission_does_not_grow_with_the_body(
             async def ask_all() -> None:
                 async with httpx.AsyncClient(base_url=f"http://{host}:{port}", timeout=60) as client:
                     for path, body in bodies.items():
-                        await counted(client, path, body(FEW))
                         found[path] = await counted(client, path, body(FEW)), await counted(client, path, body(MANY))
 
             await asyncio.to_thread(ask)
