@@ -49,7 +49,8 @@ class ServerOptions:
     @property
     def arguments(self) -> list[str]:
         path = open_checkpoint().path
-        return ["--model", f"a={path}", "--model", f"b={path}", "--pin", "a", "--response-store", self.store]
+        models = ["--model", f"a={path}", "--model", f"b={path}", "--pin", "a"]
+        return [*models, "--response-store", self.store, "--max-batch-seqs", "512"]
 
 
 SERVER = ServerOptions()
