@@ -99,7 +99,7 @@ class Promise(NamedTuple):
     since: float
     """When its wait began."""
     until: float
-    """How long its place in the queue, or the loaded model, is kept for it."""
+    """Until when its place in the queue, or the loaded model, is kept for it."""
     key: str | None
 
 
@@ -206,7 +206,7 @@ class Entry(Generic[S]):
 
     def place(self, now: float, turns: Mapping[str | None, float]) -> Place | None:
         """Its place in the queue; None if nobody waits for it. `turns` says when a model was last loaded for a key: its
-        other models queue from then, so that a key that asks for many waits behind its own and not before others.
+        other models queue from then, so that a key that asks for many waits behind its own and not ahead of others'.
         """
         since = self.waiting_since(now)
         if since is None:

@@ -8,6 +8,7 @@ and signals; knows no endpoint.
 
 import asyncio
 import contextlib
+import errno
 import gc
 import logging
 import os
@@ -75,10 +76,11 @@ def bind(host: str, port: int) -> socket.socket:
         sock.listen(_BACKLOG)
     except OSError as error:
         sock.close()
-        # Not a wrong setting: the port may be free in a moment.
-        raise Unavailable(
-            f"Cannot listen on {host} port {port}: {error.strerror}. Choose another with --port; 0 is any free one."
-        ) from error
+        message = f"Cannot listen on {host} port {port}: {error.strerror}."
+        if error.errno == errno.EADDRINUSE:
+            # Not a wrong setting: the port may be free in a moment.
+            raise Unavailable(f"{message} Choose another with --port; 0 is any free one.") from error
+        raise BadRequest(f"{message} Check --host and --port.", param="host") from error
     sock.setblocking(False)
     return sock
 

@@ -78,9 +78,7 @@ class KeptPrograms:
             return None
 
     def save(self, name: str, compiled: Any) -> None:
-        """Keeps a program for later starts, if it can be serialised and the cache can be written, which it warns
-        about once.
-        """
+        """Keeps a program for later starts, if it can be serialised and the cache can be written; warns once if not."""
         if not self._is_writable:
             return
         try:

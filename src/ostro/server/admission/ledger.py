@@ -6,8 +6,8 @@
 Short requests have a room of their own, so that a few long ones do not lock out everyone else. The keys share each room
 (`server.admission.shares`): one key cannot take what another is entitled to. A request that finds no room gets 503 with
 Retry-After. Token ids and answers are only counted, because the admission queue bounds them, by its slots and the
-model's context. Admin keys have a small room besides, so that operators get in whoever fills the others. Stored
-responses have a room too, in which the store makes room by dropping old ones.
+model's context. Admin keys also have a small room of their own, so that operators get in whoever fills the others.
+Stored responses have a room too, in which the store makes room by dropping old ones.
 """
 
 from collections.abc import Callable
@@ -137,8 +137,11 @@ class Holding:
     def _room_for(self, size: int) -> Shares:
         if size > SHORT:
             return self._ledger.long
-        own = self._ledger.operators
-        return own if self._is_operator and own.has_room(self._key, self._each + size) else self._ledger.short
+        short = self._ledger.short
+        # What is kept for operators is used last.
+        if self._is_operator and not short.has_room(self._key, self._each + size):
+            return self._ledger.operators
+        return short
 
     def _refusal(self, size: int) -> OstroError:
         room, key = self._room, self._key

@@ -7,7 +7,7 @@ an event's sequence number is its index in the log.
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
-from itertools import accumulate, islice
+from itertools import accumulate
 
 from starlette.types import Message
 
@@ -25,6 +25,8 @@ class EventLog:
 
     def __init__(self) -> None:
         self._events: list[bytes] = []
+        self.longest = 0
+        """Size of the longest event so far, which a reader holds even if the log is lost meanwhile."""
         self._changed = asyncio.Event()
         self.is_closed = False
         self.is_lost = False
@@ -32,7 +34,9 @@ class EventLog:
 
     def add(self, data: bytes) -> None:
         """Adds one or several events."""
-        self._events += [event + b"\n\n" for event in data.split(b"\n\n") if event]
+        events = [event + b"\n\n" for event in data.split(b"\n\n") if event]
+        self.longest = max([self.longest, *map(len, events)])
+        self._events += events
         self._tell()
 
     def close(self) -> None:
@@ -41,6 +45,7 @@ class EventLog:
 
     def lose(self) -> None:
         self._events.clear()
+        self.longest = 0
         self.is_lost = True
         self.close()
 
@@ -62,14 +67,9 @@ class EventLog:
             else:
                 await changed.wait()
 
-    @property
-    def longest(self) -> int:
-        """Size of the longest event so far, which a reader holds even if the log is lost meanwhile."""
-        return max(map(len, self._events), default=0)
-
     def _piece(self, begin: int) -> list[bytes]:
         """Events from that one on: as many as fit into a piece, at least one."""
-        sizes = accumulate(map(len, islice(self._events, begin, begin + _EVENTS_AT_ONCE)))
+        sizes = accumulate(map(len, self._events[begin : begin + _EVENTS_AT_ONCE]))
         number = sum(size <= _PIECE for size in sizes)
         return self._events[begin : begin + max(1, number)]
 
@@ -112,10 +112,10 @@ class BackgroundRun:
 
     def drop(self) -> None:
         """Its response is no longer stored: cancels it, and drops its log. Safe to call from any thread."""
-        self.cancel()
-        if self.log is not None:
-            # The loop may have ended with the server.
-            with suppress(RuntimeError):
+        # The loop may have ended with the server.
+        with suppress(RuntimeError):
+            self.cancel()
+            if self.log is not None:
                 self._loop.call_soon_threadsafe(self.log.lose)
 
     async def ended(self, seconds: float) -> None:

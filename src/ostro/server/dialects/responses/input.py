@@ -139,8 +139,11 @@ class ResponseTurn(ChatTurn):
                 return await self._fitting(request, model)
             return await self._prepare(request, model)
         except BadRequest as error:
-            # The field's name in this dialect.
-            error.param = "input" if error.param == "messages" else self.tools.named(error.param)
+            # The field's name in this dialect. No tool is to blame before they are read.
+            if error.param == "messages":
+                error.param = "input"
+            elif self._tools is not None:
+                error.param = self._tools.named(error.param)
             raise
 
     async def _fitting(self, request: ChatRequest, model: Model) -> list[Request]:
