@@ -582,10 +582,14 @@ def test_parser_bombs_in_what_a_model_writes(name: str) -> None:
     format = formats.FORMATS[name]
     for begin in {"", *format.begins[:1]}:
         for kind, (lead, unit) in hostile_outputs(begin).items():
-            short = max(seconds_for(format, lead, unit, 2_000, 2), 0.002)
-            with CpuLimit(60):
-                long = seconds_for(format, lead, unit, 16_000, 2)
-            assert long < 30 * short, (name, kind, short, long)
+            assert any(grows_evenly(format, lead, unit) for _ in range(4)), (name, kind)
+
+
+def grows_evenly(format: formats.CallFormat, lead: str, unit: str) -> bool:
+    """Whether it seems so this time: on a busy machine either measurement may be too long."""
+    short = max(seconds_for(format, lead, unit, 2_000, 2), 0.002)
+    with CpuLimit(60):
+        return seconds_for(format, lead, unit, 16_000, 2) < 30 * short
 
 
 @pytest.mark.parametrize("word", ["anyOf", "oneOf", "allOf"])

@@ -156,7 +156,7 @@ def test_nothing_is_imported_evaluated_or_compiled_by_a_name_from_outside() -> N
                 found.setdefault(name, set()).add(path)
     assert found == {
         "import_module": {
-            *("__init__.py", "cli/__init__.py", "kernels/gpu/signatures.py", "models/registry.py"),
+            *("__init__.py", "cli/__init__.py", "cli/completion.py", "kernels/gpu/signatures.py", "models/registry.py"),
             *("server/app.py", "server/dialects/registry.py"),
         }
     }

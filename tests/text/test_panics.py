@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from model_directory import write_model
 
-from ostro.errors import BadCheckpoint, ModelError
+from ostro.errors import BadCheckpoint, BadRequest, ModelError
 from ostro.text.tokenizer import Tokenizer
 
 # Each takes the library to its limit of tries, on texts that differ.
@@ -45,14 +45,16 @@ def test_an_invalid_pattern_is_refused_at_load(tmp_path: Path) -> None:
 
 
 def test_a_text_that_a_tokenizer_gives_up_on_fails_alone(tmp_path: Path) -> None:
-    """No probe holds such a text: the request fails with the model's name, and the next one is served."""
+    """Shorter than any probe, or as long: the request fails, and the next one is served."""
     tokenizer = Tokenizer.load(with_pattern(tmp_path / "slow-on-z", "(z+)+$"))
     expected = tokenizer.encode("plain text")
-    bad, gave_up = "z" * 40 + "!", pytest.raises(ModelError, match=r"The tokenizer of .*slow-on-z gave up on this text")
+    bad, gave_up = "z" * 30 + "!", pytest.raises(ModelError, match=r"The tokenizer of .*slow-on-z gave up on this text")
     with gave_up:
         tokenizer.encode(bad)
     with gave_up:
         tokenizer.encode(bad, allow_special=False)
-    with gave_up:
+    with pytest.raises(BadRequest, match=r"The model's tokenizer gave up on this text"):
+        tokenizer.encode("z" * 40 + "!")
+    with pytest.raises(BadRequest, match=r"The model's tokenizer gave up on this text"):
         tokenizer.encode_chat([{"role": "user", "content": f"<|im_start|>{bad}"}])
     assert tokenizer.encode("plain text") == expected
