@@ -58,7 +58,8 @@ class Pace:
     def check(self, text: str) -> None:
         """Raises BadRequest for a text that would take long."""
         spent = 0.0
-        for run in self.slow:
+        # Short pieces first: what takes very long in them would take even longer in long ones.
+        for run in sorted(self.slow):
             for begin in range(0, len(text) if len(text) > run.length else 0, run.length):
                 piece, limit = text[begin : begin + run.length] + run.tail, _limit(run.length) / 2
                 took = _seconds(self.read, piece)
@@ -81,16 +82,24 @@ def measured_pace(core: tokenizers.Tokenizer, normalizer: object, pre_tokenizer:
 
     patterns = [*_regexes(normalizer), *_regexes(pre_tokenizer)]
     left = [(run, tail) for run in _runs(patterns) for tail in _tails(patterns)] if patterns else []
-    slow = set()
+    slow: dict[str, int] = {}
+    """From which length on runs with this tail are slow."""
     for length in _LENGTHS:
-        limit, texts = _limit(length), {(run, tail): (run * length)[:length] + tail for run, tail in left}
-        took = {each: _seconds(read, text) for each, text in texts.items()}
-        are_slow = {each for each, seconds in took.items() if seconds > limit and _is_slow(read, texts[each], limit)}
-        slow |= {SlowRun(length, tail) for _, tail in are_slow}
+        limit, tried, left = _limit(length), left, []
         least = 0.0 if length < _ENOUGH else _DOUBTFUL * limit
-        # Longer ones than slow ones would take much longer.
-        left = [each for each, seconds in took.items() if least <= seconds and each not in are_slow]
-    return Pace(read, frozenset(slow))
+        for run, tail in tried:
+            if tail in slow:
+                # Further runs like it would only take longer.
+                continue
+            text = (run * length)[:length] + tail
+            took = _seconds(read, text)
+            if took > limit and _is_slow(read, text, limit):
+                slow[tail] = length
+            elif took >= least:
+                left.append((run, tail))
+    return Pace(
+        read, frozenset(SlowRun(long, tail) for tail, short in slow.items() for long in _LENGTHS if long >= short)
+    )
 
 
 def _is_slow(read: Read, text: str, limit: float) -> bool:
