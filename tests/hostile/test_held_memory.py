@@ -2,6 +2,7 @@
 `ostro_held_bytes`. `bench/held_requests.py` measures the same for many small requests, and what they cost others.
 """
 
+import time
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -14,17 +15,12 @@ NUMBER, SIZE = 24, 900_000
 RATIO = 1.5
 # What the interpreter and the C library keep of what they have freed, mostly tokenizers' and decoders' working memory.
 SLACK = 12 << 20
+SETTLE_SECONDS = 60.0
 KEY = "sk-held"
 pytestmark = pytest.mark.full
 
 
-# Between 12 and 118 MiB for 22 that are counted, from run to run: where the rest is has not been found out yet.
-UNEXPLAINED = pytest.mark.xfail(reason="memory that a preparation in the background leaves behind", strict=False)
-
-
-@pytest.mark.parametrize(
-    "kind", [pytest.param(each, marks=UNEXPLAINED) if each == "background" else each for each in KINDS]
-)
+@pytest.mark.parametrize("kind", KINDS)
 def test_memory_that_requests_take_is_in_the_ledger(kind: str, tmp_path: Path) -> None:
     """Items that a request referred to and the first events of streams were not."""
     env = {"OSTRO_API_KEY": f"{KEY},sk-other"}
@@ -34,6 +30,11 @@ def test_memory_that_requests_take_is_in_the_ledger(kind: str, tmp_path: Path) -
             holder.begin(KINDS[kind])
             before, ledger = anonymous_bytes(pid), holder.ledger()
             holder.hold(KINDS[kind], NUMBER)
+            # Those in the background are still being prepared, which takes memory for as long as it lasts.
+            deadline = time.monotonic() + SETTLE_SECONDS
             grown, counted = anonymous_bytes(pid) - before, holder.ledger() - ledger
+            while grown > RATIO * counted + SLACK and time.monotonic() < deadline:
+                time.sleep(0.2)
+                grown, counted = anonymous_bytes(pid) - before, holder.ledger() - ledger
     assert counted >= NUMBER * SIZE / 2, "they are held"
     assert grown <= RATIO * counted + SLACK, (grown >> 20, counted >> 20)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from live_service import set_faults
+from live_service import set_faults, until
 from model_directory import write_model
 
 from ostro.config import EngineConfig
@@ -51,11 +51,8 @@ def test_a_server_without_a_model_is_ready_when_there_is_one() -> None:
             await models.pool.catalog.refresh()
             states = [models.state]
             found.append("late")
-            async with asyncio.timeout(30):
-                while states[-1] is not PoolState.READY:
-                    await asyncio.sleep(0.01)
-                    states.append(models.state)
-            assert states[0] is PoolState.LOADING
+            await until(lambda: models.state is PoolState.READY)
+            assert states == [PoolState.LOADING]
         finally:
             await models.stop()
 

@@ -26,7 +26,7 @@ import ostro.kernels.gpu
 # For each GPU, by name: the marks of starts whose kernels are all in the archive.
 _MARKS = "marks.json"
 _GROUP = "__grp__"
-# Of a compiled kernel: what a launch reads. The rest of an entry are the compiler's intermediate forms.
+# What a launch reads of a compiled kernel. The rest of an entry is the compiler's intermediate forms.
 _READ = (".cubin", ".json")
 
 _log = logging.getLogger(__name__)

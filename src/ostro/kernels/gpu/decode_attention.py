@@ -66,7 +66,7 @@ _MOST_RESIDENT = 3
 # Bytes of shared memory that the driver reserves in each program.
 _RESERVED = 1024
 _SHARED_MEMORY = 200 * 1024
-# Of a multiprocessor, where the device cannot be asked: Hopper's.
+# What a multiprocessor has where the device cannot be asked: Hopper's.
 _SHARED_MEMORY_PER_SM = 228 * 1024
 
 

@@ -30,7 +30,7 @@ _FROM_MEMORY, _FROM_CACHE, _OPERATIONS, _IN_FLIGHT = 32_600.0, 80_000.0, 5.9e6, 
 # The µs that it takes to add up splits, besides writing and reading them.
 _JOINING = 1.3
 _REGISTERS_A_THREAD, _SUMS_A_THREAD = 72, 128
-# Of weights per thread, by warps: 16 warps have half as many registers per thread as 8.
+# Weights that a thread holds, by warps: 16 warps have half as many registers per thread as 8.
 _SLICE_REGISTERS = {4: 96, 8: 96, 16: 64}
 # Where slices were the fastest on an H200: up to so many bytes of weights per multiprocessor, nearly all of which are
 # then in registers before the wait; and with so many outputs per program and warps, by number of rows.

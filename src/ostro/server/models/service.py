@@ -30,6 +30,7 @@ from ostro.frontend.relevance import (
     tokens_read,
 )
 from ostro.frontend.requests import Frontend, Message, Prompt, Sampling
+from ostro.processes.allocator import give_back_free_memory
 from ostro.sampling_defaults import SamplingDefaults
 from ostro.sampling_params import SamplingParams
 from ostro.server.dialects.chat_preparation import ChatPreparation
@@ -47,6 +48,8 @@ __all__ = ["Generation", "ModelService", "State"]
 _LONG_TEXT = 2_000
 # Characters tokenised in a thread before another request gets a turn.
 _BATCH = 50_000
+# Characters whose tokenising leaves so much free memory behind that returning it to the system is worth the time.
+_VERY_LONG_TEXT = 200_000
 # Cost of a request besides its text, in characters tokenised.
 _EACH = 50
 _THREADS = 2
@@ -563,8 +566,16 @@ class ModelService:
             return list(map(make, items))
         requests: list[Request] = []
         for batch in _batches(items, length):
-            requests += await self.run_off_loop(lambda batch=batch: list(map(make, batch)))  # type: ignore[misc]
+            requests += await self.run_off_loop(partial(_make_batch, make, batch, sum(map(length, batch))))
         return requests
+
+
+def _make_batch(make: Callable[[_T], Request], batch: Sequence[_T], num_characters: int) -> list[Request]:
+    try:
+        return list(map(make, batch))
+    finally:
+        if num_characters > _VERY_LONG_TEXT:
+            give_back_free_memory()
 
 
 def _batches(items: Sequence[_T], length: Callable[[_T], int]) -> Iterator[Sequence[_T]]:
