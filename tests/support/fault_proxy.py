@@ -100,8 +100,12 @@ class FaultProxy:
         self._port = server.sockets[0].getsockname()[1]
         started.set()
         await self._stopping.wait()
-        server.close()
+        # Closing would come between a connection that is accepted and its task, which attaches it to the server: its
+        # socket would be left to the garbage collector.
+        for listening in server.sockets:
+            self._loop.remove_reader(listening)
         await _end_other_tasks()
+        server.close()
 
     async def _handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         # Asyncio itself keeps no task alive whose client is gone.
