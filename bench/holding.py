@@ -17,7 +17,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -108,6 +108,12 @@ def _connection(address: tuple[str, int]) -> socket.socket:
     return connection
 
 
+def _resume(pid: int) -> None:
+    # A server may have replaced an engine that said nothing for long.
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGCONT)
+
+
 def _check_status(answer: bytes) -> None:
     if answer.split(maxsplit=2)[1:2] != [b"200"]:
         raise Refused(answer[:500].decode(errors="replace"))
@@ -196,10 +202,12 @@ class Holder:
         """Stops the processes until this is left."""
         for pid in pids:
             os.kill(pid, signal.SIGSTOP)
-            self._open.callback(os.kill, pid, signal.SIGCONT)
+            self._open.callback(_resume, pid)
 
     def _check_refusals(self) -> None:
         for connection in select.select(self._connections, [], [], 0)[0]:
+            # An answer with 200 is one of a model or grammar that was there already.
+            self._connections.remove(connection)
             with _resets_are_refusals():
                 _check_status(connection.recv(1 << 16))
 
@@ -322,7 +330,7 @@ def _stop_loading(holder: Holder) -> None:
     """Has the second model loaded, and stops the process that does."""
     before = set(children_of(holder.pid))
     holder.keep(holder.caller.send("POST", COMPLETIONS, {**SMALL, "model": "b"}))
-    holder.until(lambda: set(children_of(holder.pid)) > before)
+    holder.until(lambda: bool(set(children_of(holder.pid)) - before))
     holder.pause(set(children_of(holder.pid)) - before)
 
 

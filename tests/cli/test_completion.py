@@ -63,6 +63,8 @@ def offered(shell: str, line: str, here: Path) -> list[str]:
         text=True,
         check=True,
         cwd=here,
+        # Neither a locale that is not installed nor the user's own start files.
+        env={"PATH": os.environ["PATH"], "HOME": str(here), "LC_ALL": "C"},
         timeout=60,
     )
     assert ran.stderr == ""

@@ -271,6 +271,8 @@ def test_marks_depend_on_what_decides_which_kernels_there_are() -> None:
 def test_process_begins_as_soon_as_it_is_started_if_the_gpu_is_known(compiles: pytest.MonkeyPatch) -> None:
     begun: list[Request] = []
     compiles.setattr(Precompiler, "begin", lambda _, request: begun.append(request))
+    compiles.setattr("ostro.backends.cuda.precompiling.open_context", lambda: None)
+    compiles.setattr("ostro.backends.cuda.precompiling.first_gpu", lambda: None)
     assert started()
     assert begun == []
     compiles.setattr("ostro.backends.cuda.precompiling.first_gpu", lambda: H200)

@@ -41,10 +41,9 @@ def test_weights_that_no_disk_takes_are_packed_into_memory(shim: Path, model: Pa
     done = ostro(shim, way, tmp_path / "cache", "generate", "--model", model, *TINY, "--backend", "native")
     assert done.returncode == 0, done.stderr
     assert done.stdout
-    [warning] = done.stderr.splitlines()
+    [warning] = [line for line in done.stderr.splitlines() if "into memory" in line]
     assert str(tmp_path / "cache") in warning
     assert "OSTRO_CACHE" in warning
-    assert "into memory" in warning
     assert not (tmp_path / "cache").exists()
 
 

@@ -59,7 +59,7 @@ def test_a_flood_from_one_address_does_not_displace_a_follower_from_another() ->
     sent away, and the whole mesh had to start again.
     """
     with leader() as (listening, invitation), ThreadPoolExecutor(1) as thread, ExitStack() as open_:
-        admitted = thread.submit(admit_followers, listening, invitation.key, 1, patience=30.0, proof_seconds=LONG)
+        admitted = thread.submit(admit_followers, listening, invitation.key, 1, patience=LONG, proof_seconds=LONG)
         slow = open_.enter_context(stranger(invitation))
         challenge = received(slow, 32)
         for _ in range(200):

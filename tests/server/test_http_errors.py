@@ -199,7 +199,7 @@ def requests_under_way(client: httpx.Client) -> int:
 
 
 def until_idle(client: httpx.Client) -> None:
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while requests_under_way(client):
         assert time.monotonic() < deadline, "the engine still works for a client that has gone"
         time.sleep(0.02)
@@ -219,7 +219,7 @@ def test_client_that_hangs_up_ends_its_request(tmp_path_factory: pytest.TempPath
         )
         with socket.create_connection((address.hostname, address.port)) as connection:
             connection.sendall(head % len(body) + body)
-            deadline = time.monotonic() + 5
+            deadline = time.monotonic() + 60
             while not requests_under_way(client):
                 assert time.monotonic() < deadline
                 time.sleep(0.02)

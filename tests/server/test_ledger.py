@@ -206,7 +206,7 @@ def test_references_to_one_item_are_read_once_and_bounded_in_all() -> None:
 
 def test_background_response_stays_in_the_ledger_until_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """40 of them with a description of 8 MiB held 361 MiB that nobody counted."""
-    set_faults(monkeypatch, "step_seconds=0.05")
+    set_faults(monkeypatch, "step_seconds=0.5")
     # Not part of the prompt, which would be too long, so that all of them run on.
     asked = {"input": "Hello", "background": True, "user": "d" * 200_000, "max_output_tokens": 400}
     ledger = Ledger(MIB, most_stored=8 * MIB)

@@ -38,7 +38,7 @@ class Streaming(threading.Thread):
         self._url = url
         self._body = {"prompt": "a", "max_tokens": max_tokens, "stream": True, "ignore_eos": True}
         self.start()
-        assert self.started_reading.wait(10), "the stream did not begin"
+        assert self.started_reading.wait(60), "the stream did not begin"
 
     def run(self) -> None:
         try:
@@ -50,13 +50,13 @@ class Streaming(threading.Thread):
             self.error = error
 
     def ended(self) -> list[str]:
-        self.join(20)
+        self.join(60)
         assert not self.is_alive()
         return self.lines
 
 
 def until_draining(server: LiveServer) -> None:
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while '"draining"' not in server.log_text:
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -78,20 +78,20 @@ def taken_port() -> Iterator[int]:
 def test_server_is_alive_at_once_and_ready_only_once_the_model_is(tmp_path: Path) -> None:
     began = time.monotonic()
     args = ("--load-timeout", "0.2")
-    with live_server(tmp_path, *args, faults="fake,load_seconds=3", ready=False) as server, server.client() as client:
+    with live_server(tmp_path, *args, faults="fake,load_seconds=8", ready=False) as server, server.client() as client:
         assert client.get("/healthz").json() == {"status": "ok"}
         unready = client.get("/readyz")
         assert (unready.status_code, unready.json()["status"]) == (503, "loading")
         refused = client.post("/v1/completions", json={"prompt": "a"})
         assert (refused.status_code, "retry-after" in refused.headers) == (503, True)
         while client.get("/readyz").status_code != 200:
-            assert time.monotonic() - began < 30
+            assert time.monotonic() - began < 120
             time.sleep(0.05)
         assert client.post("/v1/completions", json={"prompt": "a", "max_tokens": 2}).status_code == 200
 
 
 def test_a_request_waits_for_a_model_that_loads(tmp_path: Path) -> None:
-    with live_server(tmp_path, faults="fake,load_seconds=1", ready=False) as server, server.client() as client:
+    with live_server(tmp_path, faults="fake,load_seconds=5", ready=False) as server, server.client() as client:
         assert client.get("/readyz").status_code == 503
         assert client.post("/v1/completions", json={"prompt": "a", "max_tokens": 2}).status_code == 200
 
@@ -109,7 +109,7 @@ def test_sigterm_lets_requests_finish_and_refuses_new_ones(tmp_path: Path) -> No
         assert refused.json()["error"]["message"] == "The server is shutting down."
         assert stream.ended()[-1] == "data: [DONE]"
         assert '"finish_reason":"length"' in stream.lines[-2]
-        assert server.process.wait(10) == 0
+        assert server.process.wait(60) == 0
 
 
 def test_request_whose_head_is_still_arriving_is_answered_by_a_server_that_ends(tmp_path: Path) -> None:
@@ -139,26 +139,26 @@ def test_request_whose_head_is_still_arriving_is_answered_by_a_server_that_ends(
                 answer = until_closed(connection)
                 assert answer.startswith(b"HTTP/1.1 200 ")
                 assert b"connection: close" in answer
-        assert server.process.wait(10) == 0
+        assert server.process.wait(60) == 0
 
 
 def test_idle_server_ends_at_once(tmp_path: Path) -> None:
     with live_server(tmp_path) as server:
         server.process.send_signal(signal.SIGINT)
-        assert server.process.wait(10) == 0
+        assert server.process.wait(60) == 0
 
 
 def test_server_that_still_loads_can_be_ended(tmp_path: Path) -> None:
     with live_server(tmp_path, faults="fake,load_seconds=60", ready=False) as server:
         server.process.send_signal(signal.SIGTERM)
-        assert server.process.wait(10) == 0
+        assert server.process.wait(60) == 0
 
 
 def test_request_beyond_the_window_ends_with_an_error_in_its_stream(tmp_path: Path) -> None:
     with live_server(tmp_path, "--drain-timeout", "0.3", faults=SLOW) as server:
         stream = Streaming(server.url, 2000)
         server.process.send_signal(signal.SIGTERM)
-        assert server.process.wait(10) == 1
+        assert server.process.wait(60) == 1
         lines = stream.ended()
         assert json.loads(lines[-2].removeprefix("data: "))["error"]["code"] == "unavailable"
         assert lines[-1] == "data: [DONE]"
@@ -173,9 +173,9 @@ def test_second_signal_aborts_and_leaves_no_engine(tmp_path: Path) -> None:
         server.process.send_signal(signal.SIGTERM)
         until_draining(server)
         server.process.send_signal(signal.SIGTERM)
-        assert server.process.wait(8) == 128 + signal.SIGTERM
+        assert server.process.wait(60) == 128 + signal.SIGTERM
         stream.ended()
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 60
         while any(Path(f"/proc/{pid}").exists() for pid in engines):
             assert time.monotonic() < deadline
             time.sleep(0.05)
@@ -268,7 +268,7 @@ def test_origins_alone_turn_cors_on(tmp_path: Path) -> None:
 
 
 def test_healthz_waits_for_the_model_if_configured(tmp_path: Path) -> None:
-    args, faults = ("--healthz-waits-for-model",), "fake,load_seconds=2"
+    args, faults = ("--healthz-waits-for-model",), "fake,load_seconds=6"
     with live_server(tmp_path, *args, faults=faults, ready=False) as server, server.client() as client:
         waiting = client.get("/healthz")
         assert (waiting.status_code, waiting.json()) == (503, {"status": "loading"})

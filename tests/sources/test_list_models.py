@@ -66,7 +66,7 @@ def test_models_of_a_bucket_are_found_with_one_listing(store: ObjectStore, proxy
     base = f"{store.scheme}://{BUCKET}/listed"
     assert list_models(f"{base}/") == expected(base)
     # Google's client asks for the bucket as well, for itself.
-    assert len([target for target in proxy.targets if "prefix=" in target]) == 1
+    assert len({target for target in proxy.targets if "prefix=" in target}) == 1
     assert proxy.reads == []
 
 

@@ -71,7 +71,7 @@ def relevance_request(
     adapter: str | None = None,
     truncate_prompt_tokens: int | None = None,
 ) -> Request:
-    """`latest` is one for all that the pairs become."""
+    """`latest` is shared by all requests made from these pairs."""
     if reading.second is not None and reading.answer is not None:
         return frontend.judging_request(
             reading.text,

@@ -30,6 +30,9 @@ class LatestText:
     def __init__(self) -> None:
         self._known: tuple[str, list[int]] | None = None
 
+    def knows(self, text: str) -> bool:
+        return self._known is not None and self._known[0] == text
+
     def ids(self, text: str, encode: Callable[[str], list[int]]) -> list[int]:
         if self._known is None or self._known[0] != text:
             self._known = text, encode(text)

@@ -174,10 +174,11 @@ class Tokenizer:
         """Two texts for a model that reads them together; the longer one is shortened until both fit into `most`.
         `latest` is what several calls with the same first text have in common.
         """
-        for text in (first, second):
+        latest = latest or LatestText()
+        for text in (second,) if latest.knows(first) else (first, second):
             self._check(text)
         with panics_become(self._gave_up):
-            return self._pairs.pair(first, second, most, latest or LatestText())
+            return self._pairs.pair(first, second, most, latest)
 
     def encode_prompted(self, prompt: PairPrompt, first: str, second: str) -> list[int]:
         """Two texts within a template's: markers in them stay text, as in `encode_chat`."""

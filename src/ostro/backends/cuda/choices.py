@@ -164,7 +164,7 @@ def choose(matmuls: Iterable[Matmul], gpu: Gpu, clock: Clock) -> Choices:
 
 
 def rows_to_try(matmul: Matmul, gpu: Gpu) -> tuple[int, ...]:
-    """The numbers of rows that are measured: up to 8 only where there are slices, as all else is as for 16."""
+    """Row counts to measure. 8 only where slices are tried; otherwise the choice for 16 applies."""
     sliced = bool(slice_candidates(matmul, 8, gpu.multiprocessors))
     return tuple(rows for rows in TRIED if rows != 8 or sliced)
 

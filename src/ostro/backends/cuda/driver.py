@@ -1,6 +1,4 @@
-"""The CUDA driver before torch is imported, which takes seconds: what it says about the first GPU, and that GPU's
-context.
-"""
+"""Queries the first GPU and creates its context through the CUDA driver, before the slow import of torch."""
 
 import ctypes
 import os
@@ -33,7 +31,7 @@ def first_gpu() -> Gpu | None:
 
 
 def open_context() -> None:
-    """Makes the first GPU's primary context, which torch will use. Does nothing where that fails: torch will tell."""
+    """Makes the first GPU's primary context, which torch will use. Does nothing where that fails: torch will say why."""
     with suppress(OSError, AttributeError):
         library, device = _first_device()
         _call(library.cuDevicePrimaryCtxRetain, ctypes.byref(ctypes.c_void_p()), device)

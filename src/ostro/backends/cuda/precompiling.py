@@ -3,9 +3,9 @@
     this process         start, begin ── imports ── weights ──────── wait ── launches, which find what is compiled
     precompile_process     imports ──────── list ── fork, fork, … ───┘
 
-It begins as soon as it is started, if the driver can say what GPU there is. That, and the GPU's context, pass in a
-thread while this process imports torch. Kernels that come with the package are
-unpacked before (`shipped_binaries`); if those are all that a model needs, no process is started.
+It begins as soon as it is started, if the driver can say what GPU there is. Asking it and creating the GPU's context
+happen in a thread while this process imports torch. Kernels that come with the package are unpacked before
+(`shipped_binaries`); if those are all that a model needs, no process is started.
 
 Threads of this process could compile only once the weights are loaded, and would run the compiler's Python part, an
 eighth of the work, one at a time. What the processes do not compile, for whatever reason, the launches compile, as they
@@ -77,7 +77,7 @@ class Compiled(msgspec.Struct, frozen=True):
     failed: Mapping[str, str]
     """Names of kernels that could not be compiled, with the reason."""
     moments: Mapping[str, float] = msgspec.field(default_factory=dict)
-    """When the process had done what, in seconds since the epoch."""
+    """When each stage ended, in seconds since the epoch."""
     slowest: str = ""
     """The kernel that took longest, and how long."""
 

@@ -3,6 +3,7 @@ connection is closed, and delays nobody. Imports no JAX.
 """
 
 import hmac
+import ipaddress
 import secrets
 import selectors
 import socket
@@ -134,7 +135,7 @@ class _Candidate:
     """A connection that has yet to prove that it is a follower's."""
 
     until: float
-    address: str
+    network: str
     challenge: bytes = field(default_factory=lambda: secrets.token_bytes(_KEY_BYTES))
     answer: bytes = b""
 
@@ -188,18 +189,18 @@ class _Handshakes:
             return
         if len(self._candidates) == _MOST_CANDIDATES:
             self._reject(self._least_likely())
-        candidate = self._candidates[arrived] = _Candidate(time.monotonic() + self._proof_seconds, address)
+        candidate = self._candidates[arrived] = _Candidate(time.monotonic() + self._proof_seconds, _network_of(address))
         arrived.setblocking(False)
         self._selector.register(arrived, selectors.EVENT_READ)
         with suppress(OSError):
             arrived.sendall(candidate.challenge)
 
     def _least_likely(self) -> socket.socket:
-        """The oldest from the address that has most, since followers answer at once: one address alone never displaces
-        a follower from another.
+        """The oldest candidate of the network with the most candidates. Followers answer at once, and one network alone
+        never displaces a follower in another.
         """
-        [(busiest, _)] = Counter(candidate.address for candidate in self._candidates.values()).most_common(1)
-        return next(each for each, candidate in self._candidates.items() if candidate.address == busiest)
+        [(busiest, _)] = Counter(candidate.network for candidate in self._candidates.values()).most_common(1)
+        return next(each for each, candidate in self._candidates.items() if candidate.network == busiest)
 
     def _receive(self, connection: socket.socket) -> None:
         candidate = self._candidates[connection]
@@ -224,3 +225,11 @@ class _Handshakes:
         del self._candidates[connection]
         self._selector.unregister(connection)
         connection.close()
+
+
+def _network_of(address: str) -> str:
+    """The address itself, or of an IPv6 address its first 64 bits: one host may use all others of them."""
+    host = ipaddress.ip_address(address.partition("%")[0])
+    if host.version == 4:
+        return address
+    return str(host.ipv4_mapped or ipaddress.ip_network((host, 64), strict=False))

@@ -19,11 +19,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Generic, TypeVar
+from typing import BinaryIO, Generic, TypeVar, cast
 
 from ostro.backends.model_facts import model_facts
 from ostro.config import EngineConfig
-from ostro.errors import BadCheckpoint, DiskFull, DownloadFailed
+from ostro.errors import NO_ROOM, BadCheckpoint, DiskFull, DownloadFailed
 from ostro.kernels.cpu.library import library
 from ostro.kernels.cpu.packed_file import BadPackedFile, PackedFile
 from ostro.sources.cache import work_directory
@@ -155,17 +155,21 @@ def _pack_and_keep(store: ModelStore, target: Path, key: PackedKey, pack: Pack, 
 
 
 def _pack_for_now(key: PackedKey, pack: Pack, reason: str) -> PackedFile:
-    with suppress(OSError):
-        # Raises OSError too, if no directory for temporary files can be written.
-        directory = tempfile.gettempdir()
-        _log.warning(
-            "%s Until then weights are packed at every start, into an unnamed file in %s that is gone with this "
-            "process.",
-            reason,
-            directory,
-        )
-        with tempfile.TemporaryFile(dir=directory) as file:
-            return _packed_into(file, Path(directory, "unnamed"), key, pack)
+    if (file := _temporary_file()) is not None:
+        with file:
+            try:
+                packed = _packed_into(file, Path(tempfile.gettempdir(), "unnamed"), key, pack)
+            except OSError as error:
+                if error.errno not in NO_ROOM:
+                    raise
+            else:
+                _log.warning(
+                    "%s Until then weights are packed at every start, into an unnamed file in %s that is gone with "
+                    "this process.",
+                    reason,
+                    tempfile.gettempdir(),
+                )
+                return packed
     _log.warning(
         "%s Until then weights are packed at every start, into memory: there is no room for temporary files either. "
         "Set TMPDIR to a directory that has some.",
@@ -173,6 +177,13 @@ def _pack_for_now(key: PackedKey, pack: Pack, reason: str) -> PackedFile:
     )
     with open(_memory_file(), "w+b") as file:
         return _packed_into(file, Path("memory"), key, pack)
+
+
+def _temporary_file() -> BinaryIO | None:
+    """None if no directory takes one."""
+    with suppress(OSError):
+        return cast(BinaryIO, tempfile.TemporaryFile())
+    return None
 
 
 def _packed_into(file: BinaryIO, path: Path, key: PackedKey, pack: Pack) -> PackedFile:

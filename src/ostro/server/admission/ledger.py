@@ -6,7 +6,8 @@
 Short requests have a room of their own, so that a few long ones do not lock out everyone else. The keys share each room
 (`server.admission.shares`): one key cannot take what another is entitled to. A request that finds no room gets 503 with
 Retry-After. Token ids and answers are only counted, because the admission queue bounds them, by its slots and the
-model's context. Admin keys also have a small room of their own, so that operators get in whoever fills the others.
+model's context. Admin keys also have a small room of their own, so that operators get in no matter who fills the
+others.
 Stored responses have a room too, in which the store makes room by dropping old ones.
 """
 
@@ -42,7 +43,7 @@ class Ledger:
         self.tokens = 0
         """Bytes of prompts' token ids."""
         self.answers: dict[Holding, Callable[[], int]] = {}
-        """How many tokens each of the answers has so far. Asked when somebody looks: a token costs nothing."""
+        """Token counts of answers so far, called only when metrics are read: generating a token costs nothing."""
         self.has_several_keys = num_keys > 1
 
     @property
@@ -107,7 +108,7 @@ class Holding:
         self._tokens = _TOKEN * number
 
     def count_answer(self, num_tokens: Callable[[], int]) -> None:
-        """It holds its answer, which has that many tokens by the time of the call."""
+        """Counts the answer too. `num_tokens` returns its tokens so far."""
         self._ledger.answers[self] = num_tokens
 
     def hand_over(self) -> "Holding":

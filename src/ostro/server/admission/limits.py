@@ -49,7 +49,7 @@ _T = TypeVar("_T")
 # Number of recent waits averaged for Retry-After, and its upper bound.
 _MEASURED = 64
 _LONGEST_RETRY = 60
-# For each admin key.
+# Extra places per admin key, beyond the shared ones.
 _OPERATORS_PLACES = 4
 
 
@@ -474,7 +474,7 @@ class Gate:
         self._serve_queues()
 
     def _has_operators_place(self, record: RequestRecord) -> bool:
-        """Whether there is a place beyond the others', which operators have whoever fills these."""
+        """Whether this admin key still has one of its reserved places."""
         return record.is_operator and self._places.used_by(record.key) < _OPERATORS_PLACES
 
     def _full(self, shares: Shares, key: str, what: str, how: str) -> QueueFull:

@@ -1,4 +1,4 @@
-"""Bodies, mostly requests': read with limits on size and time, decoded, checked. Knows JSON; knows no endpoint.
+"""Reads request bodies with limits on size and time, and sends long response bodies. Knows JSON; knows no endpoint.
 
 A request is kept until it ends: its response depends on it, and a model that is reloaded needs it again. So its memory
 is entered in the ledger (`server.admission.ledger`) as it arrives: first the body's bytes, then the parsed form in

@@ -42,8 +42,8 @@ class UntilDisconnect:
         task, listener = self._task, self._listener
         assert task is not None
         assert listener is not None
-        # A cancelled task keeps the frame that it was cancelled in, and thereby this object: not the other way round,
-        # too, or both would stay in memory until garbage is collected.
+        # A cancelled task keeps the frame that it was cancelled in, and thereby this object. Drop our references to it,
+        # or the cycle would live until the next garbage collection.
         self._task = self._listener = None
         listener.cancel()
         if not self._gone:

@@ -48,7 +48,7 @@ __all__ = ["Generation", "ModelService", "State"]
 _LONG_TEXT = 2_000
 # Characters tokenised in a thread before another request gets a turn.
 _BATCH = 50_000
-# Characters whose tokenising leaves so much free memory behind that returning it to the system is worth the time.
+# Longer texts, in characters, leave enough freed memory behind to be worth a malloc_trim.
 _VERY_LONG_TEXT = 200_000
 # Cost of a request besides its text, in characters tokenised.
 _EACH = 50

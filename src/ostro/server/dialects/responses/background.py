@@ -98,12 +98,14 @@ async def _answer(
         if writer.response["status"] in _UNENDED:
             record.error = "cancelled"
             run.write(writer.cancel())
-        if not turn.own_items:
-            # It ended before its input was read.
-            api.responses.add_inputs(stored, await asyncio.to_thread(turn.given_items))
-        api.responses.update(stored, writer.response)
-        run.end()
-        end_record(http, record)
+        try:
+            if not turn.own_items:
+                # It ended before its input was read.
+                api.responses.add_inputs(stored, await asyncio.to_thread(turn.given_items))
+            api.responses.update(stored, writer.response)
+        finally:
+            run.end()
+            end_record(http, record)
 
 
 def _own_record(record: RequestRecord) -> RequestRecord:

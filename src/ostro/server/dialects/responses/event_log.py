@@ -15,7 +15,7 @@ from ostro.errors import RequestTimeout
 from ostro.server.dialects.responses.items import Json
 from ostro.server.http.sse import PING
 
-# Read at once: whoever reads slowly has no more of a copy in its connection's buffer.
+# Replays are sent in pieces of this size, so that a slow reader's connection buffers at most one.
 _PIECE = 64 << 10
 _EVENTS_AT_ONCE = 64
 
@@ -30,7 +30,7 @@ class EventLog:
         self._changed = asyncio.Event()
         self.is_closed = False
         self.is_lost = False
-        """Whether it was dropped: its response was, or the store is full."""
+        """Whether its events were dropped: the response was deleted, or the store is full."""
 
     def add(self, data: bytes) -> None:
         """Adds one or several events."""

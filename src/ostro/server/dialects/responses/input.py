@@ -92,7 +92,7 @@ class ResponseTurn(ChatTurn):
         self._store = store
         self._owner = owner
         self.holding = holding
-        """Where the items are counted that it found in the store. A background run replaces it by its own."""
+        """Counts the items found in the store; a background run substitutes its own."""
         self._found_bytes = 0
         """Memory of what was found in the store: the conversation that it continues, and items that it refers to."""
         # What a reference refers to may be long.

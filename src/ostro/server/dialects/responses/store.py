@@ -11,6 +11,7 @@ with the last response whose chain includes it: deleting a response does not aff
     resp_3 ──> input, output of 3 ──> input, output of 1
 """
 
+import itertools
 import threading
 import time
 from collections import OrderedDict, defaultdict
@@ -52,7 +53,7 @@ class Exchange:
     num_users: int = 0
     """Stored responses and later exchanges that refer to it."""
     num_runs: int = 0
-    """Those that still run, and later exchanges of theirs."""
+    """Running responses and later exchanges that pin it."""
 
     @property
     def num_bytes(self) -> int:
@@ -199,7 +200,7 @@ class ResponseStore:
         stored.run, stored.num_reserved = run, num_bytes
         with self._lock:
             self._expire()
-            if not self._pinned.has_room(owner, _OVERHEAD + num_bytes + stored.exchange.num_bytes):
+            if not self._pinned.has_room(owner, _OVERHEAD + num_bytes + _unpinned_bytes(stored.exchange)):
                 raise TryLater(
                     "Background responses already fill the store. Try again later, or without background.",
                     retry_after=_RETRY_SECONDS,
@@ -392,6 +393,11 @@ class ResponseStore:
         self._let_go(stored.exchange)
         if stored.run is not None:
             stored.run.drop()
+
+
+def _unpinned_bytes(exchange: Exchange) -> int:
+    """What of this conversation no running response holds yet."""
+    return sum(each.num_bytes for each in itertools.takewhile(lambda each: each.num_runs == 0, exchange.chain()))
 
 
 def _check_length(id: str, exchange: Exchange) -> None:
