@@ -31,7 +31,7 @@ def first_gpu() -> Gpu | None:
 
 
 def open_context() -> None:
-    """Makes the first GPU's primary context, which torch will use. Does nothing where that fails: torch will say why."""
+    """Makes the first GPU's primary context, which torch will use. Does nothing if that fails: torch will say why."""
     with suppress(OSError, AttributeError):
         library, device = _first_device()
         _call(library.cuDevicePrimaryCtxRetain, ctypes.byref(ctypes.c_void_p()), device)
