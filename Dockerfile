@@ -1,9 +1,9 @@
 # Four images: `cpu`, the default, without torch; `cuda`; `tpu`, with JAX; and `hrm-serve`, by the name that AI-OS's
-# scripts build: the CPU image with torch, which HRMs need. docs/deployment.md says how they are built and run.
+# scripts build: the `cuda` image, but its torch may be one for CPUs. docs/deployment.md says how they are built and run.
 #
-#   build-tpu <── build ──> build-torch ──> build-cuda: Triton's helper, compiled ahead     compilers, caches stay behind
-#     │             │           │               │
-#    tpu           cpu       hrm-serve         cuda                           on `runtime`: Python, one user, no compiler
+#   build-tpu <── build ──> build-torch ──> build-cuda, build-hrm: Triton's helper, compiled ahead   compilers stay behind
+#     │             │                           │           │
+#    tpu           cpu                        cuda      hrm-serve             on `runtime`: Python, one user, no compiler
 ARG PYTHON_IMAGE=python:3.12-slim-bookworm
 
 # hadolint ignore=DL3006
@@ -40,6 +40,8 @@ RUN --mount=type=cache,target=/var/cache/pip \
 # Settings of the images are a file, not variables: a variable would win over a user's .env file.
 COPY deploy/docker/defaults.yaml /opt/venv/etc/ostro.yaml
 COPY deploy/docker/healthcheck.py /opt/venv/bin/healthcheck.py
+# Tells errors to name another image rather than a package to install.
+RUN touch /opt/venv/etc/ostro-image
 
 FROM build AS build-torch
 # An index of torch builds, as PyTorch has one for CPUs; without it torch comes from where the rest does.
@@ -53,6 +55,10 @@ RUN --mount=type=cache,target=/var/cache/pip \
 FROM build-torch AS build-cuda
 COPY deploy/docker/prebuilt_cc.py deploy/docker/prebuild_triton.py deploy/docker/
 RUN python deploy/docker/prebuild_triton.py /opt/triton
+
+FROM build-torch AS build-hrm
+COPY deploy/docker/prebuilt_cc.py deploy/docker/prebuild_triton.py deploy/docker/
+RUN python deploy/docker/prebuild_triton.py --or-none /opt/triton
 
 FROM build AS build-tpu
 RUN python deploy/docker/requirements.py --extras jax > requirements.txt
@@ -86,7 +92,7 @@ HEALTHCHECK --interval=30s --timeout=5s --start-period=30s --retries=3 \
 ENTRYPOINT ["ostro"]
 CMD ["serve"]
 
-FROM runtime AS cuda
+FROM runtime AS runtime-nvidia
 # /usr/local/nvidia is where GKE mounts the driver; NVIDIA's container toolkit needs no path.
 ENV NVIDIA_VISIBLE_DEVICES=all \
     NVIDIA_DRIVER_CAPABILITIES=compute,utility \
@@ -94,6 +100,8 @@ ENV NVIDIA_VISIBLE_DEVICES=all \
     LD_LIBRARY_PATH=/usr/local/nvidia/lib64 \
     TRITON_CACHE_DIR=/cache/triton \
     CC=/opt/triton/cc
+
+FROM runtime-nvidia AS cuda
 COPY --from=build-cuda /opt/triton /opt/triton
 COPY --from=build-cuda /opt/venv /opt/venv
 USER 10001:10001
@@ -102,8 +110,9 @@ FROM runtime AS tpu
 COPY --from=build-tpu /opt/venv /opt/venv
 USER 10001:10001
 
-FROM runtime AS hrm-serve
-COPY --from=build-torch /opt/venv /opt/venv
+FROM runtime-nvidia AS hrm-serve
+COPY --from=build-hrm /opt/triton /opt/triton
+COPY --from=build-hrm /opt/venv /opt/venv
 USER 10001:10001
 
 FROM runtime AS cpu

@@ -190,6 +190,17 @@ def test_llm_generates_and_scores(tmp_path: Path) -> None:
     assert done.stdout.splitlines()[-1] == "False"
 
 
+def test_pickles_are_read(tmp_path: Path) -> None:
+    """Until this was so, the image without torch could not serve the models of many buckets."""
+    model = write_model(tmp_path / "model")
+    prompt = ("generate", "the quick", "--temperature", "0", "--max-tokens", "8", "--model", str(model))
+    expected = ostro(tmp_path, *prompt)
+    pickle_weights(model)
+    done = ostro(tmp_path, *prompt)
+    assert (done.returncode, done.stdout) == (0, expected.stdout), done.stderr
+    assert done.stdout.strip()
+
+
 # --- what needs torch -----------------------------------------------------------------------------------------------
 
 
@@ -222,10 +233,13 @@ def test_an_hrm_needs_torch(tmp_path: Path) -> None:
     assert f"(it is an HRM) {INSTALL}" in done.stderr
 
 
-def test_pickles_need_torch(tmp_path: Path) -> None:
-    model = pickle_weights(write_model(tmp_path / "model"))
+def test_pickles_that_only_torch_reads_need_torch(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model")
+    weights = {name: torch.from_numpy(values) for name, values in load_file(model / "model.safetensors").items()}
+    (model / "model.safetensors").unlink()
+    torch.save(weights, model / "pytorch_model.bin", _use_new_zipfile_serialization=False)
     done = ostro(tmp_path, "generate", "hello", "--model", str(model))
-    assert f"A checkpoint of pickles {INSTALL}" in done.stderr
+    assert f"pytorch_model.bin, a pickle that only torch reads, {INSTALL}" in done.stderr
 
 
 def test_without_the_native_core_every_model_needs_torch(tmp_path: Path) -> None:

@@ -2,8 +2,11 @@
 
 DIRECTORY/cc       the stand-in for a compiler: see prebuilt_cc.py
 DIRECTORY/*.so     what it gives out
+
+With --or-none a torch for CPUs, which has no Triton, gets the stand-in alone.
 """
 
+import argparse
 import importlib.util
 import os
 import shutil
@@ -19,13 +22,17 @@ _ASK = (
 )
 
 
-def main(directory: Path) -> None:
-    if importlib.util.find_spec("triton") is None:
+def main(directory: Path, *, or_none: bool = False) -> None:
+    has_triton = importlib.util.find_spec("triton") is not None
+    if not has_triton and not or_none:
         raise SystemExit("This build of torch is for CPUs: it has no Triton. Leave TORCH_INDEX_URL out.")
     directory.mkdir(parents=True, exist_ok=True)
     stand_in = directory / "cc"
     shutil.copyfile(Path(__file__).with_name("prebuilt_cc.py"), stand_in)
     stand_in.chmod(0o755)
+    if not has_triton:
+        print("This build of torch is for CPUs: nothing was compiled for Triton.")
+        return
     with tempfile.TemporaryDirectory() as scratch:
         # What it is linked against comes from the driver, with the GPU: an empty library of that name does here.
         library = Path(scratch) / "libcuda.so.1"
@@ -45,4 +52,8 @@ def main(directory: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    parser = argparse.ArgumentParser(description="Has Triton's helper compiled ahead.")
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--or-none", action="store_true", help="succeed where torch has no Triton")
+    args = parser.parse_args()
+    main(args.directory, or_none=args.or_none)

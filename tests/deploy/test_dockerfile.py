@@ -107,9 +107,13 @@ def test_jax_is_only_in_the_image_for_tpus() -> None:
     assert installing == ["build-tpu"] == [copied_from("tpu")]
 
 
-def test_the_target_that_ai_os_scripts_name_is_the_cpu_image_but_for_torch() -> None:
-    ours, theirs = ([each.value for each in DOCKERFILE.instructions(target)] for target in ("cpu", "hrm-serve"))
-    assert [each.replace("build-torch", "build") for each in theirs] == ours
+def test_the_target_that_ai_os_scripts_name_is_the_cuda_image_with_any_torch() -> None:
+    """Its variables and Triton's helper were the `cuda` image's alone, and on a GPU an HRM met no compiler."""
+    ours, theirs = ([each.value for each in DOCKERFILE.instructions(target)] for target in ("cuda", "hrm-serve"))
+    assert [each.replace("build-hrm", "build-cuda") for each in theirs] == ours
+    assert "CC" in DOCKERFILE.environment("hrm-serve")
+    ours, theirs = (DOCKERFILE.stages[name].all("RUN")[-1].command for name in ("build-cuda", "build-hrm"))
+    assert theirs.replace(" --or-none", "") == ours != theirs
 
 
 def test_the_images_settings_are_the_lowest_of_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,6 +210,18 @@ class TestCompiledAhead:
         refused = self._compile(self._stand_in(tmp_path), source, tmp_path / "other.so")
         assert refused.returncode == 1
         assert "no C compiler, and other.c was not compiled when it was built" in refused.stderr
+
+    @pytest.mark.parametrize("option", [(), ("--or-none",)], ids=["cuda", "hrm-serve"])
+    def test_torch_for_cpus_needs_no_helper_and_is_no_cuda_image(self, option: tuple[str, ...], tmp_path: Path) -> None:
+        # -S: an environment without packages, and so without Triton.
+        command = [sys.executable, "-S", SCRIPTS / "prebuild_triton.py", *option, tmp_path / "triton"]
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
+        if option:
+            assert result.returncode == 0, result.stderr
+            assert [path.name for path in (tmp_path / "triton").iterdir()] == ["cc"]
+        else:
+            assert result.returncode == 1
+            assert "it has no Triton. Leave TORCH_INDEX_URL out" in result.stderr
 
     def test_tritons_helper_is_compiled_without_a_gpu(self, tmp_path: Path) -> None:
         pytest.importorskip("triton")

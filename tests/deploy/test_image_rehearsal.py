@@ -1,4 +1,4 @@
-"""The steps of the Dockerfile's `cpu` target, run without a container engine: paths of the image lie under a scratch
+"""The steps of the Dockerfile's `cpu` and `hrm-serve` targets, run without a container engine: paths of the image lie under a scratch
 directory, stages share it, and the few commands that need root do less. Then the image's command serves under its
 variables, and its health check asks it. Needs the network, as a build does: `make rehearse-image`.
 """
@@ -21,7 +21,7 @@ from dockerfile import Dockerfile, Instruction, read_dockerfile
 
 from ostro.sources.cache import cache_root
 
-PLACES = ["/opt/venv", "/src", "/cache", "/srv", "/var/lib/apt"]
+PLACES = ["/opt/venv", "/opt/triton", "/src", "/cache", "/srv", "/var/lib/apt"]
 # What an image's build may do and a test may not.
 STAND_INS = {
     "groupadd": ":",
@@ -142,12 +142,13 @@ def _free_port() -> int:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_the_steps_make_a_server_that_answers(tmp_path: Path) -> None:
+@pytest.mark.parametrize("target", ["cpu", "hrm-serve"])
+def test_the_steps_make_a_server_that_answers(target: str, tmp_path: Path) -> None:
     if shutil.which("c++") is None:
         pytest.skip("there is no C++ compiler here, and what the build installs is not installed")
     rehearsal = Rehearsal(read_dockerfile(ROOT / "Dockerfile"), tmp_path / "image")
     began = time.monotonic()
-    rehearsal.build("cpu")
+    rehearsal.build(target)
     print(f"\nbuilt in {time.monotonic() - began:.0f} s")
     # Fetched by the server itself where it was never fetched before.
     if (fetched := cache_root() / "pypi").is_dir():
@@ -155,10 +156,10 @@ def test_the_steps_make_a_server_that_answers(tmp_path: Path) -> None:
     log = tmp_path / "log"
     # The port may be taken in the meantime: then the log says so.
     port = _free_port()
-    process = rehearsal.start("cpu", log, PORT=str(port), OSTRO_HOST="127.0.0.1")
+    process = rehearsal.start(target, log, PORT=str(port), OSTRO_HOST="127.0.0.1")
     try:
         deadline = time.monotonic() + 300
-        while not rehearsal.is_healthy("cpu", process.pid):
+        while not rehearsal.is_healthy(target, process.pid):
             assert process.poll() is None, log.read_text()
             assert time.monotonic() < deadline, log.read_text()
         print(f"healthy after {time.monotonic() - began:.0f} s")
@@ -173,7 +174,7 @@ def test_the_steps_make_a_server_that_answers(tmp_path: Path) -> None:
         assert "Paris" in answer["choices"][0]["message"]["content"]
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0, log.read_text()
-        assert not rehearsal.is_healthy("cpu", process.pid)
+        assert not rehearsal.is_healthy(target, process.pid)
     finally:
         if process.poll() is None:
             process.kill()

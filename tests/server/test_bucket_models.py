@@ -13,6 +13,7 @@ import pytest
 from live_server import LiveServer, live_server
 from model_directory import pickle_weights, write_model
 from object_stores import BUCKET, CREDENTIALS, ObjectStore, running_store
+from torch_blocker import without_torch
 
 from ostro.backends.planning import plan
 from ostro.config import EngineConfig
@@ -56,6 +57,20 @@ def test_models_of_a_bucket_are_served_and_need_no_network_the_second_time(schem
             assert again.json()["choices"][0]["text"] == texts["one"]
             missing = client.post("/v1/completions", json={**body, "model": "three"})
             assert missing.status_code in (404, 502)
+
+
+def test_pickles_of_a_bucket_are_served_where_torch_is_missing(tmp_path: Path) -> None:
+    """As in the `cpu` image, and in what `scripts/run_server.sh` installs."""
+    model = pickle_weights(write_model(tmp_path / "model"), num_files=2)
+    with running_store("gs") as store:
+        put(store, "pickled", model)
+        environment = {**store.environment(store.url), "GCS_BUCKET": BUCKET, "OSTRO_CACHE": str(tmp_path / "cache")}
+        environment |= without_torch(tmp_path)
+        with live_server(tmp_path, "--threads", "1", faults="", env=environment) as live, live.client() as client:
+            body = {"model": "pickled", "prompt": "the dog", "max_tokens": 4}
+            answer = client.post("/v1/completions", json=body)
+            assert answer.status_code == 200, answer.text
+            assert answer.json()["usage"]["completion_tokens"] == 4
 
 
 @pytest.fixture

@@ -6,6 +6,9 @@ from pathlib import Path
 from ostro.errors import Unsupported
 
 _CLONE = Path(__file__).parents[3]
+# The Dockerfile puts it there.
+_IMAGE = Path(sys.prefix) / "etc" / "ostro-image"
+_TARGETS = {"jax": "tpu", "torch": "hrm-serve, or cuda for a GPU"}
 
 
 def install_command(extra: str) -> str:
@@ -18,7 +21,12 @@ def install_command(extra: str) -> str:
 
 
 def needs(what: str, extra: str) -> str:
-    """The message for a feature whose libraries are missing: what needs them, and how to install them."""
+    """The message for a feature whose libraries are missing: what needs them, and how to get them."""
+    if _IMAGE.is_file():
+        # What is installed into a container is gone with it.
+        other = _TARGETS.get(extra)
+        how = f"Use the Dockerfile's target {other}." if other else f"Build it with {extra} among its argument EXTRAS."
+        return f"{what} needs libraries that this image does not have. {how}"
     return f"{what} needs libraries that are not installed. Run: {install_command(extra)}"
 
 

@@ -19,6 +19,8 @@ from ostro.formats.gguf_header import GGML_TYPES
 if TYPE_CHECKING:
     import torch
 
+    from ostro.formats.torch_archive import PlacedTensor
+
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
 
@@ -154,9 +156,7 @@ def read_safetensors(path: Path, names: frozenset[str] | None = None) -> Iterato
         # The library limits the header's size and checks it against the file's.
         with safe_open(path, framework="np") as file:
             in_order = [name for name in file.offset_keys() if names is None or name in names]
-        with path.open("rb") as opened:
-            # Copy-on-write although nobody writes: torch requires writable memory.
-            mapped = np.frombuffer(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_COPY), np.uint8)
+        mapped = _mapped_file(path)
     except SafetensorError as error:
         raise BadCheckpoint(f"{path} is damaged or not a safetensors file ({error}). Download it again.") from error
     except OSError as error:
@@ -165,6 +165,25 @@ def read_safetensors(path: Path, names: frozenset[str] | None = None) -> Iterato
     header = json.loads(mapped[8:size].tobytes())
     for name in in_order:
         yield name, _mapped_array(header[name], mapped[size:])
+
+
+def read_torch_archive(path: Path, tensors: Mapping[str, "PlacedTensor"]) -> Iterator[tuple[str, WeightArray]]:
+    """Those of a file that torch.save wrote, memory-mapped."""
+    mapped = _mapped_file(path)
+    for name, tensor in tensors.items():
+        raw = _aligned(mapped[tensor.begin : tensor.begin + tensor.reach])
+        if not tensor.is_contiguous:
+            values = raw.view(f"V{tensor.width}")
+            steps = [stride * tensor.width for stride in tensor.strides]
+            whole = np.ascontiguousarray(np.lib.stride_tricks.as_strided(values, tensor.shape, steps))
+            raw = whole.reshape(-1).view(np.uint8)
+        yield name, WeightArray(tensor.format, tensor.shape, _rows_of(raw, tensor.shape))
+
+
+def _mapped_file(path: Path) -> Bytes:
+    # Copy-on-write although nobody writes: torch requires writable memory.
+    with path.open("rb") as opened:
+        return np.frombuffer(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_COPY), np.uint8)
 
 
 def tensor_of(weight: Weight) -> "torch.Tensor":

@@ -18,7 +18,7 @@ from ostro.sources.files import INDEX, PICKLE, PICKLE_INDEX, PICKLE_SUFFIXES, SI
 from ostro.weights.encoder_files import decoder_pooling, encoder_config, encoder_pooling, encoder_renamer
 from ostro.weights.pooling import Pooling, read_matryoshka
 from ostro.weights.stored import Stored, TensorHeader, safetensors_headers
-from ostro.weights.tensor_files import read_pickle, read_safetensors, safetensors_names
+from ostro.weights.tensor_files import pickled_arrays, read_pickle, read_safetensors, safetensors_names
 from ostro.weights.wrapped_config import text_part
 
 if TYPE_CHECKING:
@@ -59,8 +59,7 @@ class HfCheckpoint:
 
         for path, names in self.names.items():
             if path.suffix in PICKLE_SUFFIXES:
-                pickled = ((name, arrays.array_of(tensor)) for name, tensor in read_pickle(path, names))
-                yield from self._renamed(pickled)
+                yield from self._renamed(pickled_arrays(path, names))
             else:
                 yield from self._renamed(arrays.read_safetensors(path, names))
 

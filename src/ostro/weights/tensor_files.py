@@ -12,6 +12,8 @@ from ostro.system.requirements import needs
 if TYPE_CHECKING:
     import torch
 
+    from ostro.weights.arrays import WeightArray
+
 
 def safetensors_names(path: Path) -> frozenset[str]:
     """The names in the file's header; the safetensors library limits its size and checks it against the file's."""
@@ -35,6 +37,18 @@ def read_safetensors(path: Path, names: frozenset[str]) -> Iterator[tuple[str, "
                 yield name, file.get_tensor(name)
 
 
+def pickled_arrays(path: Path, names: frozenset[str]) -> Iterator[tuple[str, "WeightArray"]]:
+    """All the tensors of a pickle. Torch is needed only for a file whose tensors `placed_tensors` cannot place."""
+    from ostro.formats.torch_archive import placed_tensors
+    from ostro.weights import arrays
+
+    if (placed := placed_tensors(path)) is not None:
+        yield from arrays.read_torch_archive(path, placed)
+        return
+    for name, tensor in read_pickle(path, names):
+        yield name, arrays.array_of(tensor)
+
+
 def read_pickle(path: Path, names: frozenset[str]) -> Iterator[tuple[str, "torch.Tensor"]]:
     """All the tensors of a pickle; without a header, it cannot be filtered by `names`."""
     import pickle
@@ -45,7 +59,7 @@ def read_pickle(path: Path, names: frozenset[str]) -> Iterator[tuple[str, "torch
     try:
         import torch
     except ImportError as error:
-        raise Unsupported(needs("A checkpoint of pickles", "torch"), param="model") from error
+        raise Unsupported(needs(f"{path.name}, a pickle that only torch reads,", "torch"), param="model") from error
     del names
     check_torch_file(path)
     with damage_becomes_bad_checkpoint(path):
