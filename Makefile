@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # docs/installation.md.
 INSTALL = $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) scripts/install.py --venv $(VENV)
 
-.PHONY: install dev serve test run-tests test-all test-slow test-clients test-eval test-jax test-ray test-agents test-gpu test-docs test-native-sanitized test-native-tsan test-hostile fuzz-checkpoints fuzz-tokenizers fuzz-http soak bench-cpu-peer dist docs docs-serve docs-generate rehearse-image check clean
+.PHONY: install dev serve test run-tests test-all test-slow test-clients test-eval test-jax test-ray test-agents test-gpu test-docs test-native-sanitized test-native-tsan test-hostile fuzz-checkpoints fuzz-tokenizers fuzz-http soak bench-cpu-peer dist check-release rehearse-release docs docs-serve docs-generate rehearse-image check clean
 
 # What serving needs; `dev` adds what tests need.
 install:
@@ -137,6 +137,31 @@ dist:
 	if [ "$$(uname)" = Linux ]; then \
 	  PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m auditwheel repair --wheel-dir dist dist/*-linux_*.whl && rm dist/*-linux_*.whl; \
 	fi
+
+# Tools of releases, in an environment of their own.
+RELEASE := build/release
+
+$(RELEASE)/bin/twine: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(RELEASE)
+	$(RELEASE)/bin/python -m pip install -q -c constraints.txt $$(sed -n 's/^release = \[\(.*\)\]/\1/p' pyproject.toml | tr -d '",')
+	@touch $@
+
+# What is in dist/, as it would be published: names, metadata, contents, sizes. Then the bill of materials of an
+# environment that has this machine's wheel and nothing else.
+check-release: $(RELEASE)/bin/twine
+	$(PYTHON) tools/check_distributions.py dist $(ARGS)
+	$(RELEASE)/bin/twine check --strict dist/*
+	for wheel in dist/*linux*.whl; do [ ! -f "$$wheel" ] || $(RELEASE)/bin/python -m auditwheel show "$$wheel" || exit 1; done
+	$(PYTHON) -m venv --clear --without-pip $(RELEASE)/serving
+	$(RELEASE)/bin/python -m pip --python $(RELEASE)/serving/bin/python install -q --no-index --no-deps --find-links dist ostro
+	$(RELEASE)/bin/python -m pip --python $(RELEASE)/serving/bin/python install -q --no-compile -c constraints.txt ostro
+	$(RELEASE)/bin/python tools/write_sbom.py $(RELEASE)/serving/bin/python $(RELEASE)/ostro.cdx.json
+
+# A release as far as one machine goes: its files and checks, the workflow's steps, and from a local index what users
+# type, `pip install ostro` and `uvx ostro serve`, to the first answer.
+rehearse-release: dist check-release
+	$(PYTHON) bench/first_answer.py index --dist dist
+	PATH="$(abspath $(RELEASE))/bin:$$PATH" $(PYTHON) bench/first_answer.py uvx --dist dist
 
 # The site, in site/.
 # mkdocs alone, in an environment of its own: serving needs nothing of it.

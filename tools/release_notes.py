@@ -1,6 +1,7 @@
 """Prints the notes of a release: its section of CHANGELOG.md. Refuses a tag that is not the package's version.
 
 python tools/release_notes.py v1.2.3
+python tools/release_notes.py           # of the package's version, whatever is tagged
 """
 
 import re
@@ -24,9 +25,9 @@ def notes(changelog: str, version: str) -> str:
     return text
 
 
-def main(tag: str) -> int:
+def main(tag: str | None) -> int:
     version = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
-    if tag != f"v{version}":
+    if tag not in (None, f"v{version}"):
         print(f"The tag is {tag}, but pyproject.toml has version {version}. Tag v{version}.", file=sys.stderr)
         return 1
     try:
@@ -38,6 +39,6 @@ def main(tag: str) -> int:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        sys.exit("Usage: python tools/release_notes.py v1.2.3")
-    sys.exit(main(sys.argv[1]))
+    if len(sys.argv) > 2:
+        sys.exit("Usage: python tools/release_notes.py [v1.2.3]")
+    sys.exit(main(sys.argv[1] if len(sys.argv) == 2 else None))

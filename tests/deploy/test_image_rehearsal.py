@@ -1,6 +1,6 @@
-"""The steps of the Dockerfile's `cpu` and `hrm-serve` targets, run without a container engine: paths of the image lie under a scratch
-directory, stages share it, and the few commands that need root do less. Then the image's command serves under its
-variables, and its health check asks it. Needs the network, as a build does: `make rehearse-image`.
+"""The steps of the Dockerfile's `cpu` and `hrm-serve` targets, run without a container engine: paths of the image lie
+under a scratch directory, stages share it, and the few commands that need root do less. Then the image's command serves
+under its variables, and its health check asks it. Needs the network, as a build does: `make rehearse-image`.
 """
 
 import os

@@ -36,7 +36,7 @@ def steps() -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
 
 def targets(job: dict[str, Any], command: str) -> set[str]:
     """What `make` is asked for, where a matrix fills it in, too."""
-    asked = {word for words in re.findall(r"\bmake ([^&|\n]+)", command) for word in words.split()}
+    asked = {word for words in re.findall(r"\bmake ([^&|\n]+)", command) for word in words.split() if "=" not in word}
     if '"$TARGET"' in asked:
         asked = asked - {'"$TARGET"'} | set(job["strategy"]["matrix"]["target"])
     return asked
@@ -61,11 +61,21 @@ def test_an_action_has_the_same_version_everywhere() -> None:
     assert len(used) == len({action.partition("@")[0] for action in used})
 
 
-def test_no_job_may_write_but_the_one_that_makes_releases() -> None:
+def test_no_job_may_write_but_those_that_publish_releases() -> None:
+    """Which ones they are, and what they wait for, tests/deploy/test_release_workflow.py says."""
     for workflow in WORKFLOWS.values():
         assert workflow["permissions"] == {"contents": "read"}
     writers = [name for name, job in jobs() if "write" in job.get("permissions", {}).values()]
-    assert writers == ["release.yml: release"]
+    assert {name.partition(":")[0] for name in writers} == {"release.yml"}
+    writing_code = [name for name, job in jobs() if job.get("permissions", {}).get("contents") == "write"]
+    assert writing_code == ["release.yml: release"]
+
+
+def test_every_command_is_one_that_bash_can_read() -> None:
+    for name, _, step in steps():
+        if "run" in step:
+            ran = subprocess.run(["bash", "-n", "-c", step["run"]], capture_output=True, text=True, check=False)
+            assert (ran.returncode, ran.stderr) == (0, ""), name
 
 
 def test_every_job_ends_by_itself() -> None:
@@ -119,15 +129,16 @@ def test_notes_of_a_release_are_its_section_of_the_changelog() -> None:
         notes("## 1.3.0\n\n## 1.2.0\n\n- one\n", "1.3.0")
 
 
-def release_notes(tag: str) -> subprocess.CompletedProcess[str]:
+def release_notes(*tag: str) -> subprocess.CompletedProcess[str]:
     script = Path("tools", "release_notes.py")
-    return subprocess.run([sys.executable, script, tag], cwd=ROOT, capture_output=True, text=True, check=False)
+    return subprocess.run([sys.executable, script, *tag], cwd=ROOT, capture_output=True, text=True, check=False)
 
 
 def test_this_version_can_be_released() -> None:
     ran = release_notes(f"v{PROJECT['version']}")
     assert (ran.returncode, ran.stderr) == (0, "")
     assert ran.stdout.strip()
+    assert release_notes().stdout == ran.stdout, "as a rehearsal has them, of which there is no tag"
 
 
 def test_a_tag_of_another_version_is_refused() -> None:

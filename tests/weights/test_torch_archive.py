@@ -161,15 +161,15 @@ def test_no_place_lies_outside_of_the_file(
 
     class Forged(pickle.Pickler):
         def persistent_id(self, value: object) -> object:
-            return ("storage", torch.FloatStorage, "0", "cpu", 24) if value is STORAGE else None
+            return ("storage", torch.FloatStorage, "0", "cpu", 24) if value is stored_there else None
 
     class Tensor:
         def __reduce__(self) -> tuple[object, ...]:
-            return torch._utils._rebuild_tensor_v2, (STORAGE, offset, sizes, strides, False, OrderedDict())
+            return torch._utils._rebuild_tensor_v2, (stored_there, offset, sizes, strides, False, OrderedDict())
 
     # So that it is pickled by this name.
     monkeypatch.setattr(torch.FloatStorage, "__module__", "torch")
-    STORAGE, listing = object(), io.BytesIO()
+    stored_there, listing = object(), io.BytesIO()
     Forged(listing, 2).dump({"a": Tensor()})
     path = save(tmp_path / "x.bin", {"a": WHOLE})
     rewritten(path, lambda name, data: listing.getvalue() if name.endswith("data.pkl") else data)
