@@ -46,6 +46,10 @@ LIBRARY = ROOT / "src" / "ostro" / "kernels" / "cpu"
 PACKAGES_MB = 21 if sys.platform == "darwin" else 37
 EXTRAS_MB = {"dev": 580, "jax": 120, "torch": 10}
 MODEL_MB = 93
+FOR_TESTS = (
+    "The extra dev is for tests and checks; serving needs nothing of it. To keep it out of the environment that you serve "
+    "from, stop here and name another: make test VENV=.venv-dev"
+)
 # A pip that reads a wheel's metadata without downloading the wheel.
 METADATA_PIP = (24, 0)
 
@@ -456,13 +460,16 @@ def install(venv: Path, extras: Sequence[str], serve: Sequence[str] | None) -> N
         torch = choose_torch(environment, project) if packages_due and wants_torch(requirements) else None
         titles = {}
         if packages_due:
-            titles["packages"] = f"packages {_size_of_packages(extras, torch)}"
+            has_serving = record.has_packages(project, [])
+            titles["packages"] = f"packages {_size_of_packages(extras, torch, has_serving=has_serving)}"
         if native_due:
             titles["native core"] = "native core"
         if serve is not None:
             titles["model"] = f"model {MODEL_MB} MB"
         steps = Steps(titles)
         print(steps.plan(), flush=True)
+        if packages_due and "dev" in extras:
+            print(FOR_TESTS, flush=True)
         if packages_due:
             since = time.monotonic()
             install_packages(environment, requirements, torch)
@@ -494,14 +501,14 @@ def install_packages(environment: Environment, requirements: Sequence[str], torc
     environment.install(*requirements)
 
 
-def _size_of_packages(extras: Sequence[str], torch: Torch | None) -> str:
-    own = f"{PACKAGES_MB + sum(EXTRAS_MB.get(each, 0) for each in extras)} MB"
-    if unknown := [each for each in extras if each not in EXTRAS_MB]:
-        own += f" without those of {', '.join(unknown)}"
-    if torch is None:
-        return own
-    size = torch.size()
-    return f"{own}, torch {torch.version} {f'{size / 1e6:.0f} MB' if size else ''}".rstrip()
+def _size_of_packages(extras: Sequence[str], torch: Torch | None, *, has_serving: bool = False) -> str:
+    """Megabytes by what they are for; without those of serving where the environment has them."""
+    parts = [] if has_serving else [f"{PACKAGES_MB} MB"]
+    parts += [f"{each} {EXTRAS_MB[each]} MB" if each in EXTRAS_MB else f"{each}, of unknown size" for each in extras]
+    if torch is not None:
+        size = torch.size()
+        parts.append(f"torch {torch.version} {f'{size / 1e6:.0f} MB' if size else ''}".rstrip())
+    return " + ".join(parts) or "of other versions"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
