@@ -67,7 +67,9 @@ def local_index(directory: Path) -> Iterator[LocalIndex]:
             if self.command != "HEAD":
                 self.wfile.write(body)
 
-        do_HEAD = do_GET  # uv asks for a wheel's size first
+        def do_HEAD(self) -> None:
+            # uv asks for a wheel's size first.
+            self.do_GET()
 
         def log_message(self, format: str, *args: object) -> None:
             pass

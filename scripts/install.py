@@ -47,8 +47,8 @@ PACKAGES_MB = 21 if sys.platform == "darwin" else 37
 EXTRAS_MB = {"dev": 580, "jax": 120, "torch": 10}
 MODEL_MB = 93
 FOR_TESTS = (
-    "The extra dev is for tests and checks; serving needs nothing of it. To keep it out of the environment that you serve "
-    "from, stop here and name another: make test VENV=.venv-dev"
+    "The extra dev is for tests and checks; serving needs nothing of it. To keep it out of the environment that you "
+    "serve from, stop here and name another: make test VENV=.venv-dev"
 )
 # A pip that reads a wheel's metadata without downloading the wheel.
 METADATA_PIP = (24, 0)
@@ -498,7 +498,8 @@ def install(venv: Path, extras: Sequence[str], serve: Sequence[str] | None) -> N
 def install_packages(environment: Environment, requirements: Sequence[str], torch: Torch | None) -> None:
     if torch is not None and (index := os.environ.get("TORCH_INDEX_URL")):
         environment.install("torch", index=index)
-    environment.install(*requirements)
+    # The environment has pip, and another pip of it may be building the core: it is not to be replaced now.
+    environment.install(*(each for each in requirements if not re.match(r"pip\b(?!-)", each)))
 
 
 def _size_of_packages(extras: Sequence[str], torch: Torch | None, *, has_serving: bool = False) -> str:

