@@ -212,7 +212,14 @@ def from_index(directory: Path, dist: Path) -> Timeline:
     env["PATH"] = str(venv / "bin")
     with local_index(dist) as index:
         timeline = Timeline()
-        command = [venv / "bin" / "pip", "install", "--quiet", "--extra-index-url", index.url, "ostro"]
+        command: list[str | Path] = [
+            venv / "bin" / "pip",
+            "install",
+            "--quiet",
+            "--extra-index-url",
+            index.url,
+            "ostro",
+        ]
         subprocess.run(command, cwd=directory, env=env, check=True)
         timeline.mark(f"{_fetched(index)} installed")
     _serve_natively([venv / "bin" / "ostro", "serve", *SERVE], directory, env, timeline)

@@ -52,8 +52,10 @@ class WheelName:
     @classmethod
     def of(cls, path: Path) -> "WheelName | None":
         """None for a name that is no wheel's."""
-        parts = path.name.removesuffix(".whl").split("-")
-        return cls(*parts[:4], platforms=tuple(parts[4].split("."))) if len(parts) == 5 else None
+        match path.name.removesuffix(".whl").split("-"):
+            case [project, version, python, abi, platforms]:
+                return cls(project, version, python, abi, tuple(platforms.split(".")))
+        return None
 
 
 def tracked_files() -> frozenset[str]:
