@@ -12,6 +12,7 @@ import torch
 from hrm_brain import random_weights, write_brain
 from live_server import LiveServer, live_server
 from model_directory import write_model
+from object_stores import running_store
 from sse_events import events_of, streamed
 
 from ostro.client.client import Client
@@ -195,6 +196,23 @@ def test_weights_without_a_brain_are_served_by_flags_with_a_vocabulary_of_berts(
     # [CLS] the fox | jumps . — nothing closes the prompt before its continuation begins.
     by_ids = llm.score([[2, 5, 6], [2, 5, 7]], [[9, 10], [8, 9]])
     assert scored["ll"] == pytest.approx([each.logprob for each in by_ids], abs=1e-5)
+
+
+def test_a_brain_in_a_bucket_is_listed_and_answers(files: tuple[Path, Path], tmp_path: Path) -> None:
+    brain, tokenizer = files
+    places = {brain: "mind", brain.parents[1] / "brain.json": ".", **dict.fromkeys(tokenizer.glob("tok*"), "tokenizer")}
+    with running_store("gs", bucket="brains") as store:
+        store.put_model(
+            "lab/thinker",
+            {f"{where}/{path.name}".removeprefix("./"): path.read_bytes() for path, where in places.items()},
+        )
+        environment = {**store.environment(store.url), "OSTRO_CACHE": str(tmp_path / "cache")}
+        options = ("--models", "gs://brains/lab", "--threads", "1")
+        with live_server(tmp_path, *options, faults="", env=environment) as live, live.client() as client:
+            [card] = client.get("/v1/models").json()["data"]
+            assert (card["id"], card["state"]) == ("thinker", "available")
+            answer = client.post("/generate", json={"model": "thinker", "prompts": ["the fox"], "max_tokens": 4})
+            assert answer.json()["usage"]["completion_tokens"] == 4, answer.text
 
 
 def test_weights_without_a_brain_say_which_flags_to_give(files: tuple[Path, Path], tmp_path: Path) -> None:

@@ -33,6 +33,14 @@ _FORMATS: dict[WeightFormat, re.Pattern[str]] = {
 # HRM's own trainer writes weights without a suffix: a published checkpoint, or one file per step.
 HRM_CONFIG, HRM_PUBLISHED = "all_config.yaml", "checkpoint"
 _HRM_STEP = re.compile(r"step_(\d+)")
+# AI-OS's brains. FOLDER is `mind` or another directory in the brain, or the brain itself.
+#   brain.json, checkpoint_metadata.json     the architecture; the tokenizer beside them or in `tokenizer`
+#   FOLDER/actv1_student.safetensors         the weights; older ones are pickles
+#   FOLDER/q_head.pt                         a q-head of its own
+BRAIN, BRAIN_METADATA, BRAIN_MIND = "brain.json", "checkpoint_metadata.json", "mind"
+STUDENT, LEGACY_STUDENT = "actv1_student.safetensors", "actv1_student.pt"
+BRAIN_Q_HEAD = "q_head.pt"
+_APART = "tokenizer/"
 _UNWANTED = re.compile(r"consolidated.*\.safetensors")
 # Everything a tokenizer needs: vocabulary, settings, special token ids and chat template.
 _OF_TOKENIZER = frozenset(
@@ -91,11 +99,43 @@ def levanter_files(names: Collection[str]) -> list[str] | None:
 
 
 def hrm_files(names: Collection[str]) -> list[str] | None:
-    """The config, latest weights and tokenizer of a run of HRM's own trainer. None if this is not such a run."""
+    """The config, latest weights and tokenizer of an HRM: a run of its own trainer, or one of AI-OS's brains. None if
+    this is neither.
+    """
     weights = [name for name in names if hrm_step(name) is not None]
-    if HRM_CONFIG not in names or not weights:
+    if HRM_CONFIG in names and weights:
+        return [HRM_CONFIG, max(weights, key=lambda name: hrm_step(name) or 0), *tokenizer_files(names)]
+    students = [] if "config.json" in names else brain_students(names)
+    if not students:
         return None
-    return [HRM_CONFIG, max(weights, key=lambda name: hrm_step(name) or 0), *tokenizer_files(names)]
+    wanted = set(students)
+    for folder in {"", *(name.rpartition("/")[0] for name in students)}:
+        prefix = f"{folder}/" if folder else ""
+        inside = [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
+        apart = [name.removeprefix(_APART) for name in inside if name.startswith(_APART)]
+        of_tokenizer = (*tokenizer_files(inside), *(_APART + name for name in tokenizer_files(apart)))
+        wanted |= {prefix + name for name in (BRAIN, BRAIN_METADATA, BRAIN_Q_HEAD, *of_tokenizer)}
+    return [name for name in names if name in wanted]
+
+
+def brain_students(names: Collection[str]) -> list[str]:
+    """The weights of AI-OS's brains among a directory's names: its own, those in `mind`, or those in other directories,
+    whichever of these there are first; safetensors rather than the same brain's pickle.
+    """
+    files = [name for name in names if name.count("/") <= 1 and name.rpartition("/")[2] in (STUDENT, LEGACY_STUDENT)]
+    folders = sorted({name.rpartition("/")[0] for name in files}, key=lambda folder: (folder != "", folder))
+    for first in ("", BRAIN_MIND):
+        if first in folders:
+            folders = [first]
+    kinds = (f"{folder}/{kind}".lstrip("/") for folder in folders for kind in (STUDENT, LEGACY_STUDENT))
+    found = [name for name in kinds if name in files]
+    return [name for name in found if name.endswith(STUDENT)] or found
+
+
+def is_hrm_directory(files: Collection[str]) -> bool:
+    """Whether these are the files of an HRM's main directory, judging by their names alone."""
+    is_run = HRM_CONFIG in files and any(hrm_step(name) is not None for name in files)
+    return is_run or not {BRAIN, STUDENT, LEGACY_STUDENT}.isdisjoint(files)
 
 
 def hrm_step(name: str) -> float | None:

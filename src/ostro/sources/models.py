@@ -3,7 +3,8 @@ files of an adapter that name its base. Recognises formats by file suffix alone.
 
 PLACE/NAME/config.json          NAME            PLACE/FILE.gguf              FILE
 PLACE/ORG/NAME/config.json      ORG/NAME        PLACE/NAME/ONE.gguf          NAME
-                                                PLACE/NAME/{A,B}.gguf        NAME/A, NAME/B
+PLACE/NAME/brain.json           NAME            PLACE/NAME/{A,B}.gguf        NAME/A, NAME/B
+PLACE/NAME/all_config.yaml      NAME, if weights of HRM's own trainer are beside it
 
 PLACE/NAME/adapter_config.json              adapter NAME; its base is named by PLACE/NAME/base_model or by the config
 PLACE/NAME/adapter/adapter_config.json      the same if NAME is not a model, otherwise NAME-adapter, on NAME
@@ -13,7 +14,7 @@ PLACE/NAME/base_model/config.json           the base of adapter NAME: NAME/base_
 import os
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
@@ -23,7 +24,7 @@ from ostro.errors import ModelNotFound
 from ostro.sources.address import StoreAddress, is_address, parse_address
 from ostro.sources.base import ObjectChanged, ObjectInfo, Source, with_retries
 from ostro.sources.clients import open_source
-from ostro.sources.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
+from ostro.sources.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, is_hrm_directory
 
 CONFIG = "config.json"
 GGUF = ".gguf"
@@ -110,18 +111,23 @@ def _directories(files: Mapping[str, ObjectInfo]) -> Directories:
 
 def _models(directories: Directories, own_name: str) -> Iterator[tuple[str, str]]:
     """Names and paths relative to the root; `own_name` is used if the root itself is a model."""
-    if CONFIG in directories.get("", ()):
+    if _is_model(directories.get("", ())):
         if _is_name(own_name):
             yield own_name, ""
         return
     for directory, files in directories.items():
-        if not any(CONFIG in directories.get(above, ()) for above in _above(directory)):
+        if not any(_is_model(directories.get(above, ())) for above in _above(directory)):
             yield from (each for each in _models_in(directory, files) if _is_name(each[0]))
 
 
-def _models_in(directory: str, files: Iterable[str]) -> Iterator[tuple[str, str]]:
+def _is_model(files: Collection[str]) -> bool:
+    """Whether a directory with these files is one model as a whole."""
+    return CONFIG in files or is_hrm_directory(files)
+
+
+def _models_in(directory: str, files: Collection[str]) -> Iterator[tuple[str, str]]:
     firsts = [file for file in files if file.endswith(GGUF) and not _LATER_FILE.fullmatch(file)]
-    if directory and (CONFIG in files or len(firsts) == 1):
+    if directory and (_is_model(files) or len(firsts) == 1):
         yield directory if directory.count("/") < _LEVELS else f"{_home(directory, BASE)}-base", directory
         return
     for file in firsts:

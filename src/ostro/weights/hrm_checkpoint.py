@@ -21,11 +21,16 @@ from typing import TYPE_CHECKING
 from ostro.errors import BadCheckpoint, ModelNotFound, OstroError, Unsupported
 from ostro.formats.json_file import read_json_object
 from ostro.formats.torch_archive import tensor_shapes
-from ostro.sources.files import HRM_PUBLISHED, hrm_step
-from ostro.weights.hrm_settings import (
+from ostro.sources.files import (
     BRAIN,
-    LEGACY,
+    BRAIN_Q_HEAD,
+    HRM_PUBLISHED,
+    LEGACY_STUDENT,
     STUDENT,
+    brain_students,
+    hrm_step,
+)
+from ostro.weights.hrm_settings import (
     HrmSettings,
     SettingTables,
     Shapes,
@@ -45,8 +50,7 @@ if TYPE_CHECKING:
     from ostro.weights.arrays import WeightArray
     from ostro.weights.slices import SlicedWeight
 
-_STARTER, _STARTER_HEAD = "starter_brain.json", "q_head.pt"
-_MIND = "mind"
+_STARTER = "starter_brain.json"
 _TOKENIZERS = ("tokenizer.json", "vocab.txt")
 _PICKLES = (".pt", ".pth", ".bin")
 _Q_HEAD = "inner.q_head."
@@ -131,7 +135,7 @@ class HrmCheckpoint:
         yield from self._own_q_head()
 
     def _q_head_file(self) -> Path | None:
-        file = self.weights.parent / _STARTER_HEAD
+        file = self.weights.parent / BRAIN_Q_HEAD
         has_own = any(name.startswith(_Q_HEAD) for name in self.shapes.of)
         return file if file.is_file() and not has_own else None
 
@@ -148,9 +152,9 @@ def is_hrm(path: Path) -> bool:
     """Whether `open_hrm` should open this file or directory, judging by names and headers."""
     if path.is_dir():
         return bool(_students(path) or (_steps(path) and is_upstream(path)))
-    if not path.is_file() or path.name == _STARTER_HEAD:
+    if not path.is_file() or path.name == BRAIN_Q_HEAD:
         return False
-    if path.name in (STUDENT, LEGACY):
+    if path.name in (STUDENT, LEGACY_STUDENT):
         return True
     if hrm_step(path.name) is not None:
         return is_upstream(path.parent) or nearby(path.parent, BRAIN) is not None
@@ -205,12 +209,10 @@ def starter_base(path: Path) -> str:
 
 
 def _students(directory: Path) -> list[Path]:
-    """Brain weights in the directory, in its `mind`, or in other subdirectories: the first of these that has any."""
-    for bases in ([directory], [directory / _MIND], sorted(path for path in directory.iterdir() if path.is_dir())):
-        files = [base / file for base in bases for file in (STUDENT, LEGACY) if (base / file).is_file()]
-        if files:
-            return files
-    return []
+    """The weights of the brains in the directory: see `brain_students`."""
+    files = (path for name in (STUDENT, LEGACY_STUDENT) for path in (directory / name, *directory.glob(f"*/{name}")))
+    names = [path.relative_to(directory).as_posix() for path in files if path.is_file()]
+    return [directory / name for name in brain_students(names)]
 
 
 def _steps(directory: Path) -> list[Path]:
@@ -220,8 +222,7 @@ def _steps(directory: Path) -> list[Path]:
 
 
 def _weights_in(directory: Path) -> Path:
-    files = _students(directory)
-    students = [path for path in files if path.name == STUDENT] or files
+    students = _students(directory)
     if len(students) > 1:
         names = ", ".join(str(path.relative_to(directory)) for path in students)
         raise ModelNotFound(f"{directory} holds several brains ({names}). Give the path of one.")
@@ -240,7 +241,7 @@ def _home(weights: Path) -> Path:
 
 
 def _name(weights: Path, home: Path) -> str:
-    if weights.name in (STUDENT, LEGACY, HRM_PUBLISHED):
+    if weights.name in (STUDENT, LEGACY_STUDENT, HRM_PUBLISHED):
         return home.name
     return weights.stem if hrm_step(weights.name) is None else f"{home.name}-{weights.name}"
 
@@ -248,7 +249,7 @@ def _name(weights: Path, home: Path) -> str:
 def _starter_file(path: Path) -> Path | None:
     if path.is_dir():
         path = path / _STARTER
-    elif path.name == _STARTER_HEAD:
+    elif path.name == BRAIN_Q_HEAD:
         path = path.parent / _STARTER
     return path if path.name == _STARTER and path.is_file() else None
 

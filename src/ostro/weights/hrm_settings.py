@@ -13,12 +13,9 @@ from pathlib import Path
 from ostro.errors import BadCheckpoint
 from ostro.formats.json_file import read_json_object
 from ostro.formats.yaml_file import read_yaml, shown
-from ostro.sources.files import HRM_CONFIG
+from ostro.sources.files import BRAIN, BRAIN_METADATA, HRM_CONFIG, LEGACY_STUDENT, STUDENT
 
 ARCHITECTURE, MODEL_TYPE = "HrmActV1", "hrm_act_v1"
-BRAIN, METADATA = "brain.json", "checkpoint_metadata.json"
-STUDENT, LEGACY = "actv1_student.safetensors", "actv1_student.pt"
-"""AI-OS's names for a brain's weights."""
 _BRAIN_TYPE = "actv1"
 _LAYER = re.compile(r"inner\.([HL])_level\.layers\.(\d+)\.")
 _EXPERT = re.compile(r"inner\.L_level\.layers\.0\.mlp\.moe\.experts\.(\d+)\.w1\.weight")
@@ -70,7 +67,7 @@ class HrmSettings:
 
 def read_settings_files(weights: Path) -> SettingTables:
     """Everything the files near the weights say. The upstream trainer's config must be in the same directory."""
-    brain, metadata = nearby(weights.parent, BRAIN), nearby(weights.parent, METADATA)
+    brain, metadata = nearby(weights.parent, BRAIN), nearby(weights.parent, BRAIN_METADATA)
     upstream = weights.absolute().parent / HRM_CONFIG
     if upstream.is_file() and (brain is None or brain.parent != upstream.parent):
         return read_settings_file(upstream)
@@ -80,7 +77,7 @@ def read_settings_files(weights: Path) -> SettingTables:
     if metadata is not None:
         tables += _tables(metadata, read_json_object(metadata), "arch", "config")
     files = " or ".join(str(path) for path in (brain, metadata) if path is not None)
-    is_brain = brain is not None or weights.name in (STUDENT, LEGACY)
+    is_brain = brain is not None or weights.name in (STUDENT, LEGACY_STUDENT)
     return SettingTables(files or None, tuple(tables), "aios" if is_brain else None)
 
 
