@@ -58,6 +58,20 @@ def test_float16_is_not_for_tpus() -> None:
         device_kind_here("tpu").resolve(EngineConfig(device="tpu", dtype="float16"))
 
 
+def test_auto_finds_a_macs_gpu_for_torch_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "has_apple_gpu", lambda: True)
+    monkeypatch.setattr(machine, "_visible_gpus", lambda: [])
+    assert device_kind_here("auto", "torch").name == "mps"
+    assert {device_kind_here("auto", backend).name for backend in ("auto", "native", "jax")} == {"cpu"}
+    assert device_kind_here("cpu", "torch").name == "cpu"
+    monkeypatch.setattr(machine, "has_torch", lambda: False)
+    assert device_kind_here("auto", "torch").name == "cpu"
+
+
+def test_other_machines_have_no_apple_gpu() -> None:
+    assert not machine.has_apple_gpu("linux")
+
+
 @pytest.fixture
 def pci(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A machine with two TPU chips and a network card of the same vendor, as sysfs shows them."""

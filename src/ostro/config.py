@@ -305,14 +305,15 @@ class EngineConfig:
     threads: int | None = _setting(None, "CPU threads (default: one per core)", most=1024)
     device: Device = _setting(
         "auto",
-        "cpu, cuda, tpu, or mps for a Mac's GPU; auto uses a TPU or an NVIDIA GPU if there is one",
+        "cpu, cuda, tpu, or mps for a Mac's GPU; auto uses a TPU or an NVIDIA GPU if there is one, and with backend "
+        "torch a Mac's GPU",
         names=Names(foreign=("AIOS_DEVICE",)),
         in_plan=True,
     )
     dtype: DType = _setting(
         "auto",
-        "float32, float16 (not on a TPU) or bfloat16; auto is bfloat16 on an NVIDIA GPU or a TPU, and otherwise "
-        "float32",
+        "float32, float16 (not on a TPU) or bfloat16 (on a CPU with JAX alone); auto is bfloat16 on an NVIDIA GPU or a "
+        "TPU, and otherwise float32",
         names=Names(levanter=("trainer.mp",)),
         in_plan=True,
     )

@@ -69,6 +69,10 @@ class DeviceKind(ABC):
     @abstractmethod
     def _memory(self, devices: int) -> Memory | None: ...
 
+    def dtypes_of(self, backend: str) -> tuple[DType, ...]:
+        """Compute dtypes with this backend, if it is not the native core."""
+        return self.dtypes
+
     def compute_dtype(self, asked: DType) -> DType:
         """The compute dtype without the native core."""
         return self.dtypes[0] if asked == "auto" else asked
@@ -105,12 +109,17 @@ class _Cpu(DeviceKind):
 
     def check(self, config: EngineConfig) -> None:
         _check_no_nvidia_settings(config)
-        if config.dtype not in ("auto", *self.dtypes):
-            raise BadRequest(f"dtype {config.dtype} does not run on a CPU. Use float32.", param="dtype")
+        if config.dtype not in ("auto", *self.dtypes_of(config.backend)):
+            cure = "Use float32, or --backend jax." if config.dtype == "bfloat16" else "Use float32."
+            raise BadRequest(f"dtype {config.dtype} does not run on a CPU. {cure}", param="dtype")
         if config.quantize == "fp8":
             raise BadRequest("quantize fp8 needs a GPU; on a CPU use int8 or int4.", param="quantize")
         if config.kv_dtype == "fp8":
             raise BadRequest("kv_dtype fp8 needs a GPU; on a CPU use float16 or int8.", param="kv_dtype")
+
+    def dtypes_of(self, backend: str) -> tuple[DType, ...]:
+        # XLA computes in bfloat16 on CPUs, too: for checking on one what a TPU or GPU will do.
+        return (*self.dtypes, "bfloat16") if backend == "jax" else self.dtypes
 
     def _memory(self, devices: int) -> Memory:
         free = free_memory()
@@ -217,7 +226,9 @@ _NOT_ON_JAX: Mapping[str, object] = {
 
 
 def device_kind_here(device: str, backend: str = "auto") -> DeviceKind:
-    """The kind of device that settings mean on this machine: "auto" is a TPU or a GPU if the backend can use one."""
+    """The kind of device that settings mean on this machine: "auto" is a TPU or a GPU if the backend can use one,
+    and a Mac's GPU if torch is asked for.
+    """
     return DEVICE_KINDS[device_here(device, backend)]
 
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from ostro.devices import DEVICE_KINDS
 from ostro.errors import BadRequest
 from ostro.server.settings import Given, Merged, read_settings
 
@@ -90,6 +91,45 @@ def test_unused_keys_inside_the_mesh_are_named(tmp_path: Path) -> None:
 def test_a_temperature_in_the_training_config_is_the_default(tmp_path: Path) -> None:
     merged = read(tmp_path, f"{TRAINING}temperature: 0.3\n")
     assert merged.settings.default_temperature == 0.3
+
+
+def test_max_new_tokens_of_a_sampling_config_is_a_default_rather_than_a_limit(tmp_path: Path) -> None:
+    """As Levanter's sampler means it: requests that set no max_tokens get so many, and others may get more."""
+    merged = read(tmp_path, f"{TRAINING}prompts: [Four score]\nmax_new_tokens: 48\n")
+    assert (merged.settings.default_max_tokens, merged.settings.max_new_tokens) == (48, None)
+    assert "checkpoint_path, max_new_tokens; ignored: data, optimizer, prompts," in merged.notes[0]
+    (tmp_path / "serve.yaml").write_text("max_new_tokens: 48\n")
+    assert read_settings({}, config=tmp_path / "serve.yaml", directory=tmp_path).settings.max_new_tokens == 48
+
+
+@pytest.mark.parametrize("section", ["service", "engine"])
+@pytest.mark.parametrize("text", [TRAINING, "hf_checkpoint: org/name\n"])
+def test_the_engines_section_sets_what_its_flags_set(tmp_path: Path, section: str, text: str) -> None:
+    keys = "max_seq_len: 512, max_seqs: 4, page_size: 32, hbm_utilization: 0.5, seed: 7"
+    merged = read(tmp_path, f"{text}{section}: {{{keys}}}\n")
+    engine = merged.settings.engine()
+    assert (engine.max_seq_len, engine.max_batch_seqs, engine.page_size) == (512, 4, 32)
+    assert (engine.gpu_memory_utilization, merged.settings.seed) == (0.5, 7)
+    assert merged.origins["max_batch_seqs"] == f"{section}.max_seqs in {tmp_path / 'train.yaml'}"
+    with pytest.raises(BadRequest, match=rf"{section}\.max_pages is not supported: write --max-running-tokens"):
+        read(tmp_path, f"{text}{section}: {{max_pages: 4}}\n")
+    with pytest.raises(BadRequest, match=rf"{section}\.max_seqs in .*sets what|sets what .*{section}\.max_seqs"):
+        read(tmp_path, f"{text}{section}: {{max_seqs: 4}}\nmax_batch_seqs: 3\n")
+
+
+def test_a_section_of_that_name_in_another_programs_file_is_its_own(tmp_path: Path) -> None:
+    merged = read(tmp_path, "serve: {port: 9000}\nengine: {kind: x}\nservice: {name: y}\n")
+    assert merged.settings.port == 9000
+    assert merged.notes[0].endswith("sections of other programs are ignored: engine, service.")
+
+
+def test_bfloat16_is_computed_on_a_cpu_by_jax_alone(tmp_path: Path) -> None:
+    merged = read(tmp_path, TRAINING, backend="jax", device="cpu")
+    engine = merged.settings.engine()
+    assert (engine.dtype, len(merged.notes)) == ("bfloat16", 1)
+    DEVICE_KINDS["cpu"].check(engine)
+    with pytest.raises(BadRequest, match=r"bfloat16 does not run on a CPU\. Use float32, or --backend jax\."):
+        DEVICE_KINDS["cpu"].check(read(tmp_path, TRAINING, dtype="bfloat16").settings.engine())
 
 
 @pytest.mark.parametrize(

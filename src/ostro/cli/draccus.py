@@ -12,31 +12,17 @@ suggestion.
 import difflib
 import re
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from ostro.errors import BadRequest, ModelNotFound
+from ostro.server.settings.names import is_levanter_section, levanter_key, why_not_served
 from ostro.sources.references import parse_model
 
 _KEY_AND_VALUE = re.compile(r"(?P<dashes>--)?(?P<key>[A-Za-z][\w.-]*)=(?P<value>.*)", re.ASCII | re.DOTALL)
 _TRUTH = {"true": True, "false": False}
 # Section prefixes that can be dropped.
 _TRANSPARENT = ("ostro.", "serve.", "server.", "hrm.")
-
-# Why a key is refused and what to write instead: by key, or by section.
-_INSTEAD: Mapping[str, str] = {
-    "service.max_pages": "write --max-running-tokens, which is max_pages times page_size",
-    "service.max_queued_tokens": "prompt tokens that may wait are bounded by --max-queue-tokens",
-    "trainer.tensor_parallel_axes": "heads, MLPs and the vocabulary are divided over --tensor-parallel devices",
-    "trainer.mesh": "of the mesh, only trainer.mesh.axes.model is used: the number of devices, --tensor-parallel",
-    "trainer": "a server does not train; leave it out. Of the trainer's settings it takes trainer.mp and "
-    "trainer.mesh.axes.model",
-    "model": "a model's shape comes with its checkpoint or, for a Levanter model, from the YAML file it was trained "
-    "with: --model-config FILE",
-    "service": "there is no such setting. docs/configuration.md lists them all",
-    "optimizer": "a server does not train; leave it out",
-    "data": "a server does not train; leave it out. The tokenizer is --tokenizer",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +36,7 @@ class Flags:
         """The flag for a key, in any spelling."""
         for section in _TRANSPARENT:
             key = key.removeprefix(section)
+        key = levanter_key(key)
         spellings = (f"--{key}", f"--{key.replace('_', '-')}")
         return next((each for each in spellings if each in self.valued or each in self.switches), None)
 
@@ -81,7 +68,7 @@ def _assignment(word: str, match: re.Match[str], flags: Flags) -> list[str]:
     key, value = match["key"], match["value"]
     flag = flags.find(key)
     if flag is None:
-        if match["dashes"] or key.partition(".")[0] in _INSTEAD:
+        if match["dashes"] or is_levanter_section(key.partition(".")[0]):
             _check_section(f"--{key}")
         if not match["dashes"]:
             _check_name(key, value, flags)
@@ -118,6 +105,5 @@ def _check_section(word: str) -> None:
     if not word.startswith("--") or "." not in key:
         return
     section = key.partition(".")[0]
-    known = [each for each in _INSTEAD if key == each or key.startswith(f"{each}.")]
-    reason = _INSTEAD[max(known, key=len)] if known else f"there is no section {section} here; leave it out"
+    reason = why_not_served(key) or f"there is no section {section} here; leave it out"
     raise BadRequest(f"--{key} is not supported: {reason}.")

@@ -60,7 +60,15 @@ def device_here(name: str, backend: str = "auto") -> str:
         return name
     if backend in ("auto", "jax") and tpu_memory() is not None:
         return "tpu"
+    # Not for any backend: on these machines, the native core's CPU is the better choice for the models that it runs.
+    if backend == "torch" and has_apple_gpu() and has_torch():
+        return "mps"
     return "cuda" if _visible_gpus() and (_has_jax_on_gpus() if backend == "jax" else _has_torch_on_gpus()) else "cpu"
+
+
+def has_apple_gpu(platform: str = sys.platform) -> bool:
+    """Whether this is a Mac with Apple silicon."""
+    return platform == "darwin" and os.uname().machine == "arm64"
 
 
 def has_torch() -> bool:

@@ -6,6 +6,7 @@
                                     tensor_parallel: the devices that a layer is divided over
     data: {tokenizer: org/name}     tokenizer; also at the top level
     hf_checkpoint, checkpoint_path  the model to serve
+    max_new_tokens                  default_max_tokens: how long a sample is, rather than a limit on requests
 
 Everything else only concerns training.
 """
@@ -83,6 +84,7 @@ def _take(rest: dict[str, object], path: Path) -> Iterator[tuple[str, str, objec
     yield "tokenizer", "tokenizer", at_top
     yield "model", "hf_checkpoint", _hub_reference(rest.pop("hf_checkpoint", None))
     yield "checkpoint_path", "checkpoint_path", rest.pop("checkpoint_path", None)
+    yield "default_max_tokens", "max_new_tokens", rest.pop("max_new_tokens", None)
 
 
 def _section(content: Mapping[str, object], name: str) -> dict[str, object]:

@@ -196,7 +196,7 @@ def _fit_training(file: File, merged: dict[str, Given]) -> tuple[str, ...]:
     notes = []
     dtype, devices = (merged[name] if _is_from(file, merged, name) else None for name in ("dtype", "tensor_parallel"))
     kind = device_kind_here(device, backend)
-    if dtype is not None and dtype.value not in ("float32", *kind.dtypes):
+    if dtype is not None and dtype.value not in ("float32", *kind.dtypes_of(backend)):
         del merged["dtype"]
         notes.append(
             f"{dtype.origin} asks for {dtype.value}, which does not run on a {kind.label}: its usual precision is used."

@@ -67,3 +67,44 @@ GROUPS: Mapping[str, str] = {
 SECRETS = ("api_key", "priority_key", "admin_key", "prefill_key")
 REPEATABLE = frozenset({"model", "models", "lora", "served_model_name", "model_alias"})
 ONLY_IN_FILES = frozenset({"model_settings"})
+
+# The section of Levanter's config that is about its engine: its names in the server's config and in the sampler's.
+_ENGINE, ENGINE_SECTIONS = "service", ("service", "engine")
+
+# Why a key of Levanter's config is refused and what to write instead: by key, or by section.
+_INSTEAD: Mapping[str, str] = {
+    "service.max_pages": "write --max-running-tokens, which is max_pages times page_size",
+    "service.max_queued_tokens": "prompt tokens that may wait are bounded by --max-queue-tokens",
+    "trainer.tensor_parallel_axes": "heads, MLPs and the vocabulary are divided over --tensor-parallel devices",
+    "trainer.mesh": "of the mesh, only trainer.mesh.axes.model is used: the number of devices, --tensor-parallel",
+    "trainer": "a server does not train; leave it out. Of the trainer's settings it takes trainer.mp and "
+    "trainer.mesh.axes.model",
+    "model": "a model's shape comes with its checkpoint or, for a Levanter model, from the YAML file it was trained "
+    "with: --model-config FILE",
+    "service": "there is no such setting. docs/configuration.md lists them all",
+    "optimizer": "a server does not train; leave it out",
+    "data": "a server does not train; leave it out. The tokenizer is --tokenizer",
+}
+
+
+def is_levanter_section(name: str) -> bool:
+    return name in _INSTEAD or name in ENGINE_SECTIONS
+
+
+def levanter_key(key: str) -> str:
+    """A key in a section of Levanter's config, with the engine's section under one name."""
+    section, dot, rest = key.partition(".")
+    return f"{_ENGINE}.{rest}" if dot and section in ENGINE_SECTIONS else key
+
+
+def of_levanter(key: str) -> str | None:
+    """The setting that a key in a section of Levanter's config means; None if it means none."""
+    key = levanter_key(key)
+    return next((name for name, names in ALIASES.items() if key in names.levanter), None)
+
+
+def why_not_served(key: str) -> str | None:
+    """Why such a key is refused; None if it is not one of Levanter's."""
+    key = levanter_key(key)
+    known = [each for each in _INSTEAD if key == each or key.startswith(f"{each}.")]
+    return _INSTEAD[max(known, key=len)] if known else None

@@ -13,7 +13,17 @@ from pydantic_settings import BaseSettings, DotEnvSettingsSource, EnvSettingsSou
 from ostro.config import PREFIX
 from ostro.errors import BadRequest
 from ostro.server.settings.fields import ServeSettings
-from ostro.server.settings.names import ALIASES, CONFIG_VARIABLE, NOT_SETTINGS, RAY_PREFIX, REFUSED, variables_of
+from ostro.server.settings.names import (
+    ALIASES,
+    CONFIG_VARIABLE,
+    ENGINE_SECTIONS,
+    NOT_SETTINGS,
+    RAY_PREFIX,
+    REFUSED,
+    of_levanter,
+    variables_of,
+    why_not_served,
+)
 from ostro.system.env_file import as_in_dotenv
 
 IN_DOTENV, IN_ENVIRONMENT = " in .env", " in the environment"
@@ -125,13 +135,13 @@ def from_yaml(path: Path | None) -> File:
     found: dict[str, Given] = {}
     if training is not None:
         found = {name: Given(value, f"{key} in {path}") for name, (key, value) in training.settings.items()}
-        content = {key: value for key, value in training.rest.items() if _is_ours(key)}
+        content = {key: value for key, value in training.rest.items() if _is_ours(key) or _is_engines(key, value)}
     if training is None:
         content, foreign = _without_foreign(content)
         note = f"{path}: sections of other programs are ignored: {', '.join(foreign)}."
         return File(path, _gathered(content, path, found), notes=(note,) if foreign else ())
     _gathered(content, path, found)
-    ignored = [*(str(key) for key in training.rest if not _is_ours(key)), *training.unused]
+    ignored = [*(str(key) for key in training.rest if key not in content), *training.unused]
     note = f"{path} is a Levanter training config, of which serving uses {', '.join(_keys(found.values()))}"
     return File(path, found, True, (f"{note}; ignored: {', '.join(ignored)}." if ignored else f"{note}.",))
 
@@ -140,7 +150,9 @@ def _without_foreign(content: object) -> tuple[object, list[str]]:
     """For a file with a `serve` section, shared with other programs: our part, and the names of their sections."""
     if not isinstance(content, dict) or not isinstance(content.get("serve"), dict):
         return content, []
-    foreign = [key for key, value in content.items() if isinstance(value, dict) and not _resembles_ours(key)]
+    others = [key for key, value in content.items() if isinstance(value, dict) and not _resembles_ours(key)]
+    # Levanter's files have no section `serve`, so these belong to another program, too.
+    foreign = [key for key, value in content.items() if key in others or _is_engines(key, value)]
     return {key: value for key, value in content.items() if key not in foreign}, [str(key) for key in foreign]
 
 
@@ -180,6 +192,11 @@ def _is_ours(key: object) -> bool:
     return name in _SECTIONS or name in _known_keys()
 
 
+def _is_engines(key: object, value: object) -> bool:
+    """Whether it is the engine's section of Levanter's config."""
+    return key in ENGINE_SECTIONS and isinstance(value, dict)
+
+
 def _known_keys() -> dict[str, str]:
     """Settings by their YAML keys."""
     known = {name: name for name in ServeSettings.model_fields}
@@ -203,6 +220,8 @@ def _settings_in(content: object, path: Path) -> Iterable[tuple[str, str, object
         name = str(key).replace("-", "_")
         if name in _SECTIONS and isinstance(value, dict | None):
             yield from _settings_in(value, path)
+        elif _is_engines(key, value):
+            yield from _engine_settings(str(key), value, path)
         elif name in REFUSED:
             raise BadRequest(f"{path}: {key} is not supported: {REFUSED[name]}")
         elif name in known:
@@ -213,3 +232,13 @@ def _settings_in(content: object, path: Path) -> Iterable[tuple[str, str, object
             close = difflib.get_close_matches(name, known, 1)
             cure = f"Did you mean {close[0]}?" if close else "docs/configuration.md lists them all."
             raise BadRequest(f"{path}: {key} is not a setting. {cure}")
+
+
+def _engine_settings(section: str, content: Mapping[str, object], path: Path) -> Iterable[tuple[str, str, object]]:
+    """The same of the engine's section in Levanter's config, whose keys are flags, too."""
+    for each, value in content.items():
+        key = f"{section}.{each}"
+        setting = of_levanter(key)
+        if setting is None:
+            raise BadRequest(f"{path}: {key} is not supported: {why_not_served(key)}.")
+        yield key, setting, value
