@@ -56,7 +56,7 @@ def _bytes(value: str | bytes) -> bytes:
 KEYS = Keyring.of(["first", "second"], ["boss"])
 
 
-@pytest.mark.parametrize("path", ["/v1/models", "/docs", "/metrics", "/no/such/path", "/healthz/", "//healthz"])
+@pytest.mark.parametrize("path", ["/v1/models", "/openapi.json", "/metrics", "/no/such/path", "/healthz/", "//healthz"])
 def test_every_path_that_is_not_listed_needs_a_key(path: str) -> None:
     answer = ask(KEYS, f"http://test{path}")
     assert answer.status_code == 401
@@ -74,7 +74,15 @@ def test_probes_need_none(path: str) -> None:
     assert ask(KEYS, path).text == "anonymous"
 
 
-@pytest.mark.parametrize("path", ["/%68ealthz", "/healthz%2f..%2fv1/models"])
+@pytest.mark.parametrize("path", ["/docs", "/redoc", "/docs/docs.js", "/docs/vendor/swagger-ui.css"])
+def test_the_page_that_asks_for_the_key_needs_none(path: str) -> None:
+    assert ask(KEYS, path).text == "anonymous"
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/%68ealthz", "/healthz%2f..%2fv1/models", "/docs%2f..%2fv1/models", "/docs/%2e%2e/v1/models", "/docs/%76endor"],
+)
 def test_open_path_under_another_spelling_is_not_open(path: str) -> None:
     assert ask(KEYS, path).status_code == 401
 

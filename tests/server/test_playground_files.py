@@ -42,7 +42,7 @@ def test_page_needs_no_key_and_the_api_still_does(client: httpx.Client) -> None:
     page = client.get("/")
     assert (page.status_code, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
     assert "<title>Ostro playground</title>" in page.text
-    for path in ("/v1/models", "/metrics", "/admin/stats", "/docs", "/ui", "/ui/", "/ui/nothing.js"):
+    for path in ("/v1/models", "/metrics", "/admin/stats", "/openapi.json", "/ui", "/ui/", "/ui/nothing.js"):
         assert client.get(path).status_code == 401, path
     assert client.post("/").status_code == 405
     assert client.get("/ui/nothing.js", headers={"authorization": "Bearer secret"}).status_code == 404

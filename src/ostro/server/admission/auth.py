@@ -1,9 +1,9 @@
 """API keys, and the paths that need none. Knows paths and headers; knows no routes.
 
-Once a key is set, every path needs one, even paths that do not exist; the exceptions are the few listed here and the
-playground's own files, which are answered before this check. The check looks at the raw path, before any routing, and
-at its decoded form: the stricter result counts. Keys are kept as SHA-256 digests, and all of them are compared, each in
-constant time.
+Once a key is set, every path needs one, even paths that do not exist; the exceptions are the few listed here, the page
+at /docs, which asks for the key itself, and the playground's own files, which are answered before this check. The check
+looks at the raw path, before any routing, and at its decoded form: the stricter result counts. Keys are kept as SHA-256
+digests, and all of them are compared, each in constant time.
 
 A browser can reach servers that outsiders cannot, on behalf of any web page it shows, and names the page in Origin. So
 if /admin needs no key, it is closed to pages from other origins. And requests without a key are answered only under the
@@ -33,6 +33,9 @@ from ostro.server.telemetry.record import RequestRecord
 ANONYMOUS = "anonymous"
 # For probes, load balancers and, the last one, people; they reveal nothing about the model.
 OPEN_PATHS = frozenset({"/healthz", "/readyz", "/health", "/"})
+# The page that shows the API, and its files: they are the same everywhere. What it shows, /openapi.json, needs a key.
+DOCS_PATHS = frozenset({"/docs", "/redoc"})
+_DOCS_PREFIX = "/docs/"
 # For operators only.
 ADMIN_PREFIX = "/admin"
 # Accepts any key, because scrapers are not administrators; but requires one as soon as any key is set.
@@ -95,7 +98,7 @@ class Keyring:
 
     def _needed(self, path: str) -> tuple[Key, ...]:
         """The keys of which one is required; empty if the path is open."""
-        if path in OPEN_PATHS:
+        if path in OPEN_PATHS or _is_of_docs(path):
             return ()
         if _is_admins(path):
             return self.admin or self.keys
@@ -104,6 +107,10 @@ class Keyring:
 
 def _is_admins(path: str) -> bool:
     return path == ADMIN_PREFIX or path.startswith(ADMIN_PREFIX + "/")
+
+
+def _is_of_docs(path: str) -> bool:
+    return path in DOCS_PATHS or (path.startswith(_DOCS_PREFIX) and ".." not in path and "%" not in path)
 
 
 def _refusal(given: str | None, known: Key | None) -> NotAuthorized:

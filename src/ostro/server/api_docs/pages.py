@@ -1,6 +1,6 @@
 """/docs: Swagger UI, without requests to third parties. Knows files; knows no endpoint.
 
-The page loads /openapi.json, and needs a key if that does.
+The page and its files need no key. /openapi.json, which the page loads, may need one, which the page then asks for.
 """
 
 from functools import cache
