@@ -18,6 +18,7 @@ from ostro.engine.runner import TokenLogprob
 from ostro.errors import BadRequest, ContextLengthExceeded, ModelNotFound, Unavailable, Unsupported
 from ostro.frontend.outputs import Completion
 from ostro.frontend.requests import Message
+from ostro.processes.children import children
 from ostro.sampling_params import SamplingParams
 from ostro.server.dialects.chat_request import ChatRequest
 from ostro.server.models.service import ModelService, State
@@ -62,6 +63,29 @@ def test_service_gives_what_the_offline_engine_gives(tmp_path: Path, monkeypatch
             vector = await service.complete(*await service.prepare_embeddings(["the dog"]))
             assert vector.embedding == pytest.approx(expected_vector, abs=1e-6)
             await until_idle(service)
+
+    asyncio.run(scenario())
+
+
+def test_an_idle_model_loads_what_structured_outputs_need(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first of them took 8 s on a fresh server."""
+    set_faults(monkeypatch)
+    service = ModelService(EngineConfig(model=str(write_model(tmp_path / "tiny"))))
+
+    def checkers() -> list[int]:
+        command = b"ostro.grammar.check_process"
+        return [pid for pid in children() if command in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+    async def scenario() -> None:
+        before = checkers()
+        await service.start()
+        try:
+            await service.settled()
+            await until(lambda: "llguidance" in Path(f"/proc/{service.engine_pid}/maps").read_text())
+            await until(lambda: len(checkers()) > len(before))
+        finally:
+            await service.stop()
+        assert checkers() == before
 
     asyncio.run(scenario())
 

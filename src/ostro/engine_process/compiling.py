@@ -1,15 +1,16 @@
 """Compiles the constraints of waiting requests, in threads beside the engine's loop.
 
-The first one takes a second or so, because it also reads the model's vocabulary. A grammar that does not compile fails
-its own request.
+The first one takes a second or more, because it also imports the library and reads the model's vocabulary: an engine
+that has nothing else to do compiles one beforehand. A grammar that does not compile fails its own request.
 """
 
 import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import NamedTuple
 
-from ostro.engine.constraint import Grammars, Prototype
+from ostro.engine.constraint import Constraint, Grammars, Prototype
 from ostro.engine.request import Request
 from ostro.errors import BadRequest, OstroError
 
@@ -17,6 +18,8 @@ _log = logging.getLogger(__name__)
 
 # Compiling competes with the model for the cores.
 _MAX_THREADS = 2
+# Any grammar will do: what takes long is what all have in common.
+_SMALL = Constraint(grammar='start: "a"')
 
 
 class Compiled(NamedTuple):
@@ -32,8 +35,16 @@ class ConstraintCompiler:
         self._grammars, self._deliver = grammars, deliver
         self._threads = ThreadPoolExecutor(_MAX_THREADS, thread_name_prefix="grammar")
 
+    def prepare(self) -> None:
+        """Loads what all constraints need, in a compiler thread. If that fails, the first request says why."""
+        self._threads.submit(self._prepare)
+
     def submit(self, request: Request) -> None:
         self._threads.submit(self._compile, request)
+
+    def _prepare(self) -> None:
+        with suppress(OstroError):
+            self._grammars.prepare(_SMALL)
 
     def _compile(self, request: Request) -> None:
         assert request.constraint is not None

@@ -1,7 +1,7 @@
 """The engine process: builds the runner, steps the engine, sends its heartbeat. `engine_process.handle` starts it.
 
 reader thread      socket ──> inbox             when the socket closes, the API process is gone: exit at once
-grammar threads    constraint ──> inbox         compiled while the request waits
+grammar threads    constraint ──> inbox         compiled while the request waits; prepared in the first idle moment
 main thread        inbox ──> engine ──> socket   one message a step, for all sequences
 heartbeat thread   counters ──> socket           also while a step runs
 """
@@ -74,6 +74,8 @@ from ostro.sources.store import ModelStore
 from ostro.weights import Checkpoint, open_checkpoint
 
 HEARTBEAT_SECONDS = 0.5
+# How long after its start an engine first looks whether it is idle: the first request should not meet preparations.
+_SETTLING_SECONDS = 2.0
 
 _log = logging.getLogger(__name__)
 
@@ -148,6 +150,8 @@ class EngineLoop:
     def run(self) -> None:
         """Returns once the API process asks to stop."""
         threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
+        if self.core.runner.spec.generates and self.core.runner.spec.constrains:
+            threading.Thread(target=self._prepare_when_idle, name="prepare", daemon=True).start()
         while self._take_messages():
             self._step()
         # The final counters.
@@ -271,6 +275,13 @@ class EngineLoop:
         """Crashes an idle engine that has leaked pages: it would stall later, far from the cause."""
         usage = self.core.scheduler.kv.usage
         assert usage.in_use == 0, f"the engine is idle, but {usage.in_use} of its {usage.total} pages are in use"
+
+    def _prepare_when_idle(self) -> None:
+        """What the first structured output would otherwise wait for."""
+        time.sleep(_SETTLING_SECONDS)
+        while self.core.has_work or self._compiling:
+            time.sleep(HEARTBEAT_SECONDS)
+        self._compiler.prepare()
 
     def _beat(self) -> None:
         while True:

@@ -13,6 +13,7 @@ import hashlib
 import signal
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakValueDictionary
@@ -20,7 +21,7 @@ from weakref import WeakValueDictionary
 import msgspec
 
 from ostro.engine.constraint import Constraint
-from ostro.errors import BadRequest, Unavailable, Unsupported
+from ostro.errors import BadRequest, OstroError, Unavailable, Unsupported
 from ostro.grammar.check_messages import Accepted, Check, Checked, Refused, Reply, Setup
 from ostro.grammar.lru import Lru
 from ostro.grammar.translate import rule_of, schema_of
@@ -36,6 +37,7 @@ _MAX_BYTES = 1 << 25
 # Bytes per outcome, on top of its texts.
 _OVERHEAD = 1024
 _NUM_QUICK = 2
+_ANY_OBJECT = StructuredOutput(json_object=True)
 # These signals come from outside; if anything else ends a process, the grammar caused it.
 _FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP)
 
@@ -57,7 +59,7 @@ class CheckLimits:
 class GrammarChecker:
     """Checks for one model. Use either the blocking methods, from any thread, or the async ones, within one event loop.
 
-    Processes are started when they are first needed.
+    Processes are started when they are first needed, or by `start_async`.
     """
 
     def __init__(self, tokenizer: TokenizerLike, *, limits: CheckLimits | None = None) -> None:
@@ -81,6 +83,11 @@ class GrammarChecker:
         """Ends the processes. Garbage collection of the checker ends them too."""
         self._quick.close()
         self._slow.close()
+
+    async def start_async(self) -> None:
+        """Starts a process before the first check and has it load the compiler, which takes far longer than a check."""
+        with suppress(OstroError):
+            await self.check_async(_ANY_OBJECT)
 
     def check(self, structured: StructuredOutput) -> Constraint:
         """The constraint that enforces it. Raises BadRequest that names the field and a keyword's place in a schema."""

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -53,6 +53,8 @@ _VERY_LONG_TEXT = 200_000
 # Cost of a request besides its text, in characters tokenised.
 _EACH = 50
 _THREADS = 2
+# How long after its start a model first counts as idle.
+_SETTLING_SECONDS = 2.0
 # Longest text that is tokenised at all: this many characters, or this many per token of the context if that is more.
 _LONGEST_TEXT = 1 << 20
 _CHARACTERS_A_TOKEN = 8
@@ -164,6 +166,7 @@ class ModelService:
         self._frontend: Frontend | None = None
         self._admission: AdmissionRules | None = None
         self._loading: asyncio.Task[None] | None = None
+        self._preparing: asyncio.Task[None] | None = None
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="text")
 
     @property
@@ -256,6 +259,9 @@ class ModelService:
             await self._prefill.close()
         if self._loading is not None:
             await asyncio.wait([self._loading])
+        if self._preparing is not None:
+            self._preparing.cancel()
+            await asyncio.wait([self._preparing])
         self._threads.shutdown(wait=False, cancel_futures=True)
         if self._frontend is not None:
             self._frontend.close()
@@ -492,11 +498,23 @@ class ModelService:
             self._frontend = outcome
             # Readiness does not depend on it: the first chat request waits for it.
             loop.run_in_executor(self._threads, lambda: outcome.profile)
+            self._preparing = asyncio.create_task(self._prepare_when_idle(outcome), name="preparing")
         elif isinstance(outcome, OstroError):
             await self._handle.fail(outcome)
         else:
             # Fail on any other exception too, or callers would wait forever.
             await self._handle.fail(ModelError(f"The tokenizer of {located.name} cannot be loaded ({outcome!r})."))
+
+    async def _prepare_when_idle(self, frontend: Frontend) -> None:
+        """What the first structured output would otherwise wait for; the engine does its own part."""
+        with suppress(OstroError):
+            await self._handle.settled()
+            await asyncio.sleep(_SETTLING_SECONDS)
+            while self.num_requests:
+                await asyncio.sleep(_SETTLING_SECONDS)
+            info = self.info
+            if info is not None and info.generates and info.constrains:
+                await frontend.checker.start_async()
 
     def _loaded(self) -> Frontend:
         if self._frontend is None:
