@@ -2,9 +2,12 @@
 
     python bench/everyday.py                 # the default model; some minutes
     python bench/everyday.py --model FILE divergence
+    python bench/everyday.py --model qwen2.5-coder-0.5b seeds
 
     answers      each prompt at temperature 0 and with the model's own sampling defaults, without max_tokens: how many
                  of those with an expectation are right, and how each ended
+    seeds        the first ten prompts with an expectation, natively, at the model's own sampling defaults with ten seeds:
+                 how often each is answered wrongly, and whether it is answered rightly at temperature 0
     divergence   KL divergence, in nats, of the native next-token distributions from float32's, over float32's answers
 
 Float32 is the torch path on the same file, dequantised. The prompts are in bench/texts/everyday.jsonl, one a line, with
@@ -34,6 +37,9 @@ from ostro.kernels.paged_attention import Piece as TorchPiece
 PROMPTS = Path(__file__).parent / "texts" / "everyday.jsonl"
 # A request's own seed, so that a run can be repeated.
 SEED = 1
+NUM_ASKED, NUM_SEEDS = 10, 10
+# Tokens of an answer within which its point must have been made.
+POINT = 160
 
 Logits = npt.NDArray[np.float32]
 
@@ -49,15 +55,20 @@ class Prompt:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="*", default=["answers", "divergence"], metavar="answers|divergence")
+    parser.add_argument("parts", nargs="*", default=["answers", "divergence"], metavar="answers|seeds|divergence")
     parser.add_argument("--model", help="default: the embedded model")
     parser.add_argument("--verbose", action="store_true", help="show each answer's first line")
     args = parser.parse_args()
     prompts = read_prompts()
+    if args.parts == ["seeds"]:
+        report_seeds(prompts, LLM(config=EngineConfig(model=args.model, backend="native")))
+        return
     native, exact = (LLM(config=EngineConfig(model=args.model, backend=backend)) for backend in ("native", "torch"))
     if "answers" in args.parts:
         for title, params in (("temperature 0", greedy()), ("the model's defaults", defaults())):
             report_answers(title, prompts, native, exact, params, verbose=args.verbose)
+    if "seeds" in args.parts:
+        report_seeds(prompts, native)
     if "divergence" in args.parts:
         report_divergence(prompts, native, exact)
 
@@ -107,6 +118,19 @@ def report_answers(
             if end != "stop" and other == "stop"
         ]
         print(f"{title}: unfinished in {ours} but not in {theirs}: {unfinished or 'none'}")
+
+
+def report_seeds(prompts: Sequence[Prompt], llm: LLM) -> None:
+    asked = [prompt for prompt in prompts if prompt.expect][:NUM_ASKED]
+    certain = answer(llm, asked, SamplingParams(max_tokens=POINT, temperature=0.0))
+    drawn = [answer(llm, asked, SamplingParams(max_tokens=POINT, seed=seed)) for seed in range(NUM_SEEDS)]
+    print(f"sampling defaults: {llm.sampling_defaults.given}")
+    for number, prompt in enumerate(asked):
+        wrong = [each[number].text for each in drawn if not prompt.is_answered(each[number].text)]
+        known = "right" if prompt.is_answered(certain[number].text) else "wrong"
+        print(f"{prompt.text} {known} at temperature 0, wrong with {len(wrong)} of {NUM_SEEDS} seeds")
+        for text in wrong:
+            print(f"    {text[:100]!r}")
 
 
 def report_divergence(prompts: Sequence[Prompt], native: LLM, exact: LLM) -> None:

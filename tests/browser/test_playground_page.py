@@ -390,7 +390,8 @@ def test_settings_outlive_a_reload_and_can_be_reset(playground: LiveServer, visi
         "top_n_sigma": 7.5,
         "stop": ["END\n", "STOP"],
         "seed": 12,
-        "top_p": None,
+        # This model recommends no sampling, so the page does.
+        "top_p": 0.95,
     }
     page.keyboard.press("Escape")
     page.get_by_role("button", name="Reset").click()
@@ -435,14 +436,17 @@ def test_sliders_show_the_models_own_defaults_and_send_only_what_was_touched(
     until(lambda: shown() == ["0.5", "7", "33"], "what was touched stays, the rest is the model's")
     picker.select_option("alpha")
     load(page)
-    assert shown() == ["0.5", "0", ""], "this model has no defaults of its own"
+    assert shown() == ["0.5", "0", ""], "this model has no defaults of its own, and the temperature is the user's"
     assert sliders["Max tokens"].get_attribute("placeholder") == "no limit"
     # An empty field is not touched any more.
     set_parameter(page, "Temperature", "")
-    assert shown() == ["1", "0", ""]
-    assert sent("jumps") == {"model": "alpha"}
+    assert shown() == ["0.6", "0", ""]
+    note = page.get_by_text("The model recommends no sampling. This page uses temperature 0.6, top_p 0.95")
+    assert note.is_visible()
+    assert sent("jumps") == {"model": "alpha", "temperature": 0.6, "top_p": 0.95}
     picker.select_option("org/beta")
     assert shown() == ["0.25", "7", "33"]
+    assert not note.is_visible()
 
 
 def load(page: Page) -> None:

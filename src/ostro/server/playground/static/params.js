@@ -9,6 +9,10 @@ import { EXAMPLES, choicesAmong, flawOfSchema, flawOfTools, formatBy } from "./t
 // Models allow more than a slider can set precisely; the field beside it accepts the whole range.
 const SLIDER_TOKENS = 2048;
 const MOST_TOKENS = 1_000_000;
+// What this page sends to a model whose files recommend no sampling, as most GGUF files: the API's own default is
+// temperature 1, at which small models ramble. `ostro chat` does the same.
+const RECOMMENDABLE = ["temperature", "top_p", "top_k", "min_p"];
+const OWN = { temperature: 0.6, top_p: 0.95 };
 
 // `value` applies if neither the user nor the model sets one: it has no effect. A slider ends at `max`; if the API
 // allows more, its field goes up to `most`. A parameter `within` another is shown below it.
@@ -33,10 +37,11 @@ const PARAMETERS = [
   { name: "stop", label: "Stop at", hint: "one text per line, \\n is a newline", kind: "text", rows: 2, placeholder: "None" },
 ];
 
-// By name: the user's values, and the model's defaults, null until it is loaded.
+// By name: the user's values, the model's defaults, null until it is loaded, and this page's own where it has none.
 const chosen = {};
 const controls = {};
 let defaults = {};
+let own = {};
 let mode = "chat";
 
 export function buildParameters() {
@@ -60,6 +65,7 @@ export function showParametersOf(current) {
   mode = current;
   for (const each of PARAMETERS) controls[each.name].row.hidden = !isFor(each);
   byId("score-note").hidden = mode !== "score";
+  showOwn();
   byId("parameters-reset").hidden = mode === "score";
   showAll();
 }
@@ -71,7 +77,7 @@ export function requestParameters(of) {
   const body = {};
   for (const each of PARAMETERS) {
     if (!isFor(each, of)) continue;
-    const value = chosen[each.name] ?? (of === "complete" ? each.completing : undefined);
+    const value = chosen[each.name] ?? own[each.name] ?? (of === "complete" ? each.completing : undefined);
     if (value === undefined || value === "") continue;
     Object.assign(body, (FIELDS[each.name] ?? numberField)(value, each));
   }
@@ -95,6 +101,8 @@ const FIELDS = {
 /** Adapts to the chosen model: its defaults, and sliders limited to its context. */
 export function showModel(card) {
   defaults = card?.sampling_defaults === undefined ? {} : card.sampling_defaults;
+  own = defaults && card && !RECOMMENDABLE.some((name) => name in defaults) ? OWN : {};
+  showOwn();
   const most = card?.max_model_len;
   controls.max_tokens.range.max = Math.min(most ?? SLIDER_TOKENS, SLIDER_TOKENS);
   controls.max_tokens.number.max = most ?? MOST_TOKENS;
@@ -115,7 +123,13 @@ function showAll() {
 /** The value if the user sets none: null for no limit, undefined if not known yet. */
 function defaultOf(each) {
   if (mode === "complete" && each.completing !== undefined) return each.completing;
-  return defaults === null ? undefined : (defaults[each.name] ?? each.value);
+  return defaults === null ? undefined : (defaults[each.name] ?? own[each.name] ?? each.value);
+}
+
+function showOwn() {
+  const words = Object.entries(own).map(([name, value]) => `${name} ${value}`);
+  byId("own-note").hidden = mode === "score" || !words.length;
+  byId("own-note").textContent = `The model recommends no sampling. This page uses ${words.join(", ")}; the API's default is 1 for both.`;
 }
 
 /** The value of a text or number, clamped to the parameter's range; undefined if it has none. */
@@ -142,13 +156,13 @@ function slider(each) {
   const range = make("input", { type: "range", "aria-labelledby": `${id}-label`, ...bounds });
   const row = make("div", { class: "parameter" }, labelOf(each, id), number, range);
   const show = () => {
-    const own = chosen[each.name];
-    const value = own ?? defaultOf(each);
+    const given = chosen[each.name];
+    const value = given ?? defaultOf(each);
     number.value = value ?? "";
     number.placeholder = value === null ? each.placeholder : "default";
     range.value = value === null ? range.max : (value ?? each.value ?? each.max);
-    row.classList.toggle("untouched", own === undefined);
-    number.title = own === undefined ? "Unchanged: the model's default applies" : "";
+    row.classList.toggle("untouched", given === undefined);
+    number.title = given === undefined ? `Unchanged: the ${each.name in own ? "page" : "model"}'s default applies` : "";
     // Coloured from the neutral value to the current one.
     const [from, to] = [each.from ?? each.value ?? each.min, Number(range.value)].sort((a, b) => a - b);
     range.style.setProperty("--from", placed(range, from));
