@@ -60,7 +60,7 @@ def test_float16_is_not_for_tpus() -> None:
 
 def test_auto_finds_a_macs_gpu_for_torch_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "has_apple_gpu", lambda: True)
-    monkeypatch.setattr(machine, "_visible_gpus", lambda: [])
+    monkeypatch.setattr(machine, "_visible_gpus", list)
     assert device_kind_here("auto", "torch").name == "mps"
     assert {device_kind_here("auto", backend).name for backend in ("auto", "native", "jax")} == {"cpu"}
     assert device_kind_here("cpu", "torch").name == "cpu"

@@ -501,8 +501,8 @@ def read_size(text: str) -> int:
 
 
 def read_devices(text: str) -> TensorParallel:
-    """A number of devices, or auto. Raises ValueError, which says so, for anything else."""
-    if text.strip() == "auto":
+    """A number of devices, or auto, for which Levanter writes -1. Raises ValueError, which says so, for anything else."""
+    if text.strip() in ("auto", "-1"):
         return "auto"
     try:
         return int(text)

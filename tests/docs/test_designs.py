@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 import httpx
 import pytest
+import torch
 import yaml
 from doc_pages import ROOT, Command, blocks, code_spans, commands, tables
 from hrm_brain import write_brain
@@ -204,6 +205,63 @@ CASES: Mapping[str, tuple[Case, ...]] = {
         variable("LOCAL_MODEL_CACHE", "./kept", cache=Path("kept")),
     ),
 }
+LINES = (
+    Case(
+        LEVANTER,
+        "ostro serve --config serve.yaml --hf-checkpoint meta-llama/Llama-3.2-1B --tokenizer ./tok --host 0.0.0.0 --seed 7 "
+        "--log-level INFO --access-log --max-batch-seqs 32 --dtype float32",
+        {"references": ("meta-llama/Llama-3.2-1B",), "port": 9000, "gate.waiting_tokens": 4096, "http.seed": 7},
+    ),
+    Case(
+        LEVANTER,
+        "ostro serve --config_path sample.yaml --service.max_seqs 4 --engine.page_size 32 port=9001 "
+        "--trainer.mesh.axes.model -1 --access_log false",
+        {
+            "references": ("org/name",),
+            "engine.max_batch_seqs": 4,
+            "engine.page_size": 32,
+            "engine.max_seq_len": 512,
+            "engine.tensor_parallel": "auto",
+            "http.defaults.temperature": 0.3,
+            "http.defaults.max_tokens": 48,
+            "gate.new_tokens": None,
+            "port": 9001,
+        },
+    ),
+    Case(
+        SFLLM,
+        "ostro serve --model ./my-model --host 0.0.0.0 --port 8081 --dtype auto --max-context-length 4096 "
+        "--max-running-tokens 2048 --max-batch-size 32 --cuda-graph-max-bs 8 --enable-chunked-prefill --log-level info "
+        "--enable-cors --api-key hush",
+        {"references": ("./my-model",), "engine.max_seq_len": 4096, "engine.max_batch_seqs": 32, "port": 8081},
+    ),
+    Case(
+        AIOS,
+        "ostro serve hrm --model-path brains/actv1/actv1_student.pt --tokenizer-path ./tok --device cpu --max-batch-size 16 "
+        "--max-new-tokens 128 --context-window 512 --enable-cors --cors-origins http://a.example --log-level WARN",
+        {
+            "references": ("brains/actv1/actv1_student.pt",),
+            "engine.tokenizer": "./tok",
+            "engine.max_batch_seqs": 16,
+            "gate.new_tokens": 128,
+            "engine.max_seq_len": 512,
+            "log_level": "warning",
+        },
+    ),
+    Case(
+        GCS,
+        "GCS_BUCKET=b GCS_MODEL_PREFIX=llms/ MAX_CACHED_MODELS=3 MAX_CONCURRENT_REQUESTS=7 REQUEST_TIMEOUT=30 "
+        "DEFAULT_MAX_TOKENS=99 DEFAULT_TEMPERATURE=0.1 PORT=9090 LOCAL_DEV=false ostro serve",
+        {"roots": ("gs://b/llms/",), "pool.models": 3, "gate.concurrent": 7, "gate.seconds": 30.0, "port": 9090},
+    ),
+    Case(
+        GCS,
+        "GCS_BUCKET=b LOCAL_DEV=true ostro serve",
+        {"pool.models": 1, "gate.concurrent": 1, "engine.device": "cpu", "engine.quantize": "int8", "port": 8080},
+    ),
+)
+"""Whole lines of the designs' users, everything after the program's name as it stands, and some of what they mean."""
+
 SHOWN: dict[str, set[str]] = {design: {case.name for case in cases} for design, cases in CASES.items()}
 """What of each design's rows is checked: by the cases above and the tests below that say so."""
 
@@ -233,14 +291,16 @@ def test_exactly_the_promised_names_are_checked() -> None:
 
 @pytest.fixture
 def clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty working directory but for two config files, and no variable of any design."""
-    for design in CASES.values():
+    """An empty working directory but for three config files, and no variable of any design."""
+    for design in (*CASES.values(), LINES):
         for case in design:
             for name, _ in command(case.line).variables:
                 monkeypatch.delenv(name, raising=False)
     monkeypatch.delenv("OSTRO_CACHE", raising=False)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "serve.yaml").write_text("port: 9000\nmax_queue_tokens: 4096\n")
+    sample = "trainer: {mp: f32}\nhf_checkpoint: org/name\nengine: {max_seq_len: 512}\nprompts: [Hi]\n"
+    (tmp_path / "sample.yaml").write_text(f"{sample}max_new_tokens: 48\ntemperature: 0.3\n")
     (tmp_path / "hrm.yaml").write_text("serve:\n  hrm:\n    model_path: ./brain\n    max_batch_size: 5\n")
     return tmp_path
 
@@ -268,7 +328,9 @@ def settings_by(line: Command) -> ServeSettings:
 
 
 @pytest.mark.parametrize(
-    "case", [pytest.param(case, id=f"{design}: {case.line}") for design, cases in CASES.items() for case in cases]
+    "case",
+    [pytest.param(case, id=f"{design}: {case.line}") for design, cases in CASES.items() for case in cases]
+    + [pytest.param(case, id=f"{case.name}, whole: {case.line}") for case in LINES],
 )
 def test_a_line_of_the_design_means_what_the_page_says(
     case: Case, clean: Path, monkeypatch: pytest.MonkeyPatch
@@ -466,6 +528,23 @@ def test_dry_run_loads_the_brain_reports_and_exits(
     assert main([*command_of(AIOS).words[1:], "--context-window", "64", "--max-batch-size", "4", "--dry-run"]) == 0
     report = {label: value.strip() for label, value in (x.split(":", 1) for x in capsys.readouterr().out.splitlines())}
     assert (report["longest sequence"], report["at a time"]) == ("64 tokens", "8 requests")
+
+
+def test_ai_os_acceptance_line_needs_no_brain_json(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The dialect comes from the weights' name; what no tensor reveals is listed at once."""
+    weights = write_brain(tmp_path / "brains" / "actv1", vocab=700)
+    torch.save(load_file(weights), tmp_path / "brains" / "actv1_student.pt")
+    brain = read_json_object(tmp_path / "brains" / "actv1" / "brain.json")
+    (tmp_path / "settings.json").write_text(json.dumps(brain))
+    write_model(tmp_path / "tok")
+    monkeypatch.chdir(tmp_path)
+    line = "serve hrm --model-path brains/actv1_student.pt --tokenizer-path ./tok --device cpu --dry-run"
+    assert main(line.split()) == 1
+    assert "--num-heads and --h-cycles and --l-cycles and --max-seq-len" in capsys.readouterr().err
+    assert main([*line.split(), "--hrm-config", "settings.json", "--context-window", "64"]) == 0
+    assert "64 tokens" in capsys.readouterr().out
 
 
 @shows(

@@ -124,7 +124,7 @@ def test_print_config_shows_what_a_silent_request_gets(model: Path, tmp_path: Pa
 
 def test_the_embedded_models_defaults_match_its_card(tmp_path: Path) -> None:
     told = ostro(tmp_path, "serve", "--print-config")
-    assert "; default sampling: temperature 0.2, top_p 0.9, max_tokens 1024\n" in told
+    assert "; default sampling: temperature 0.2, top_p 0.5, max_tokens 1024\n" in told
 
 
 def test_the_commands_take_the_models_defaults(model: Path, tmp_path: Path) -> None:

@@ -249,9 +249,10 @@ def test_a_server_whose_brain_cannot_do_something_ends_and_says_what(files: tupl
 
 
 def test_an_hrms_settings_are_refused_for_other_models(files: tuple[Path, Path], tmp_path: Path) -> None:
-    with live_server(tmp_path, str(files[1]), "--hrm-steps", "2", faults="", ready=False) as live:
+    with live_server(tmp_path, str(files[1]), "--num-heads", "2", faults="", ready=False) as live:
         live.process.wait(120)
-        assert "hrm_steps is for HRM checkpoints" in live.log_text
+        # In the user's words.
+        assert "hrm_num_heads (--num-heads) is for HRM checkpoints" in live.log_text
 
 
 @pytest.mark.full

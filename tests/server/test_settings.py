@@ -624,3 +624,14 @@ def test_half_of_the_variables_for_several_hosts_stop_the_server(
     monkeypatch.setenv(COUNT, "2")
     with pytest.raises(BadRequest, match="JAX_COORDINATOR_ADDRESS is not"):
         build_models(read(tmp_path, backend="jax", device="cpu", model="./a").settings)
+
+
+def test_messages_name_the_flags_that_the_user_gave(tmp_path: Path) -> None:
+    given = {"max_seq_len": Given(9, "--context-window"), "model": Given(("./m",), "--model-path")}
+    merged = read_settings(given, directory=tmp_path)
+    told = merged.in_users_words("max_seq_len is 9, but the model ./m knows 8. Lower --max-seq-len, or page_size.")
+    assert (
+        told == "max_seq_len (--context-window) is 9, but the model ./m knows 8. Lower --context-window, or page_size."
+    )
+    own = read_settings({"max_seq_len": Given(9, "--max-seq-len")}, directory=tmp_path)
+    assert own.in_users_words("Lower max_seq_len: --max-seq-len 8.") == "Lower max_seq_len: --max-seq-len 8."

@@ -382,7 +382,7 @@ def test_the_default_model_is_pinned_and_opens_with_its_real_sizes() -> None:
     assert checkpoint.name == "SmolLM2-135M-Instruct.Q4_1"
     assert (checkpoint.config["hidden_size"], checkpoint.config["vocab_size"]) == (576, 49152)
     assert checkpoint.config["tie_word_embeddings"] is True
-    by_card = {"temperature": 0.2, "top_p": 0.9, "max_new_tokens": 1024}
+    by_card = {"temperature": 0.2, "top_p": 0.5, "max_new_tokens": 1024}
     assert checkpoint.generation_config == {"bos_token_id": 1, "eos_token_id": 2} | by_card
     # Where it lies does not matter: engines open it by its path.
     assert open_checkpoint(checkpoint.path).generation_config == checkpoint.generation_config

@@ -364,7 +364,7 @@ class Server:
             reap_orphans()
             # A server with several models continues without one of them.
             if (only := models.only) is not None and only.failure is not None:
-                raise ModelError(only.failure)
+                raise ModelError(self._merged.in_users_words(only.failure))
             if serving.done():
                 return 1
         return await self._drained(models, gate, http)

@@ -3,6 +3,7 @@ refuses contradictory ones.
 """
 
 import os
+import re
 import sys
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -83,6 +84,18 @@ class Merged:
         origin = self.origins.get(name)
         is_default = origin is None or origin.startswith("implied by") or origin.endswith(f" in {INSTALLED_DEFAULTS}")
         return None if is_default else origin
+
+    def in_users_words(self, message: str) -> str:
+        """The message with flags as the user gave them, where it has the settings' own names."""
+        for name, origin in self.origins.items():
+            own = f"--{name.replace('_', '-')}"
+            if not origin.startswith("--") or origin == own or " " in origin:
+                continue
+            message = re.sub(rf"{own}(?![\w-])", origin, message)
+            # A name of one word, such as model, is a word of English, too.
+            if "_" in name:
+                message = re.sub(rf"(?<![\w-]){name}(?![\w-])", f"{name} ({origin})", message, count=1)
+        return message
 
     def describe(self) -> str:
         """All settings as YAML, each with its origin; secrets are masked."""
