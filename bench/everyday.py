@@ -6,7 +6,7 @@
 
     answers      each prompt at temperature 0 and with the model's own sampling defaults, without max_tokens: how many
                  of those with an expectation are right, and how each ended
-    seeds        the first ten prompts with an expectation, natively, at the model's own sampling defaults with ten seeds:
+    seeds        the first ten prompts with an expectation, natively, at the model's sampling defaults with ten seeds:
                  how often each is answered wrongly, and whether it is answered rightly at temperature 0
     divergence   KL divergence, in nats, of the native next-token distributions from float32's, over float32's answers
 

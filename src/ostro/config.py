@@ -501,7 +501,7 @@ def read_size(text: str) -> int:
 
 
 def read_devices(text: str) -> TensorParallel:
-    """A number of devices, or auto, for which Levanter writes -1. Raises ValueError, which says so, for anything else."""
+    """A number of devices, or auto, which Levanter writes as -1. Raises ValueError for anything else."""
     if text.strip() in ("auto", "-1"):
         return "auto"
     try:

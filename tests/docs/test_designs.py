@@ -208,8 +208,8 @@ CASES: Mapping[str, tuple[Case, ...]] = {
 LINES = (
     Case(
         LEVANTER,
-        "ostro serve --config serve.yaml --hf-checkpoint meta-llama/Llama-3.2-1B --tokenizer ./tok --host 0.0.0.0 --seed 7 "
-        "--log-level INFO --access-log --max-batch-seqs 32 --dtype float32",
+        "ostro serve --config serve.yaml --hf-checkpoint meta-llama/Llama-3.2-1B --tokenizer ./tok --host 0.0.0.0 "
+        "--seed 7 --log-level INFO --access-log --max-batch-seqs 32 --dtype float32",
         {"references": ("meta-llama/Llama-3.2-1B",), "port": 9000, "gate.waiting_tokens": 4096, "http.seed": 7},
     ),
     Case(
@@ -237,8 +237,9 @@ LINES = (
     ),
     Case(
         AIOS,
-        "ostro serve hrm --model-path brains/actv1/actv1_student.pt --tokenizer-path ./tok --device cpu --max-batch-size 16 "
-        "--max-new-tokens 128 --context-window 512 --enable-cors --cors-origins http://a.example --log-level WARN",
+        "ostro serve hrm --model-path brains/actv1/actv1_student.pt --tokenizer-path ./tok --device cpu "
+        "--max-batch-size 16 --max-new-tokens 128 --context-window 512 --enable-cors --cors-origins http://a.example "
+        "--log-level WARN",
         {
             "references": ("brains/actv1/actv1_student.pt",),
             "engine.tokenizer": "./tok",

@@ -132,18 +132,16 @@ def from_yaml(path: Path | None) -> File:
 
     content = _read_yaml(path)
     training = read_training(content, path)
-    found: dict[str, Given] = {}
     if training is not None:
         found = {name: Given(value, f"{key} in {path}") for name, (key, value) in training.settings.items()}
-        content = {key: value for key, value in training.rest.items() if _is_ours(key) or _is_engines(key, value)}
-    if training is None:
-        content, foreign = _without_foreign(content)
-        note = f"{path}: sections of other programs are ignored: {', '.join(foreign)}."
-        return File(path, _gathered(content, path, found), notes=(note,) if foreign else ())
-    _gathered(content, path, found)
-    ignored = [*(str(key) for key in training.rest if key not in content), *training.unused]
-    note = f"{path} is a Levanter training config, of which serving uses {', '.join(_keys(found.values()))}"
-    return File(path, found, True, (f"{note}; ignored: {', '.join(ignored)}." if ignored else f"{note}.",))
+        ours = {key: value for key, value in training.rest.items() if _is_ours(key) or _is_engines(key, value)}
+        _gathered(ours, path, found)
+        ignored = [*(str(key) for key in training.rest if key not in ours), *training.unused]
+        note = f"{path} is a Levanter training config, of which serving uses {', '.join(_keys(found.values()))}"
+        return File(path, found, True, (f"{note}; ignored: {', '.join(ignored)}." if ignored else f"{note}.",))
+    content, foreign = _without_foreign(content)
+    note = f"{path}: sections of other programs are ignored: {', '.join(foreign)}."
+    return File(path, _gathered(content, path, {}), notes=(note,) if foreign else ())
 
 
 def _without_foreign(content: object) -> tuple[object, list[str]]:
