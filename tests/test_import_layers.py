@@ -59,9 +59,10 @@ _ROWS = {
     "simulation": "engine errors measure routing sampling_params",
     "ray": "config devices engine_process errors llm pool routing sampling_params server system",
     "app": "errors server system",
+    "recipes": "backends config errors formats sampling_defaults weights",
     "cli": (
-        "backends client config devices engine errors frontend kernels llm measure sampling_params schemas server "
-        "simulation sources system version"
+        "backends client config devices engine errors frontend kernels llm measure recipes sampling_params schemas "
+        "server simulation sources system version"
     ),
     "__main__": "cli",
     "": "client config errors frontend llm sampling_params structured version",

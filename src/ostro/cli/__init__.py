@@ -25,6 +25,7 @@ COMMANDS = {
     "compare": "send the same prompts to two servers or models and compare outputs and speed",
     "score": "score how likely a model is to continue each prompt with a given text",
     "models": "list, download, delete and verify models in the local cache",
+    "recipe": "print the command for a popular model on a named device, and what to expect",
     "plan": "estimate how much memory a model needs and what fits, without loading it",
     "collect-env": "describe this machine and installation, for a bug report",
     "completion": "print a script that completes commands and model names in your shell",

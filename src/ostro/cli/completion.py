@@ -16,11 +16,13 @@ from typing import Literal
 
 from ostro.cli import COMMANDS, module_of
 from ostro.cli.parser import CommandParser, describe
+from ostro.recipes import recipe_names
 
 Kind = Literal["choices", "files", "models", "cached", "anything"]
 
 _FILES = ("FILE", "DIR", "PLACE")
 _MODELS = ("MODEL", "REF", "[NAME=]REF")
+_RECIPE = "RECIPE"
 _CACHED = ("models rm", "models verify")
 _CHOICES = re.compile(r"[a-z0-9_]+(\|[a-z0-9_]+)+(\|FILE)?")
 
@@ -159,6 +161,8 @@ def _values(action: argparse.Action, path: str = "") -> Values:
         return Values("choices", tuple(map(str, action.choices)))
     if path in _CACHED:
         return Values("cached")
+    if metavar == _RECIPE:
+        return Values("choices", tuple(recipe_names()))
     if metavar in _MODELS:
         return Values("models")
     return Values("files" if metavar in _FILES else "anything")
