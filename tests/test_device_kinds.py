@@ -26,6 +26,7 @@ GIB = 1 << 30
         ({"backend": "jax", "quantize": "int8"}, "quantize does not work with JAX"),
         ({"backend": "jax", "quantize": "fp8", "device": "cuda"}, "quantize does not work with JAX"),
         ({"device": "tpu", "kv_dtype": "fp8"}, "kv_dtype does not work with JAX"),
+        ({"backend": "jax", "speculative": "ngram"}, "speculative does not work with JAX"),
         ({"backend": "jax", "deterministic": True}, "deterministic does not work with JAX"),
         ({"backend": "jax", "cuda_graphs": False}, "cuda_graphs does not work with JAX"),
         ({"backend": "jax", "threads": 1}, "threads does not work with JAX"),

@@ -119,7 +119,7 @@ def test_config_that_does_not_tell_the_tensors_is_refused() -> None:
     quantized = {**TINY["llama"], "tie_word_embeddings": False, "quantization_config": {"quant_method": "awq"}}
     with pytest.raises(UnsupportedModel, match="only those in MXFP4"):
         DescribedCheckpoint.of("tiny", quantized)
-    with pytest.raises(UnsupportedModel, match="not a decoder"):
+    with pytest.raises(UnsupportedModel, match="neither a decoder nor an encoder"):
         DescribedCheckpoint.of("tiny", TINY["hrm_text"])
     with pytest.raises(BadRequest, match="no number format 'Q9'"):
         Formats(matrices="Q9")

@@ -264,6 +264,7 @@ class EngineConfig:
         "auto",
         "ngram guesses tokens from earlier text and verifies several in one step, where that is faster; the output "
         "stays the same. auto does so on the native CPU core only, where it stays the same to the last bit",
+        not_for=_WITHOUT_KV,
     )
 
     hrm_dialect: HrmDialect = _setting(
@@ -437,6 +438,7 @@ class EngineConfig:
         for name, setting in SETTINGS.items():
             idle = setting.default
             harmless = name in but or (name == "kernel_choices" and not self.names_kernels)
+            harmless |= name == "speculative" and self.speculative == "off"
             if kind in setting.not_for and getattr(self, name) != idle and not harmless:
                 cure = f"Set it to {idle}." if isinstance(idle, str) else "Leave it out."
                 raise BadRequest(f"{subject} does not take {name}. {cure}", param=name)

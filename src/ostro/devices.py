@@ -257,6 +257,8 @@ def check_together(config: EngineConfig) -> None:
         ignored = [name for name, idle in _NOT_ON_JAX.items() if getattr(config, name) != idle] + config.tier_settings
         if config.names_kernels:
             ignored.append("kernel_choices")
+        if config.speculative == "ngram":
+            ignored.append("speculative")
         if ignored:
             raise Unsupported(
                 f"{ignored[0]} does not work with JAX. Leave it out, or use --backend torch on CPUs or GPUs.",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Never, Self
 from ostro.errors import BadRequest, ModelError, UnsupportedModel
 from ostro.formats.gguf_header import GGML_TYPES
 from ostro.models.architecture import Architecture, StoredTensor
+from ostro.models.encoder import Encoder
 from ostro.models.registry import describe
 from ostro.weights.forms import GGUF_FORMS
 from ostro.weights.pooling import Pooling
@@ -99,8 +100,8 @@ class DescribedCheckpoint:
 
 def _stored(name: str, config: Mapping[str, object], formats: Formats) -> Stored:
     described, quantization = describe(config), config.get("quantization_config")
-    if not isinstance(described, Architecture):
-        raise UnsupportedModel(f"{name} is not a decoder, whose tensors follow from its config.")
+    if not isinstance(described, Architecture | Encoder):
+        raise UnsupportedModel(f"{name} is neither a decoder nor an encoder whose tensors follow from its config.")
     if quantization is None:
         tensors = [_header(each, described, formats) for each in described.tensors()]
         return _whole(tensors, tensors, formats)
@@ -120,15 +121,16 @@ def _whole(tensors: list[TensorHeader], parts: list[TensorHeader], formats: Form
     return Stored(tensors=tensors, file_bytes=size, largest_file=size if formats.in_one_file else min(size, _MOST_FILE))
 
 
-def _header(tensor: StoredTensor, described: Architecture, formats: Formats) -> TensorHeader:
+def _header(tensor: StoredTensor, described: Architecture | Encoder, formats: Formats) -> TensorHeader:
     if len(tensor.shape) < 2:
         return TensorHeader(tensor.name, tensor.shape, formats.vectors)
-    is_embedding = tensor.name == f"{described.embedding.name}.weight"
+    embedding = described.embedding.name if isinstance(described, Architecture) else described.embedding.words
+    is_embedding = tensor.name == f"{embedding}.weight"
     stored = formats.embedding if is_embedding else formats.matrices
     return TensorHeader(tensor.name, tensor.shape, stored, form=GGUF_FORMS.get(stored))
 
 
-def _mxfp4_parts(tensor: StoredTensor, described: Architecture, formats: Formats) -> Iterator[TensorHeader]:
+def _mxfp4_parts(tensor: StoredTensor, described: Architecture | Encoder, formats: Formats) -> Iterator[TensorHeader]:
     """A stack of experts' matrices is stored as two tensors."""
     if not (tensor.stacked and len(tensor.shape) > 2):
         yield _header(tensor, described, formats)

@@ -7,6 +7,8 @@ from dataclasses import replace
 
 from ostro.backends.backend import OpenedModel, Reasons
 from ostro.backends.cuda.choices import own_kernels
+from ostro.backends.cuda.determinism import check_deterministic
+from ostro.backends.cuda.fusible import why_unfused
 from ostro.backends.cuda.precompiling import Precompiler, precompiler
 from ostro.backends.cuda.quantized_weights import kept_weights, largest_packed, why_widened
 from ostro.backends.plan import Parts
@@ -32,8 +34,15 @@ class CudaBackend:
         return why_plain_attention(opened.description)
 
     def check(self, opened: OpenedModel, reasons: Reasons) -> None:
-        opened.config.check_causal()
-        check_torch_format(_causal(opened), opened.config.quantize)
+        config, described = opened.config, _causal(opened)
+        config.check_causal()
+        check_torch_format(described, config.quantize)
+        if config.deterministic:
+            check_deterministic(
+                has_adapters=bool(config.adapters),
+                unfused=why_unfused(described),
+                quantizes=config.quantize != "none",
+            )
 
     def plan(self, opened: OpenedModel, memory: Memory) -> Parts:
         described, config = _causal(opened), opened.resolved

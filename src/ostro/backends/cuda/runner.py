@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from ostro.backends.cuda.decode_rows import DecodeRows, asked_logprobs, edits, masks_unknown
+from ostro.backends.cuda.determinism import check_deterministic
 from ostro.backends.cuda.graphs import StepGraphs
 from ostro.backends.cuda.host_store import HostStore
 from ostro.backends.cuda.layer_plan import can_capture, why_unfused
@@ -64,7 +65,7 @@ from ostro.engine.profile import Profiler
 from ostro.engine.request import Task
 from ostro.engine.runner import RunnerSpec, SampledToken, Step, StepOutput
 from ostro.engine.sequence import PENDING, Sequence
-from ostro.errors import BadRequest, Unavailable, Unsupported
+from ostro.errors import Unavailable
 from ostro.kernels.gpu.step_inputs import FIELDS, LENGTH, POSITION, SAMPLER, SLOT, TOKEN
 from ostro.sampling_params import MAX_CHOICES
 from ostro.torch_models.base import Model
@@ -117,7 +118,11 @@ class GpuRunner:
         up to the largest size that gains from it. Without `prefix_limits` each row reads its shared prefix separately.
         """
         if deterministic:
-            _check_deterministic(model, adapters)
+            check_deterministic(
+                has_adapters=adapters is not None,
+                unfused=why_unfused(model),
+                quantizes=any(isinstance(module, QuantizedLinear) for module in model.modules()),
+            )
         shape, parameter = model.shape, next(model.parameters())
         self.model, self.pooling, self._adapters = model, pooling, adapters
         self.device, self.dtype, self._ranks = parameter.device, parameter.dtype, ranks
@@ -658,22 +663,3 @@ def _captured_rows(most: int, *, graphs: bool, captures: bool) -> int:
     together.
     """
     return most if graphs and captures else 0
-
-
-def _check_deterministic(model: Model, adapters: Adapters | None) -> None:
-    if adapters is not None:
-        raise Unsupported(
-            "On a GPU the matmuls of adapters depend on the batch. Leave out either deterministic or the adapters.",
-            param="deterministic",
-        )
-    if (unfused := why_unfused(model)) is not None:
-        raise BadRequest(
-            "On a GPU deterministic needs the fused kernels, which do not run this model: "
-            f"{unfused}. Leave deterministic off, or serve the model on a CPU.",
-            param="deterministic",
-        )
-    if any(isinstance(module, QuantizedLinear) for module in model.modules()):
-        raise BadRequest(
-            "Matmuls of quantised weights depend on the batch. Leave out either deterministic or quantize.",
-            param="deterministic",
-        )
