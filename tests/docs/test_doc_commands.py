@@ -225,7 +225,7 @@ def test_server_loads_what_it_is_told_to(command: Command, here: Path, capsys: p
     assert main([*words, "--dry-run"]) == 0, capsys.readouterr().err
 
 
-LOCAL = ("generate", "batch", "score", "plan", "models", "simulate", "collect-env", "completion")
+LOCAL = ("generate", "batch", "score", "plan", "recipe", "models", "simulate", "collect-env", "completion")
 ASKING = ("compare", "bench", "chat")
 
 

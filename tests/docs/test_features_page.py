@@ -160,5 +160,5 @@ def test_drafts_are_refused_where_nothing_verifies_them() -> None:
     with pytest.raises(BadRequest, match=r"An encoder on torch does not take speculative\. Set it to auto"):
         plan(encoder, EngineConfig(device="cpu", backend="torch", speculative="ngram"), memory=1 << 30)
     for harmless in ("auto", "off"):
-        plan(decoder, EngineConfig(device="tpu", speculative=harmless), memory=1 << 30)  # type: ignore[arg-type]
-        plan(encoder, EngineConfig(device="cpu", speculative=harmless), memory=1 << 30)  # type: ignore[arg-type]
+        plan(decoder, EngineConfig(device="tpu", speculative=harmless), memory=1 << 30)
+        plan(encoder, EngineConfig(device="cpu", speculative=harmless), memory=1 << 30)
