@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ostro.cli.parser import describe
+from ostro.cli.tables import print_table, size
 from ostro.errors import BadRequest, ModelNotFound, OstroError
 from ostro.sources.aliases import ALIASES, find_alias
 from ostro.sources.page_files import PAGES, kept_pages, remove_pages
@@ -72,10 +73,10 @@ def _list(args: argparse.Namespace) -> int:
         return 0
     rows = [("NAME", "SIZE", "LAST USE", "IN USE", "SOURCE")]
     rows += [
-        (each.name, _size(each.size), _ago(each.last_use), "yes" if each.in_use else "no", _source(each))
+        (each.name, size(each.size), _ago(each.last_use), "yes" if each.in_use else "no", _source(each))
         for _, each in found
     ]
-    _print_table(rows)
+    print_table(rows)
     return 0
 
 
@@ -97,12 +98,6 @@ def _source(entry: Entry) -> str:
     """Packed weights show the files they come from, and how they were packed, to tell several apart."""
     variant = entry.manifest.variant if entry.manifest else ""
     return f"{entry.reference} ({variant})" if variant else entry.reference
-
-
-def _print_table(rows: Sequence[tuple[str, ...]]) -> None:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for row in rows:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
 def _pull(args: argparse.Namespace) -> int:
@@ -128,7 +123,7 @@ def _available(args: argparse.Namespace) -> int:
     rows += [
         (
             alias.name,
-            _size(alias.num_bytes),
+            size(alias.num_bytes),
             alias.licence,
             "no" if alias.find(newest=False) is None else "yes",
             alias.description,
@@ -136,7 +131,7 @@ def _available(args: argparse.Namespace) -> int:
         )
         for alias in ALIASES.values()
     ]
-    _print_table(rows)
+    print_table(rows)
     return 0
 
 
@@ -167,7 +162,7 @@ def _remove_entry(store: ModelStore, entry: Entry) -> None:
             f"Cannot delete {entry.path} ({error.strerror or error}). Make the disk writable, or ask its owner."
         ) from error
     is_derived = _is_packed(store, entry) or _is_pages(store, entry)
-    print(f"removed {entry.name if is_derived else entry.reference}, {_size(entry.size)}")
+    print(f"removed {entry.name if is_derived else entry.reference}, {size(entry.size)}")
 
 
 def _is_packed(store: ModelStore, entry: Entry) -> bool:
@@ -245,13 +240,6 @@ def _named(store: ModelStore, name: str) -> Sequence[Entry]:
 def _complain(error: OstroError) -> bool:
     print(f"ostro: {error}", file=sys.stderr)
     return True
-
-
-def _size(num_bytes: int) -> str:
-    for power, unit in ((9, "GB"), (6, "MB"), (3, "kB")):
-        if num_bytes >= 10**power:
-            return f"{num_bytes / 10**power:.1f} {unit}"
-    return f"{num_bytes} B"
 
 
 def _ago(moment: float) -> str:
