@@ -85,6 +85,14 @@ def what_stays_open_is_noticed() -> Iterator[None]:
     gc.collect()
 
 
+@pytest.fixture(autouse=True, scope="session")
+def state_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Servers of tests are listed in a directory of their own, and not in that of whoever runs the tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
 @pytest.fixture(autouse=True)
 def same_random_numbers() -> None:
     """Whatever ran before in this process."""

@@ -26,7 +26,7 @@ from ostro.server.telemetry.tracing.start import Tracer, start_tracing
 from ostro.system.env_file import read_cache_variables
 
 # Decided by the ASGI server's own options.
-_NOT_OURS = ("host", "port", "drain_timeout")
+_NOT_OURS = ("host", "port", "drain_timeout", "listed")
 
 
 def create_app(config: str | Path | None = None, **settings: object) -> FastAPI:

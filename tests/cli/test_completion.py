@@ -91,6 +91,9 @@ def offered(shell: str, line: str, here: Path) -> list[str]:
         ("ostro plan smol", ["smollm2-135m"]),
         ("ostro serve --port ", []),
         ("ostro completion f", ["fish"]),
+        ("ostro stop --n", ["--now"]),
+        ("ostro stop smol", ["smollm2-135m"]),
+        ("ostro ps --j", ["--json"]),
     ],
 )
 def test_tab_offers_what_fits(shell: str, line: str, wanted: list[str], here: Path) -> None:

@@ -71,6 +71,7 @@ READ_ONLY: Mapping[str, str] = {
     "ostro models pull": "needs the network",
     "ostro models rm": "names what the reader has",
     "ostro models verify": "names what the reader has",
+    "ostro stop": "tests/cli/test_ps.py stops servers",
     "ostro simulate --measure": "tests/cli/test_simulate.py measures a model",
     "curl http://127.0.0.1:8001/prefill": "tests/server/test_handing_over.py asks a prefill server",
 }
@@ -225,7 +226,7 @@ def test_server_loads_what_it_is_told_to(command: Command, here: Path, capsys: p
     assert main([*words, "--dry-run"]) == 0, capsys.readouterr().err
 
 
-LOCAL = ("generate", "batch", "score", "plan", "recipe", "models", "simulate", "collect-env", "completion")
+LOCAL = ("generate", "batch", "score", "plan", "recipe", "models", "simulate", "collect-env", "completion", "ps")
 ASKING = ("compare", "bench", "chat")
 
 

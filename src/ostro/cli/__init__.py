@@ -18,6 +18,8 @@ WRONG_USAGE = 2
 COMMANDS = {
     "serve": "serve models over an OpenAI-compatible HTTP API",
     "chat": "chat with a model in the terminal",
+    "ps": "list your servers on this machine: models, memory, address, uptime",
+    "stop": "end a server, after the requests that it is answering",
     "generate": "complete a prompt or a file of prompts",
     "batch": "run a file of requests in OpenAI's batch format, offline",
     "bench": "load-test a server: latency and throughput",

@@ -10,12 +10,12 @@ from ostro.cli.conversation import Conversation
 from ostro.cli.options import add_sampling_options, add_structured_options, structured_fields
 from ostro.cli.own_server import own_server
 from ostro.cli.parser import describe
+from ostro.cli.servers import DEFAULT_URL
 from ostro.cli.terminal import Terminal
 from ostro.client.client import Client
 from ostro.client.options import ChatOptions, StructuredOptions
 from ostro.errors import BadRequest, Unreachable
 
-DEFAULT_URL = "http://127.0.0.1:8000"
 _LOOK_SECONDS = 2.0
 
 

@@ -1,7 +1,7 @@
 """ostro completion: scripts that complete commands, options and model names in bash, zsh and fish.
 
-A script holds all words, so that completing costs no start of Python; only names of models are asked for, by
-`ostro completion models`. bash and zsh share the tables of words, which are functions of plain shell.
+A script holds all words, so that completing costs no start of Python; only names of models and servers are asked for,
+by `ostro completion models`. bash and zsh share the tables of words, which are functions of plain shell.
 """
 
 import argparse
@@ -18,12 +18,13 @@ from ostro.cli import COMMANDS, module_of
 from ostro.cli.parser import CommandParser, describe
 from ostro.recipes import recipe_names
 
-Kind = Literal["choices", "files", "models", "cached", "anything"]
+Kind = Literal["choices", "files", "models", "cached", "servers", "anything"]
 
 _FILES = ("FILE", "DIR", "PLACE")
 _MODELS = ("MODEL", "REF", "[NAME=]REF")
 _RECIPE = "RECIPE"
 _CACHED = ("models rm", "models verify")
+_SERVERS = ("stop",)
 _CHOICES = re.compile(r"[a-z0-9_]+(\|[a-z0-9_]+)+(\|FILE)?")
 
 
@@ -83,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-# --- names of models -------------------------------------------------------------------------------------------------
+# --- names of models and servers -------------------------------------------------------------------------------------
 
 
 def _references() -> list[str]:
@@ -110,7 +111,14 @@ def _hub_ids() -> Iterator[str]:
     return (path.name.removeprefix("models--").replace("--", "/", 1) for path in cache.glob("models--*--*"))
 
 
-_NAMES: Mapping[str, Callable[[], list[str]]] = {"models": _references, "cached": _cached}
+def _servers() -> list[str]:
+    """What `ostro stop` takes, but for process ids, which nobody remembers."""
+    from ostro.cli.servers import running_servers
+
+    return sorted({each for record in running_servers() for each in (record.url, *(m.name for m in record.models))})
+
+
+_NAMES: Mapping[str, Callable[[], list[str]]] = {"models": _references, "cached": _cached, "servers": _servers}
 
 
 # --- words of commands -----------------------------------------------------------------------------------------------
@@ -163,6 +171,8 @@ def _values(action: argparse.Action, path: str = "") -> Values:
         return Values("cached")
     if metavar == _RECIPE:
         return Values("choices", tuple(recipe_names()))
+    if path in _SERVERS:
+        return Values("servers")
     if metavar in _MODELS:
         return Values("models")
     return Values("files" if metavar in _FILES else "anything")
@@ -206,7 +216,7 @@ _ostro_command() {{
 # Candidates of a table's entry $1.
 _ostro_candidates() {{
     case "$1" in
-        @models | @cached) command ostro completion "${{1#@}}" 2>/dev/null ;;
+        @models | @cached | @servers) command ostro completion "${{1#@}}" 2>/dev/null ;;
         @*) ;;
         *) printf '%s\\n' "$1" | tr ' ' '\\n' ;;
     esac
@@ -353,7 +363,7 @@ def _fish_values(values: Values | None) -> str:
             return ""
         case Values("choices", choices):
             return f" -r -f -a {_in_fish(' '.join(choices))}"
-        case Values("models" | "cached" as kind):
+        case Values("models" | "cached" | "servers" as kind):
             return f" -r {'-F' if kind == 'models' else '-f'} -a '(command ostro completion {kind} 2>/dev/null)'"
         case Values("files"):
             return " -r -F"

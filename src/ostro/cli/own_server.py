@@ -32,7 +32,7 @@ def own_server(model: str | None, waiting: Callable[[float, str], None], *, key:
     """
     key = key or secrets.token_urlsafe(24)
     command = [sys.executable, "-m", "ostro.cli.own_server", *([] if model is None else [model])]
-    options = ["--host", "127.0.0.1", "--port", "0", "--log-format", "json", "--no-access-log"]
+    options = ["--host", "127.0.0.1", "--port", "0", "--log-format", "json", "--no-access-log", "--no-listed"]
     with _scratch() as directory:
         log = Path(directory) / "server.log"
         with log.open("wb") as sink:

@@ -36,6 +36,7 @@ from ostro.server.admission.limits import Gate, GateLimits
 from ostro.server.app import build_app
 from ostro.server.http.connections import Acceptor, Connections, most_connections, raise_file_limit
 from ostro.server.http.protocol import BoundedHttp
+from ostro.server.listing import Listing
 from ostro.server.log.setup import LogFormat, PatientHandler, RequestLog, configure_logging, stderr_logged
 from ostro.server.models.build import build_models, fixed_specs
 from ostro.server.models.files import sweep_cache
@@ -305,6 +306,7 @@ class Server:
         self._tracer = tracer
         self._log = structlog.stdlib.get_logger("ostro.server")
         self._signalled = asyncio.Event()
+        self._listing: Listing | None = None
 
     async def run(self) -> int:
         """Runs until a signal or until its model fails for good; returns the exit status."""
@@ -319,19 +321,34 @@ class Server:
         _freeze_loaded()
         give_back_large_blocks()
         serving = asyncio.create_task(http.serve(sockets=[self._sock]), name="http")
+        address = Address(*self._sock.getsockname()[:2])
         opening = Opening(
             models,
-            Address(*self._sock.getsockname()[:2]),
+            address,
             has_page=self._settings.ui,
             has_keys=bool(self._keyring.keys),
             say=self._say,
         )
+        self._listing = self._listed(models, gate, address)
         try:
             return await self._until_over(models, gate, opening, http, serving)
         finally:
             await models.stop()
             http.should_exit = True
             await serving
+            if self._listing is not None:
+                self._listing.remove()
+
+    def _listed(self, models: Models, gate: Gate, address: Address) -> Listing | None:
+        if not self._settings.listed:
+            return None
+        return Listing(
+            models,
+            gate,
+            url=address.local_url,
+            has_keys=bool(self._keyring.keys),
+            drain_seconds=self._settings.drain_timeout,
+        )
 
     def _http(self, models: Models, gate: Gate) -> HttpServer:
         return HttpServer(
@@ -355,19 +372,34 @@ class Server:
         self, models: Models, gate: Gate, opening: Opening, http: HttpServer, serving: asyncio.Task[None]
     ) -> int:
         news = News(models)
+        self._tell_listing()
         while not self._signalled.is_set():
             with contextlib.suppress(TimeoutError):
                 pause = _STATE_SECONDS if opening.is_listening else _FIRST_STATE_SECONDS
                 await asyncio.wait_for(self._signalled.wait(), pause)
             news.tell(self._log)
             opening.tell()
+            self._tell_listing()
             reap_orphans()
             # A server with several models continues without one of them.
             if (only := models.only) is not None and only.failure is not None:
                 raise ModelError(self._merged.in_users_words(only.failure))
             if serving.done():
                 return 1
-        return await self._drained(models, gate, http)
+        listing = asyncio.create_task(self._tell_what_is_left(), name="listing")
+        try:
+            return await self._drained(models, gate, http)
+        finally:
+            listing.cancel()
+
+    def _tell_listing(self, *, draining: bool = False) -> None:
+        if self._listing is not None:
+            self._listing.tell(draining=draining)
+
+    async def _tell_what_is_left(self) -> None:
+        while True:
+            self._tell_listing(draining=True)
+            await asyncio.sleep(_STATE_SECONDS)
 
     async def _drained(self, models: Models, gate: Gate, http: HttpServer) -> int:
         if http.end_keep_alive():
@@ -403,6 +435,8 @@ class Server:
             return
         # A second signal means now, without an orderly shutdown. The engine exits when its socket closes.
         self._log.warning("aborted by a second signal")
+        if self._listing is not None:
+            self._listing.remove()
         logging.shutdown()
         os._exit(128 + number)
 

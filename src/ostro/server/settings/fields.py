@@ -327,6 +327,9 @@ class ServeSettings(_EngineSettings):
         ),
     )
     ui: bool = Field(False, description="serve a playground at /, to try the models in a browser")
+    listed: bool = Field(
+        True, description="list this server in your `ostro ps`, where `ostro stop` and `ostro launch` find it"
+    )
     healthz_waits_for_model: bool = Field(
         False,
         description=(
