@@ -7,23 +7,27 @@ agent's home is empty, and the only address it is given is the server's.
 import json
 import os
 import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 from checkout import ROOT
-from live_server import LiveServer
 from scripted_answers import Scripts
 
 pytestmark = pytest.mark.slow
 
 BIN = ROOT / "build" / "agents" / "node_modules" / ".bin"
 DONE = "All done: the house is red."
+OPENCODE_QUIET = {"OPENCODE_DISABLE_AUTOUPDATE": "1", "OPENCODE_DISABLE_MODELS_FETCH": "1"}
+CONTINUE_QUIET = {"CONTINUE_TELEMETRY_ENABLED": "0"}
 
 
 @dataclass(frozen=True)
 class Agent:
+    name: str
+    """For `ostro launch`."""
     program: str
     shell: tuple[str, Callable[[str], dict[str, object]]]
     """The tool that runs a command."""
@@ -31,8 +35,12 @@ class Agent:
     """The tool that reads a file."""
     arguments: Callable[[str], Sequence[str]]
     """Given the task."""
+    launch_arguments: Callable[[str], Sequence[str]]
+    """The same, where `ostro launch` gives the settings."""
     set_up: Callable[[str, Path, Path], Mapping[str, str]]
     """Writes its settings, given the server's address, its home and where it works; returns environment variables."""
+    quiet: Mapping[str, str] = field(default_factory=dict)
+    """Variables that keep it from asking for anything but the server, which have nothing to do with the server."""
 
 
 def _codex(url: str, home: Path, work: Path) -> dict[str, str]:
@@ -62,7 +70,7 @@ def _opencode(url: str, home: Path, work: Path) -> dict[str, str]:
         "models": {"default": {"name": "default", "limit": {"context": 65536, "output": 4096}}},
     }
     (work / "opencode.json").write_text(json.dumps({"model": "ostro/default", "provider": {"ostro": provider}}))
-    return {"OPENCODE_DISABLE_AUTOUPDATE": "1", "OPENCODE_DISABLE_MODELS_FETCH": "1"}
+    return OPENCODE_QUIET
 
 
 def _continue(url: str, home: Path, work: Path) -> dict[str, str]:
@@ -71,38 +79,64 @@ def _continue(url: str, home: Path, work: Path) -> dict[str, str]:
         "  - name: default\n    provider: openai\n    model: default\n"
         f"    apiBase: {url}/v1\n    apiKey: none\n"
     )
-    return {"CONTINUE_TELEMETRY_ENABLED": "0"}
+    return CONTINUE_QUIET
+
+
+def _codex_arguments(task: str) -> list[str]:
+    return ["exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", task]
+
+
+def _claude_arguments(task: str) -> list[str]:
+    return ["-p", task, "--allowedTools", "Bash,Read"]
+
+
+def _opencode_arguments(task: str) -> list[str]:
+    return ["run", task]
+
+
+def _continue_arguments(task: str) -> list[str]:
+    return ["--auto", "-p", task]
 
 
 AGENTS = {
     "Codex": Agent(
         "codex",
+        "codex",
         ("exec_command", lambda command: {"cmd": command}),
         # It reads files by commands.
         ("exec_command", lambda path: {"cmd": f"cat {path}"}),
-        lambda task: ["exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", task],
+        _codex_arguments,
+        _codex_arguments,
         _codex,
     ),
     "Claude Code": Agent(
         "claude",
+        "claude",
         ("Bash", lambda command: {"command": command, "description": "Says something"}),
         ("Read", lambda path: {"file_path": str(path)}),
-        lambda task: ["-p", task, "--allowedTools", "Bash,Read"],
+        _claude_arguments,
+        _claude_arguments,
         _claude,
     ),
     "opencode": Agent(
         "opencode",
+        "opencode",
         ("bash", lambda command: {"command": command, "description": "Says something"}),
         ("read", lambda path: {"filePath": str(path)}),
-        lambda task: ["run", task],
+        _opencode_arguments,
+        _opencode_arguments,
         _opencode,
+        OPENCODE_QUIET,
     ),
     "Continue": Agent(
+        "continue",
         "cn",
         ("Bash", lambda command: {"command": command}),
         ("Read", lambda path: {"filepath": str(path)}),
-        lambda task: ["--config", "../home/config.yaml", "--auto", "-p", task],
+        lambda task: ["--config", "../home/config.yaml", *_continue_arguments(task)],
+        _continue_arguments,
         _continue,
+        CONTINUE_QUIET,
     ),
 }
 
@@ -111,13 +145,23 @@ def _call(name: str, arguments: Mapping[str, object]) -> str:
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
-def _run(agent: Agent, server: LiveServer, directory: Path, task: str) -> subprocess.CompletedProcess[str]:
+def _by_settings(agent: Agent, url: str, directory: Path, task: str) -> subprocess.CompletedProcess[str]:
+    """As docs/client.md says how to set it up."""
+    settings = agent.set_up(url, directory / "home", directory / "work")
+    return _run([str(BIN / agent.program), *agent.arguments(task)], directory, settings)
+
+
+def _by_launch(agent: Agent, url: str, directory: Path, task: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "ostro", "launch", agent.name, "--url", url, "--", *agent.launch_arguments(task)]
+    return _run(command, directory, {"PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", **agent.quiet})
+
+
+def _run(command: Sequence[str], directory: Path, variables: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
     home, work = directory / "home", directory / "work"
-    settings = agent.set_up(server.url, home, work)
     return subprocess.run(
-        [str(BIN / agent.program), *agent.arguments(task)],
+        command,
         cwd=work,
-        env={"PATH": os.environ["PATH"], "HOME": str(home), "NO_COLOR": "1", **settings},
+        env={"PATH": os.environ["PATH"], "HOME": str(home), "NO_COLOR": "1", **variables},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -126,8 +170,12 @@ def _run(agent: Agent, server: LiveServer, directory: Path, task: str) -> subpro
     )
 
 
+START = {"by settings": _by_settings, "by launch": _by_launch}
+
+
+@pytest.mark.parametrize("how", START)
 @pytest.mark.parametrize("name", AGENTS)
-def test_agent_completes_a_task_of_two_tools(tmp_path: Path, name: str) -> None:
+def test_agent_completes_a_task_of_two_tools(tmp_path: Path, name: str, how: str) -> None:
     agent = AGENTS[name]
     if not (BIN / agent.program).exists():
         pytest.skip(f"{name} is not installed: make test-agents")
@@ -141,7 +189,7 @@ def test_agent_completes_a_task_of_two_tools(tmp_path: Path, name: str) -> None:
     second = scripts.add("I read." + _call(agent.reader[0], agent.reader[1](note)))
     first = scripts.add("I look." + _call(agent.shell[0], agent.shell[1](f"echo Case {second}.")))
     with scripts.served(tmp_path, "--max-seq-len", "65536") as server:
-        ran = _run(agent, server, tmp_path, f"Do case {first}.")
+        ran = START[how](agent, server.url, tmp_path, f"Do case {first}.")
         assert ran.returncode == 0, ran.stdout + ran.stderr
         assert DONE in ran.stdout + ran.stderr
         records = [json.loads(line) for line in server.log_text.splitlines() if '"ostro.access"' in line]

@@ -91,6 +91,8 @@ def offered(shell: str, line: str, here: Path) -> list[str]:
         ("ostro plan smol", ["smollm2-135m"]),
         ("ostro serve --port ", []),
         ("ostro completion f", ["fish"]),
+        ("ostro launch cl", ["claude"]),
+        ("ostro launch codex --dry", ["--dry-run"]),
         ("ostro stop --n", ["--now"]),
         ("ostro stop smol", ["smollm2-135m"]),
         ("ostro ps --j", ["--json"]),

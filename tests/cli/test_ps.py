@@ -128,6 +128,7 @@ def test_of_several_servers_one_must_be_named(
     with live_server(tmp_path / "other", str(model), "--served-model-name", "other") as other:
         for words, told in (
             (["stop"], "Several servers run here"),
+            (["launch", "codex", "--dry-run"], "Choose one with --url"),
             (["stop", "--all", "tiny"], "leave it or the names out"),
         ):
             assert main(words) == 2

@@ -24,7 +24,7 @@ from doc_pages import ROOT, Block, Command, all_blocks, commands, name_of, pages
 from doc_scratch import write_scratch
 from live_server import LiveServer, live_server
 
-from ostro.cli import COMMANDS, _parser, main
+from ostro.cli import COMMANDS, _parser, _translated, main
 from ostro.config import PREFIX
 from ostro.server.settings import ServeSettings, read_settings
 from ostro.weights.levanter_config import read_levanter_model
@@ -72,6 +72,7 @@ READ_ONLY: Mapping[str, str] = {
     "ostro models rm": "names what the reader has",
     "ostro models verify": "names what the reader has",
     "ostro stop": "tests/cli/test_ps.py stops servers",
+    "ostro launch": "tests/agents starts agents, tests/cli/test_launch.py what stands for them",
     "ostro simulate --measure": "tests/cli/test_simulate.py measures a model",
     "curl http://127.0.0.1:8001/prefill": "tests/server/test_handing_over.py asks a prefill server",
 }
@@ -186,7 +187,7 @@ def read_only(command: Command) -> bool:
 def test_arguments_are_known(command: Command) -> None:
     words = list(command.words[1:])
     if not HELP & set(words) and words != ["--version"]:
-        _parser(words).parse_args(words)
+        _parser(words).parse_args(_translated(words))
 
 
 @pytest.mark.parametrize("command", [each for each in of_program("ostro") if each.words[1] == "serve"], ids=name)
@@ -305,7 +306,7 @@ def test_make_has_the_target(command: Command) -> None:
     for word in command.words[1:]:
         if asked == ["serve"] and word.startswith("ARGS="):
             words = ["serve", *word.removeprefix("ARGS=").split()]
-            _parser(words).parse_args(words)
+            _parser(words).parse_args(_translated(words))
 
 
 @pytest.mark.parametrize("command", of_program("pip"), ids=name)
@@ -354,7 +355,7 @@ def test_files_that_deployments_name_exist(command: Command) -> None:
 def test_container_arguments_are_commands_of_ours(command: Command) -> None:
     image = next((place for place, word in enumerate(command.words) if re.fullmatch(r"ostro(:\w+)?", word)), None)
     if image is not None and (words := list(command.words[image + 1 :])):
-        _parser(words).parse_args(words)
+        _parser(words).parse_args(_translated(words))
 
 
 def test_variables_that_the_docs_name_are_read_by_somebody() -> None:

@@ -18,6 +18,7 @@ WRONG_USAGE = 2
 COMMANDS = {
     "serve": "serve models over an OpenAI-compatible HTTP API",
     "chat": "chat with a model in the terminal",
+    "launch": "start a coding agent, such as Codex or Claude Code, against a server",
     "ps": "list your servers on this machine: models, memory, address, uptime",
     "stop": "end a server, after the requests that it is answering",
     "generate": "complete a prompt or a file of prompts",
@@ -90,12 +91,17 @@ def _command(words: Sequence[str]) -> str | None:
 
 
 def _translated(words: Sequence[str]) -> list[str]:
-    """Rewrites another program's flags as ours, for commands that accept them."""
-    if not words or words[0] != "serve":
-        return list(words)
-    from ostro.cli.serve import translate
+    """Rewrites another program's flags as ours, for commands that accept them, and what is meant for another one."""
+    match list(words):
+        case ["serve", *rest]:
+            from ostro.cli import serve
 
-    return [words[0], *translate(words[1:])]
+            return ["serve", *serve.translate(rest)]
+        case ["launch", *rest]:
+            from ostro.cli import launch
+
+            return ["launch", *launch.translate(rest)]
+    return list(words)
 
 
 def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
