@@ -224,6 +224,105 @@ def test_commands_and_mistakes(server: LiveServer) -> None:
         assert "Traceback" not in screen.shown
 
 
+def test_parameters_are_set_and_taken_back(server: LiveServer) -> None:
+    with chat("--url", server.url, "--max-tokens", "2", *ENDLESS) as screen:
+        for typed, answer in [
+            ("/help", "/set [NAME VALUE]"),
+            ("/set", "max_tokens              2\r"),
+            ("/set", "temperature             0\r"),
+            ("/set", "seed                    random (default)\r"),
+            ("/set max_tokens 3", "max_tokens  3\r"),
+            ("the fox", "3 tokens"),
+            ("/set --max-tokens 4", "max_tokens  4\r"),
+            ("the fox", "4 tokens"),
+            ("/set ignore-eos off", "ignore_eos  off\r"),
+            ("/set stop the end", "stop  'the end'\r"),
+            ("/set stop default", "stop  none (default)\r"),
+            ("/set top_p", "top_p  1 (default)\r"),
+            ("/set temperature 9", "temperature must be"),
+            ("/set temperature warm", "temperature takes a number, not warm"),
+            ("/set max_tokens 1.5", "max_tokens takes an integer"),
+            ("/set ignore_eos perhaps", "ignore_eos is on or off"),
+            ("/set temprature 1", "Did you mean temperature?"),
+            ("/set n 2", "n is not a sampling parameter"),
+            ("the fox", "4 tokens"),
+        ]:
+            screen.until(PROMPT)
+            screen.type(typed + "\n")
+            screen.until(answer)
+        screen.until(PROMPT)
+        screen.type(CTRL_D)
+        assert screen.end() == 0
+        assert "Traceback" not in screen.shown
+
+
+def test_an_answer_is_asked_for_again(server: LiveServer, tmp_path: Path) -> None:
+    saved = tmp_path / "said.json"
+    with chat("--url", server.url, "--max-tokens", "2", *ENDLESS) as screen:
+        for typed, answer in [
+            ("/retry", "There is no answer to drop yet"),
+            ("the fox", "2 tokens"),
+            ("the dog", "2 tokens"),
+            ("/set max_tokens 5", "5"),
+            ("/retry", "5 tokens"),
+            # One that fails leaves what there was.
+            ("/set max_tokens 100000", "100000"),
+            ("/retry", "/clear"),
+            (f"/save {saved}", "Written to"),
+        ]:
+            screen.until(PROMPT)
+            screen.type(typed + "\n")
+            screen.until(answer)
+        screen.until(PROMPT)
+        screen.type(CTRL_D)
+        assert screen.end() == 0
+    first, second, third, fourth = json.loads(saved.read_text())["messages"]
+    assert [each["role"] for each in (first, second, third, fourth)] == ["user", "assistant"] * 2
+    assert (first["content"], third["content"]) == ("the fox", "the dog")
+    with Client(server.url) as client:
+        long = client.chat([first, second, third], max_tokens=5, temperature=0, ignore_eos=True)
+    assert fourth["content"] == long.choices[0].message.content
+
+
+def test_files_and_saved_conversations_are_loaded(server: LiveServer, tmp_path: Path) -> None:
+    notes, saved, empty = tmp_path / "notes.txt", tmp_path / "said.json", tmp_path / "empty.txt"
+    notes.write_text("one\n```\ntwo\n```\n")
+    (tmp_path / "data.json").write_text('{"messages": "none"}')
+    (tmp_path / "picture").write_bytes(b"\xff\xd8")
+    (tmp_path / "long.txt").write_text("the fox " * 400)
+    empty.touch()
+    with chat("--url", server.url, "--max-tokens", "2", *ENDLESS) as screen:
+        for typed, answer in [
+            ("/load", "Name a file"),
+            (f"/load {tmp_path}", "is a directory"),
+            ("/load /nowhere/at/all", "Cannot read /nowhere/at/all"),
+            (f"/load {tmp_path / 'picture'}", "is not UTF-8 text"),
+            (f"/load {empty}", "is empty"),
+            (f"/load {tmp_path / 'long.txt'}", "and the model has room for 256"),
+            (f"/load {tmp_path / 'data.json'}", "tokens, goes into the next message"),
+            ("/clear", "The conversation is empty"),
+            (f"/load {notes}", "tokens, goes into the next message"),
+            ("/load", "notes.txt goes into the next message"),
+            ("the fox", "2 tokens"),
+            ("the dog", "2 tokens"),
+            (f"/save {saved}", "Written to"),
+            ("/clear", "The conversation is empty"),
+            (f"/load {saved}", "The conversation of said.json continues, after 4 messages."),
+            (f"/save {saved}2", "Written to"),
+        ]:
+            screen.until(PROMPT)
+            screen.type(typed + "\n")
+            screen.until(answer)
+        screen.until(PROMPT)
+        screen.type(CTRL_D)
+        assert screen.end() == 0
+        assert "Traceback" not in screen.shown
+    said = json.loads(saved.read_text())["messages"]
+    assert said[0]["content"] == "notes.txt:\n````\none\n```\ntwo\n```\n````\n\nthe fox"
+    assert said[2]["content"] == "the dog"
+    assert json.loads(Path(f"{saved}2").read_text())["messages"] == said
+
+
 def test_a_model_is_served_for_the_conversation_and_no_longer(model: Path) -> None:
     with chat(str(model), "--max-tokens", "2", *ENDLESS, env={"OSTRO_FAULTS": "fake"}) as screen:
         address = screen.until(". /help").split(" at ")[1].split(". /help")[0]

@@ -4,8 +4,11 @@ import json
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import cast
 
+from ostro.cli.chat_parameters import UNSET, parameter_name, parameter_value, parameters
 from ostro.cli.files import written_whole
+from ostro.cli.loading import Attachment, load
 from ostro.cli.own_sampling import NOTE, own_sampling
 from ostro.cli.terminal import BLOCK, History, Terminal, history_path
 from ostro.client.client import Client
@@ -13,17 +16,20 @@ from ostro.client.options import ChatOptions
 from ostro.errors import BadRequest, ContextLengthExceeded, OstroError
 
 HELP = f"""\
-/clear          forget the conversation so far
-/system [TEXT]  show or set the system message
-/model [NAME]   list the server's models, or switch to one
-/save FILE      write the conversation to a file, as JSON
-/help           show this
-/exit           leave (Ctrl-D does, too)
+/clear             forget the conversation so far
+/retry             drop the last answer and ask again
+/system [TEXT]     show or set the system message
+/model [NAME]      list the server's models, or switch to one
+/set [NAME VALUE]  show the sampling parameters, or set one; {UNSET} takes it back
+/load [FILE]       put a text file into the next message, or continue a saved conversation
+/save FILE         write the conversation to a file, as JSON
+/help              show this
+/exit              leave (Ctrl-D does, too)
 
-Ctrl-C          stop an answer
-Up, Down        earlier messages, also from earlier sessions
-\\ at the end    continue the message on the next line
-{BLOCK}             before and after a message of several lines
+Ctrl-C             stop an answer
+Up, Down           earlier messages, also from earlier sessions
+\\ at the end       continue the message on the next line
+{BLOCK}                before and after a message of several lines
 A message that begins with a slash needs a space before it."""
 
 
@@ -33,10 +39,15 @@ class Conversation:
         self._options = options
         self._system = system
         self._said: list[dict[str, str]] = []
+        self._attached: list[Attachment] = []
+        """For the next message."""
         self._commands: dict[str, Callable[[Terminal, str], None]] = {
             "/clear": self._clear,
+            "/retry": self._retry,
             "/system": self._set_system,
             "/model": self._set_model,
+            "/set": self._set,
+            "/load": self._load,
             "/save": self._save,
             "/help": lambda terminal, _: terminal.say(HELP),
         }
@@ -85,16 +96,17 @@ class Conversation:
         if not text.strip():
             return
         if not text.startswith("/"):
-            self._answer(terminal, text)
+            if self._answer(terminal, "".join([*(each.text for each in self._attached), text.strip()])):
+                self._attached.clear()
             return
         name, _, rest = text.partition(" ")
         if name not in self._commands:
             raise BadRequest(f"{name} is not a command. /help lists them.")
         self._commands[name](terminal, rest.strip())
 
-    def _answer(self, terminal: Terminal, text: str) -> None:
-        """Shows the answer and adds it to the conversation; if it fails, nothing is added."""
-        self._said.append({"role": "user", "content": text.strip()})
+    def _answer(self, terminal: Terminal, text: str) -> bool:
+        """Shows the answer and adds it to the conversation, or nothing if it fails. Returns whether it did."""
+        self._said.append({"role": "user", "content": text})
         timing = _Timing()
         pieces: list[str] = []
         num_tokens: int | None = None
@@ -116,18 +128,70 @@ class Conversation:
             if pieces:
                 terminal.end_answer()
             raise
-        if not pieces and num_tokens is None:
-            del self._said[-1]
-        else:
+        is_added = bool(pieces) or num_tokens is not None
+        if is_added:
             self._said.append({"role": "assistant", "content": "".join(pieces)})
+        else:
+            del self._said[-1]
         terminal.end_answer()
         terminal.remark(timing.summary(num_tokens, len(pieces)))
+        return is_added
 
     # --- commands ---------------------------------------------------------------------------------------------------
 
     def _clear(self, terminal: Terminal, rest: str) -> None:
         self._said.clear()
+        self._attached.clear()
         terminal.remark("The conversation is empty.")
+
+    def _retry(self, terminal: Terminal, rest: str) -> None:
+        if not self._said:
+            raise BadRequest("There is no answer to drop yet: ask something first.")
+        *before, question, answer = self._said
+        self._said = before
+        is_added = False
+        try:
+            is_added = self._answer(terminal, question["content"])
+        finally:
+            if not is_added:
+                # The answer that there was is better than none.
+                self._said = [*before, question, answer]
+
+    def _set(self, terminal: Terminal, rest: str) -> None:
+        name, _, value = rest.partition(" ")
+        given = cast(dict[str, object], self._options)
+        if value.strip() == UNSET:
+            given.pop(parameter_name(name), None)
+        elif value.strip():
+            given[parameter_name(name)] = parameter_value(name, value.strip())
+        rows = parameters(self._sampled(), self._recommended() or {})
+        shown = {parameter_name(name)} if name else rows.keys()
+        width = max(map(len, shown))
+        for each in rows:
+            if each in shown:
+                terminal.remark(f"{each:<{width}}  {rows[each]}")
+
+    def _load(self, terminal: Terminal, rest: str) -> None:
+        if not rest:
+            for each in self._attached:
+                terminal.remark(f"{each.name} goes into the next message.")
+            if not self._attached:
+                raise BadRequest("Name a file: /load FILE.")
+            return
+        loaded = load(Path(rest).expanduser())
+        if isinstance(loaded, Attachment):
+            counted = self._client.tokenize(loaded.text, model=self._model_name())
+            if counted.max_model_len is not None and counted.count > counted.max_model_len:
+                raise BadRequest(
+                    f"{loaded.name} has {counted.count} tokens, and the model has room for {counted.max_model_len}. "
+                    "Load a part of it."
+                )
+            self._attached.append(loaded)
+            terminal.remark(f"{loaded.name}, {counted.count} tokens, goes into the next message. /clear drops it.")
+            return
+        self._system, self._said = loaded.system, list(loaded.said)
+        count = f"{len(self._said)} message{'' if len(self._said) == 1 else 's'}"
+        terminal.remark(f"The conversation of {loaded.name} continues, after {count}.")
 
     def _set_system(self, terminal: Terminal, rest: str) -> None:
         if rest:
