@@ -56,7 +56,7 @@ class Prompt:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", default=["answers", "divergence"], metavar="answers|seeds|divergence")
-    parser.add_argument("--model", help="default: the embedded model")
+    parser.add_argument("--model", help="default: smollm2-135m")
     parser.add_argument("--verbose", action="store_true", help="show each answer's first line")
     args = parser.parse_args()
     prompts = read_prompts()

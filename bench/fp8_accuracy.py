@@ -308,7 +308,7 @@ def main() -> None:
         )
     assert plain is not None
     record = {
-        "model": args.model or "the embedded default model",
+        "model": args.model or "the default model",
         "text_tokens": len(plain.predictions) + 1,
         "questions": len(QUESTIONS),
         "tokens_an_answer": TOKENS,

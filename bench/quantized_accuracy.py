@@ -114,7 +114,7 @@ def main() -> None:
     finally:
         plain.unlink(missing_ok=True)
     record = {
-        "model": args.model or "the embedded default model",
+        "model": args.model or "the default model",
         "machine": f"{platform.machine()}, {platform.system()}, Python {platform.python_version()}",
         "torch": torch.__version__,
         "rows": [asdict(row) for row in rows],

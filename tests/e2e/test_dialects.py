@@ -1,4 +1,4 @@
-"""Responses and Messages by the embedded model: formats and calls are enforced there as in chat completions."""
+"""Responses and Messages by the default model: formats and calls are enforced there as in chat completions."""
 
 import json
 from collections.abc import Iterator

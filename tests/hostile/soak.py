@@ -3,7 +3,7 @@
     make soak                                     # an hour
     make soak ARGS="--hours 8 --rate 6 --report soak.json"
 
-Models: `steady`, the embedded one on the native core, pinned; `red` and `blue`, tiny and native; `base`, tiny and with
+Models: `steady`, the default model on the native core, pinned; `red` and `blue`, tiny and native; `base`, tiny and with
 two adapters, so on torch. There is room for three, so they are swapped. First a quiet server answers every request
 alone, without a prefix cache: those are the references. Then another server gets rounds of traffic from clients with
 several keys, some of whom read streams and some hang up half-way, while engines are
@@ -468,7 +468,7 @@ def parse(arguments: Sequence[str] | None) -> Options:
     parser.add_argument("--fault-every", dest="fault_seconds", type=float, default=15.0, help="seconds between faults")
     parser.add_argument("--cases", type=int, default=200, help="different requests a model")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--model", help="the steady model, in place of the embedded one")
+    parser.add_argument("--model", help="the steady model, in place of the default model")
     parser.add_argument("--no-adapters", dest="adapters", action="store_false", help="native models only")
     parser.add_argument("--max-growth", type=int, default=5_000_000, help="bytes a process (default: 5 MB)")
     parser.add_argument("--report", type=Path, help="a JSON file for the curve and the counts")

@@ -122,7 +122,7 @@ def test_print_config_shows_what_a_silent_request_gets(model: Path, tmp_path: Pa
     assert "default sampling" not in ignored
 
 
-def test_the_embedded_models_defaults_match_its_card(tmp_path: Path) -> None:
+def test_the_default_models_own_defaults_match_its_card(tmp_path: Path) -> None:
     told = ostro(tmp_path, "serve", "--print-config")
     assert "; default sampling: temperature 0.2, top_p 0.5, max_tokens 1024\n" in told
 

@@ -57,7 +57,7 @@ def check_without_torch(model: str | Path | None, config: EngineConfig) -> None:
     installed; also raises what `check_settings` does. Fetches the headers of a remote model if torch is not installed.
     """
     check_settings(config)
-    # The embedded model runs natively, and checking it would require downloading it.
+    # The default model runs natively, and checking it would require downloading it.
     if has_torch() or runs_on_jax(config) or model is None:
         return
     with open_headers(model, model_config=config.model_config) as checkpoint:

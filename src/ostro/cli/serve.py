@@ -147,7 +147,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     describe(
         parser,
         {
-            "ostro serve": "the embedded model",
+            "ostro serve": "the default model",
             "ostro serve Qwen/Qwen3-0.6B --port 9000 --ui": "a model from the Hugging Face Hub, with a playground",
             "ostro serve ./model.gguf --host 0.0.0.0 --api-key KEY": "a local file, reachable from other machines",
             "ostro serve --models ./models --memory-budget 12G": "every model in a directory, loaded on demand",

@@ -63,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     which.add_argument(
         "--measure", type=Path, metavar="FILE", help="measure costs on this machine and write them to this file"
     )
-    group.add_argument("--model", metavar="REF", help="with --measure: the model (default: the embedded one)")
+    group.add_argument("--model", metavar="REF", help="with --measure: the model (default: smollm2-135m)")
     group = parser.add_argument_group("servers")
     group.add_argument("--replicas", type=int, default=1, metavar="N", help="servers with an engine each (%(default)s)")
     group.add_argument(

@@ -100,7 +100,7 @@ _CODER = WheelModel(
 _TABLE = (
     Alias(
         name="smollm2-135m",
-        description="SmolLM2 135M Instruct, Q4_1: the embedded default",
+        description="SmolLM2 135M Instruct, Q4_1: the default model",
         num_bytes=92_871_040,
         licence="Apache-2.0",
         wheels=DEFAULT_MODEL,

