@@ -75,7 +75,9 @@ def test_the_start_ends_with_a_command_that_works_as_printed(kind: str, tmp_path
         )
         assert (ran.returncode, ran.stderr) == (0, ""), ran.stdout
         assert json.loads(ran.stdout)["object"] in ("chat.completion", "text_completion", "list")
-        assert ("Page   " in screen.shown) == (kind == "chat")
+        # Without the page, the switch for it is named.
+        assert (f"Page   {url}/" in screen.shown) == (kind == "chat")
+        assert ("Page   off: start with --ui" in screen.shown) == (kind != "chat")
         if kind == "chat":
             assert httpx.get(f"{url}/", trust_env=False).status_code == 200
         assert "a-key" not in screen.shown

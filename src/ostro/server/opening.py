@@ -118,10 +118,10 @@ class Opening:
 
     def _how_to_use(self) -> str:
         url = self._address.local_url
-        page = f"  Page   {url}/\n" if self._has_page else ""
+        page = f"{url}/" if self._has_page else "off: start with --ui to chat in a browser"
         key = "  Set OSTRO_API_KEY there to one of this server's keys.\n" if self._has_keys else ""
         return (
-            f"\n{page}  API    {url}/v1\n\n"
+            f"\n  Page   {page}\n  API    {url}/v1\n\n"
             f"  Try it in another terminal:\n\n{self._curl(url)}\n{key}\n"
             "  Ctrl-C stops the server.\n"
         )
