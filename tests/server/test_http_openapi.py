@@ -51,6 +51,8 @@ PATHS = [
     "/admin/unpin/{model}",
     "/admin/profile",
     "/admin/stats",
+    "/admin/available",
+    "/admin/plan/{model}",
     "/prefill",
 ]
 # Each has a body of some fifty fields, or takes that of another endpoint: to go through every value that is documented

@@ -122,6 +122,6 @@ def test_process_that_dies_is_reported(cache: Path, silent: socket.socket) -> No
         reader = asyncio.StreamReader()
         reader.feed_eof()
         with pytest.raises(DownloadFailed, match="fetched it ended before it was done"):
-            await model_files._outcome(reader, "it")
+            await model_files._outcome(reader, "it", lambda arrived: None)
 
     asyncio.run(scenario())

@@ -86,6 +86,9 @@ class ModelStats(WireModel):
     evictions: int
     load_seconds: float | None
     """Duration of the last load."""
+    fetched_bytes: int | None
+    """While it is downloaded: how much of it is here, and below how much there is. Null if the source does not say."""
+    fetch_bytes: int | None
     idle_seconds: float | None
     """Seconds since it was last used."""
     pages: int | None
@@ -108,6 +111,72 @@ class Stats(WireModel):
     memory_budget: int | None
     device_memory_budget: int | None
     max_models: int | None
+
+
+class ShortName(WireModel):
+    """A model that `ostro serve` and `ostro models pull` know by a name of their own."""
+
+    name: str
+    description: str
+    licence: str
+    sources: str
+    bytes: int
+    """Approximate size of its files."""
+    here: bool
+    """Whether it is on this machine."""
+
+
+class CachedModel(WireModel):
+    """A model in Ostro's cache, without those in the Hub's own."""
+
+    name: str
+    source: str
+    bytes: int
+    last_use: float | None
+    """Seconds since the epoch."""
+    in_use: bool
+
+
+class Known(WireModel):
+    """GET /admin/available."""
+
+    short_names: list[ShortName]
+    cached: list[CachedModel]
+
+
+class PlanFigures(WireModel):
+    """What `ostro plan` says, with all memory that unloading other models would free. Sizes are in bytes, on several
+    devices those of each.
+    """
+
+    fits: bool
+    device: str
+    backend: str
+    precision: str
+    parameters: int
+    memory: int
+    """Memory that there is."""
+    total_bytes: int
+    """Memory that the model needs: weights, KV cache and work space."""
+    weights_bytes: int
+    kv_bytes: int
+    max_seq_len: int
+    """Longest sequence that can run."""
+
+
+class ModelOutlook(WireModel):
+    """GET /admin/plan/{model}: a model that is not loaded yet."""
+
+    id: str
+    kind: Literal["path", "bucket", "hub", "wheels", "short name"]
+    source: str
+    here: bool
+    """Whether its files are on this machine."""
+    bytes: int | None
+    """Size of its files; null if that is not known before they are downloaded."""
+    plan: PlanFigures | None
+    unknown: str | None
+    """Why there is no plan."""
 
 
 class Version(WireModel):

@@ -1,12 +1,13 @@
 """The subprocess that downloads a model's files, its tokenizer and its adapters. The parent can cancel at any time by
 killing it along with its children; bytes already downloaded are kept. Started by `ostro.server.models.files`.
 
-socket <── JSON lines: log records, then the paths of the files or the reason for the failure
+socket <── JSON lines: log records and progress, then the paths of the files or the reason for the failure
        ──> nothing; closing it ends this process
 
 After reporting the paths, it holds the files in the cache until it is stopped.
 """
 
+import logging
 import os
 import signal
 import socket
@@ -23,6 +24,7 @@ from ostro.processes.log_relay import Logged, relay_logs
 from ostro.processes.spawn import leave
 from ostro.sources.fetch import fetch_model
 from ostro.sources.place import find_adapter
+from ostro.sources.progress import ARRIVALS, Arrived
 from ostro.sources.references import parse_model
 from ostro.sources.store import ModelStore
 from ostro.sources.tokenizer_files import fetch_tokenizer, naming_tokenizer
@@ -45,12 +47,17 @@ class Fetched(msgspec.Struct, frozen=True, tag=True):
     adapters: tuple[tuple[str, str], ...]
 
 
+class Progress(msgspec.Struct, frozen=True, tag=True):
+    num_bytes: int
+    total: int | None
+
+
 class Failed(msgspec.Struct, frozen=True, tag=True):
     error: str
     message: str
 
 
-Word = Logged | Fetched | Failed
+Word = Logged | Progress | Fetched | Failed
 
 
 class _Report:
@@ -66,6 +73,17 @@ class _Report:
             leave()
 
 
+class _Progress(logging.Handler):
+    def __init__(self, report: _Report) -> None:
+        super().__init__(logging.DEBUG)
+        self._report = report
+
+    def emit(self, record: logging.LogRecord) -> None:
+        [arrived] = record.args or ()
+        assert isinstance(arrived, Arrived)
+        self._report.send(Progress(arrived.num_bytes, arrived.total))
+
+
 def main() -> int:
     sock = socket.socket(fileno=int(sys.argv[1]))
     order = msgspec.json.decode(sys.argv[2], type=Order)
@@ -74,6 +92,10 @@ def main() -> int:
     threading.Thread(target=_watch, args=[sock], name="watch", daemon=True).start()
     report = _Report(sock)
     relay_logs(report.send)
+    arrivals = logging.getLogger(ARRIVALS)
+    arrivals.setLevel(logging.DEBUG)
+    arrivals.propagate = False
+    arrivals.addHandler(_Progress(report))
     with ExitStack() as held:
         try:
             fetched = _fetch(order, held)

@@ -1,7 +1,7 @@
 """Reads model files. Importing this package imports no torch."""
 
 from ostro.formats.gguf_header import GgufHeader, GgufTensorInfo, read_gguf_header
-from ostro.weights.checkpoint import Checkpoint, open_checkpoint, open_headers
+from ostro.weights.checkpoint import Checkpoint, open_checkpoint, open_headers, open_remote_headers
 from ostro.weights.gguf_checkpoint import GgufCheckpoint
 from ostro.weights.pooling import Pooling
 
@@ -13,5 +13,6 @@ __all__ = [
     "Pooling",
     "open_checkpoint",
     "open_headers",
+    "open_remote_headers",
     "read_gguf_header",
 ]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 from ostro.errors import ModelError, ModelNotFound
 from ostro.sources.aliases import recommended_sampling
 from ostro.sources.files import INDEX, SINGLE, is_first_gguf
-from ostro.sources.model_reference import ModelReference
+from ostro.sources.model_reference import ModelReference, RemoteFiles
 from ostro.sources.references import FORMS, SUFFIXES, USUAL_STEMS, LocalModel, parse_model
 from ostro.sources.remote_headers import hollow_copy
 from ostro.weights.gguf_checkpoint import open_gguf
@@ -105,11 +105,18 @@ def open_headers(ref: str | Path | None = None, *, model_config: str | None = No
     if files is None:
         yield _open(reference, here or reference.fetch(progress=True), model_config, progress=True)
         return
+    with open_remote_headers(files, str(ref), model_config=model_config) as headers:
+        yield headers
+
+
+@contextmanager
+def open_remote_headers(files: RemoteFiles, shown: str, *, model_config: str | None = None) -> Iterator[Checkpoint]:
+    """The headers of files at their source. Errors call the model `shown`. Valid inside the block only."""
     with hollow_copy(files) as directory:
         try:
             yield _open_directory(directory, model_config, files.name)
         except (ModelError, ModelNotFound) as error:
-            raise type(error)(error.message.replace(str(directory), str(ref))) from error
+            raise type(error)(error.message.replace(str(directory), shown)) from error
 
 
 def _open(reference: ModelReference, path: Path, model_config: str | None, *, progress: bool) -> Checkpoint:

@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ostro.config import EngineConfig
-from ostro.devices import DEVICE_KINDS, check_settings, device_kind_here, runs_on_jax
+from ostro.devices import DEVICE_KINDS, check_settings, runs_on_jax
 from ostro.errors import BadRequest, ModelError, ModelNotFound, OstroError
 from ostro.frontend.requests import sampling_defaults
 from ostro.pool.catalog import Catalog, ModelSpec, resolve
 from ostro.pool.pool import Files, Footprint, ModelPool
 from ostro.sampling_defaults import SamplingDefaults
 from ostro.server.models.files import CachedModelFiles
+from ostro.server.models.plans import Planner, planned
 from ostro.server.models.served import ANY, Models
 from ostro.server.models.service import ModelService
 from ostro.server.settings import ServeSettings
@@ -29,7 +30,6 @@ from ostro.weights import open_checkpoint
 from ostro.weights.adapter import read_base
 
 if TYPE_CHECKING:
-    from ostro.backends.planning import Plan
     from ostro.server.models.remote_prefill import RemotePrefill
     from ostro.sources.models import AdapterFiles, FoundModel
 
@@ -58,11 +58,12 @@ def build_models(settings: ServeSettings) -> Models:
     if settings.has_several:
         _tell_limits(settings)
     budgeted = limits.memory is not None or limits.device_memory is not None
+    files = CachedModelFiles(settings.load_stall_timeout)
     pool = ModelPool(
         catalog,
         partial(_service, settings),
         limits,
-        model_files=CachedModelFiles(settings.load_stall_timeout),
+        model_files=files,
         expected=_expected if budgeted else None,
     )
     elsewhere = _names_elsewhere(settings, specs)
@@ -76,6 +77,8 @@ def build_models(settings: ServeSettings) -> Models:
             *(name for name in elsewhere if name in settings.pin or settings.is_pinned(name)),
         ],
         mentioned=elsewhere,
+        arrived=files.arrived,
+        planner=Planner(settings.engine()),
     )
 
 
@@ -152,14 +155,14 @@ def _outlook(spec: ModelSpec, defaults: SamplingDefaults, cap: int | None) -> st
         if place is None:
             return "not on this machine yet"
         check_without_torch(place.path, config)
-        planned = _planned(str(place.path), config)
+        plan = planned(str(place.path), config)
         own = sampling_defaults(open_checkpoint(place.path, model_config=config.model_config), config)
     except OstroError as error:
         return error.message
-    reason = "" if planned.not_native is None else f" ({planned.not_native})"
+    reason = "" if plan.not_native is None else f" ({plan.not_native})"
     chosen = ", ".join(f"{name} {value}" for name, value in defaults.over(own).capped(cap).given.items())
     sampling = f"; default sampling: {chosen}" if chosen else ""
-    return f"{planned.backend}, {planned.precision}{reason}{sampling}"
+    return f"{plan.backend}, {plan.precision}{reason}{sampling}"
 
 
 def roots(settings: ServeSettings) -> tuple[str, ...]:
@@ -338,24 +341,15 @@ def _here(spec: ModelSpec, files: Files) -> EngineConfig:
 async def _expected(spec: ModelSpec, files: Files | None) -> Footprint | ModelError | None:
     """The memory that a model will take, estimated from its files."""
     assert files is not None
-    planned = await asyncio.to_thread(_planned, files.path, _here(spec, files))
-    if DEVICE_KINDS[planned.device].has_own_memory:
-        if not planned.num_pages:
+    plan = await asyncio.to_thread(planned, files.path, _here(spec, files))
+    if DEVICE_KINDS[plan.device].has_own_memory:
+        if not plan.num_pages:
             return ModelError(
-                f"{spec.name} leaves no room for a KV cache on this GPU of {planned.memory / (1 << 30):.1f} GiB. "
+                f"{spec.name} leaves no room for a KV cache on this GPU of {plan.memory / (1 << 30):.1f} GiB. "
                 "Raise gpu_memory_utilization, lower max_batch_tokens, quantize it, or serve a smaller model."
             )
-        return Footprint(bytes=planned.host_bytes, device_bytes=planned.total_bytes)
-    return Footprint(bytes=planned.total_bytes)
-
-
-def _planned(path: str, config: EngineConfig) -> "Plan":
-    """The plan for this machine. Counts all of a GPU's memory, since loaded models are unloaded if necessary."""
-    from ostro.backends.planning import plan
-
-    kind = device_kind_here(config.device, config.backend)
-    own = kind.memory(config.tensor_parallel) if kind.has_own_memory else None
-    return plan(path, config, device=kind.name, memory=None if own is None else own.total)
+        return Footprint(bytes=plan.host_bytes, device_bytes=plan.total_bytes)
+    return Footprint(bytes=plan.total_bytes)
 
 
 def _list_models(root: str) -> "list[FoundModel]":

@@ -6,6 +6,7 @@ import subprocess
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -17,8 +18,9 @@ from ostro.pool.entry import Files
 from ostro.processes.environment import download_environment
 from ostro.processes.log_relay import Logged
 from ostro.processes.spawn import kill_group, spawn
-from ostro.sources.download_worker import Failed, Fetched, Order, Word
+from ostro.sources.download_worker import Failed, Fetched, Order, Progress, Word
 from ostro.sources.place import find_adapter, find_place
+from ostro.sources.progress import Arrived
 from ostro.sources.store import ModelStore
 from ostro.sources.tokenizer_files import find_tokenizer, naming_tokenizer
 
@@ -29,6 +31,11 @@ class CachedModelFiles:
     def __init__(self, find_seconds: float = 600.0) -> None:
         """`find_seconds` is how long it may take to look for files that are on this machine."""
         self._find_seconds = find_seconds
+        self._arrived: dict[str, Arrived] = {}
+
+    def arrived(self, name: str) -> Arrived | None:
+        """How much of a model has come, while it is downloaded from a source that tells."""
+        return self._arrived.get(name)
 
     async def find(self, spec: ModelSpec) -> Files | None:
         try:
@@ -49,12 +56,13 @@ class CachedModelFiles:
         writer: asyncio.StreamWriter | None = None
         try:
             reader, writer = await asyncio.open_connection(sock=sock)
-            fetched = await _outcome(reader, spec.name)
+            fetched = await _outcome(reader, spec.name, partial(self._arrived.__setitem__, spec.name))
             # Until it is killed, the process holds them too.
             files = await _in_thread(lambda: _held(fetched.path, fetched.name, fetched.adapters, fetched.tokenizer))
             assert files is not None
             return files
         finally:
+            self._arrived.pop(spec.name, None)
             if writer is None:
                 sock.close()
             else:
@@ -121,12 +129,14 @@ def _spawn(config: EngineConfig) -> tuple[subprocess.Popen[bytes], socket.socket
         raise DownloadFailed(f"The download process could not be started ({error}).") from error
 
 
-async def _outcome(reader: asyncio.StreamReader, name: str) -> Fetched:
-    """The worker's result. Its log records are logged here."""
+async def _outcome(reader: asyncio.StreamReader, name: str, tell: Callable[[Arrived], None]) -> Fetched:
+    """The worker's result. Its log records are logged here, and `tell` is called with its progress."""
     while line := await reader.readline():
         match msgspec.json.decode(line, type=Word):
             case Logged() as logged:
                 logged.write()
+            case Progress(num_bytes=num_bytes, total=total):
+                tell(Arrived(num_bytes, total))
             case Failed(error=kind, message=message):
                 raise from_process(kind, message, otherwise=DownloadFailed)
             case Fetched() as fetched:

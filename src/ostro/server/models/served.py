@@ -5,15 +5,19 @@ Knows names and the pool; knows no HTTP and no engine.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from ostro.config import EngineConfig
 from ostro.engine.counters import Counters, ModelCounters
 from ostro.errors import BadRequest, OstroError, Unavailable, UnknownModel
 from ostro.pool.catalog import ModelSpec, resolve
 from ostro.pool.pool import ModelPool, ModelView, PoolState
+from ostro.server.models.plans import Outlook, Planner
 from ostro.server.models.service import ModelService
+from ostro.sources.aliases import find_alias
+from ostro.sources.progress import Arrived
 
 ANY = "default"
 """Model name of requests that name none."""
@@ -44,16 +48,20 @@ class Models:
         aliases: Mapping[str, str] | None = None,
         first: Sequence[str] = (),
         mentioned: Sequence[str] = (),
+        arrived: Callable[[str], Arrived | None] = lambda name: None,
+        planner: Planner | None = None,
     ) -> None:
         """`served_names` are the first model's names for clients, the first of which is used in responses; with
         `any_name`, it also answers to any name that is not another model's. `aliases` are other names of any model.
         `first` are loaded at startup. `mentioned` are names that occur in settings: a warning is logged if there is no
-        such model.
+        such model. `arrived` says how much of a model has been downloaded, while it is.
         """
         self.pool = pool
         self.served_names = tuple(served_names)
         self._any_name = any_name
         self._aliases = dict(aliases or {})
+        self._arrived = arrived
+        self.planner = planner or Planner(EngineConfig())
         self.counters = ModelCounters()
         self._first = tuple(first)
         self._mentioned = tuple(mentioned)
@@ -115,6 +123,26 @@ class Models:
     async def view(self, name: str) -> ModelView[ModelService]:
         """Raises UnknownModel if no model has the name. Loads nothing."""
         return self.pool.view_of(await self.pool.spec(await self.find(name)))
+
+    def arrived(self, spec: ModelSpec) -> Arrived | None:
+        """How much of a model has been downloaded; None if it is not being downloaded, or its source does not tell."""
+        return self._arrived(spec.base or spec.name)
+
+    async def outlook(self, name: str) -> Outlook:
+        """What is known before a model is loaded: one that is served, or one with a short name. Raises UnknownModel for
+        all others.
+        """
+        try:
+            view = await self.view(name)
+        except UnknownModel:
+            if (alias := find_alias(name)) is None:
+                raise
+            config = replace(self.planner.general, model=alias.name)
+        else:
+            config = view.spec.config
+        # On the device of all, the memory of models that can be unloaded counts as free.
+        freed = sum(each.bytes for each in self.pool.touched() if not each.pinned or each.spec.config is config)
+        return await self.planner.outlook(config, freed=freed)
 
     def loaded(self) -> list[tuple[str, ModelService]]:
         """Models that have an engine, by their names in responses."""

@@ -1,20 +1,38 @@
-"""POST /admin/{load,unload,pin,unpin}/{model}, POST /admin/profile, GET /admin/stats: for the server's operators."""
+"""POST /admin/{load,unload,pin,unpin}/{model}, POST /admin/profile, GET /admin/{stats,available}, GET
+/admin/plan/{model}: for the server's operators.
+"""
 
+import asyncio
 import time
 
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ostro.backends.plan import Plan
+from ostro.devices import DEVICE_KINDS
 from ostro.engine.profile import new_trace
 from ostro.errors import NotAllowed
+from ostro.pool.budget import PoolLimits
 from ostro.pool.catalog import ModelSpec
 from ostro.pool.pool import ModelView
-from ostro.schemas.models import ModelStats, ProfileRequest, ProfileResponse, Stats
+from ostro.schemas.models import (
+    CachedModel,
+    Known,
+    ModelOutlook,
+    ModelStats,
+    PlanFigures,
+    ProfileRequest,
+    ProfileResponse,
+    ShortName,
+    Stats,
+)
 from ostro.server.admission.limits import Usage
 from ostro.server.api import Api, json_response
 from ostro.server.api_docs.document import described
 from ostro.server.models.service import ModelService
+from ostro.sources.aliases import ALIASES
+from ostro.sources.store import ModelStore
 
 
 def router(api: Api) -> APIRouter:
@@ -82,7 +100,75 @@ def router(api: Api) -> APIRouter:
             )
         )
 
+    @routes.get("/available", **described(Known))
+    async def available() -> Response:
+        """Models that have a short name, and those in the cache of downloads. Loads and downloads nothing."""
+        return json_response(await asyncio.to_thread(_known))
+
+    @routes.get("/plan/{model:path}", **described(ModelOutlook, not_found=True))
+    async def plan(model: str) -> Response:
+        """The size of a model and what `ostro plan` says about it: of this server, or with a short name. Downloads no
+        weights.
+        """
+        outlook = await api.models.outlook(model)
+        return json_response(
+            ModelOutlook(
+                id=model,
+                kind=outlook.kind,
+                source=outlook.source,
+                here=outlook.is_here,
+                bytes=outlook.num_bytes,
+                plan=None if outlook.plan is None else _figures(outlook.plan, api.models.pool.limits),
+                unknown=outlook.unknown,
+            )
+        )
+
     return routes
+
+
+def _known() -> Known:
+    cached = sorted(ModelStore().entries(), key=lambda entry: entry.name)
+    return Known(
+        short_names=[
+            ShortName(
+                name=alias.name,
+                description=alias.description,
+                licence=alias.licence,
+                sources=alias.sources,
+                bytes=alias.num_bytes,
+                here=alias.find(newest=False) is not None,
+            )
+            for alias in ALIASES.values()
+        ],
+        cached=[
+            CachedModel(
+                name=entry.name,
+                source=entry.reference,
+                bytes=entry.size,
+                last_use=entry.last_use if entry.last_use > 0 else None,
+                in_use=entry.in_use,
+            )
+            for entry in cached
+        ],
+    )
+
+
+def _figures(plan: Plan, limits: PoolLimits) -> PlanFigures:
+    """The plan within the budget of all models together."""
+    budget = limits.device_memory if DEVICE_KINDS[plan.device].has_own_memory else limits.memory
+    memory = plan.memory if budget is None else min(plan.memory, budget)
+    return PlanFigures(
+        fits=plan.fits and plan.total_bytes <= memory,
+        device=plan.device,
+        backend=plan.backend,
+        precision=plan.precision,
+        parameters=plan.parameters,
+        memory=memory,
+        total_bytes=plan.total_bytes,
+        weights_bytes=plan.weights_bytes,
+        kv_bytes=plan.kv_bytes,
+        max_seq_len=plan.max_seq_len,
+    )
 
 
 def _stats_response(api: Api, spec: ModelSpec) -> Response:
@@ -93,6 +179,7 @@ def _stats_response(api: Api, spec: ModelSpec) -> Response:
 def _stats(api: Api, view: ModelView[ModelService]) -> ModelStats:
     name = api.models.shown(view.spec)
     heartbeat = None if view.service is None else view.service.heartbeat
+    arrived = api.models.arrived(view.spec)
     used = api.gate.used.get(name, Usage())
     return ModelStats(
         id=name,
@@ -110,6 +197,8 @@ def _stats(api: Api, view: ModelView[ModelService]) -> ModelStats:
         loads=view.loads,
         evictions=view.evictions,
         load_seconds=view.load_seconds,
+        fetched_bytes=None if arrived is None else arrived.num_bytes,
+        fetch_bytes=None if arrived is None else arrived.total,
         idle_seconds=view.last_used,
         pages=None if heartbeat is None else heartbeat.pages_total,
         pages_free=None if heartbeat is None else heartbeat.pages_free,
