@@ -242,9 +242,24 @@ def test_exported_conversations_can_be_imported_elsewhere(playground: LiveServer
     assert spoken(elsewhere) == ["one", "Answer 3."]
     act(elsewhere, 1, "Previous version")
     assert spoken(elsewhere) == ["one", "Answer 1.", "two", "Answer 2."]
-    # Twice is two copies: nothing is overwritten.
+    # What is here already is not added again, even if it has gone on and has another name; and the page says so.
+    note = elsewhere.get_by_role("status").filter(has_text="Nothing was added")
     elsewhere.locator("#history-file").set_input_files(file)
-    until(lambda: len(names(elsewhere)) == 4, "they are not imported again")
+    note.get_by_text("all 2 are here already").wait_for()
+    number_answers(elsewhere)
+    ask(elsewhere, "three")
+    choose(elsewhere, "other", "Rename…")
+    elsewhere.get_by_role("dialog").get_by_label("Name").fill("Another")
+    elsewhere.keyboard.press("Enter")
+    elsewhere.locator("#history-file").set_input_files(file)
+    until(lambda: note.count() == 1, "it does not say so")
+    assert sorted(names(elsewhere)) == ["Another", "one"]
+    # Deleted conversations come back, and only they.
+    choose(elsewhere, "Another", "Delete…")
+    agree(elsewhere, "Delete")
+    elsewhere.locator("#history-file").set_input_files(file)
+    elsewhere.get_by_text("Imported: 1; 1 was here already.").wait_for()
+    assert sorted(names(elsewhere)) == ["one", "other"]
 
 
 def test_file_that_is_not_an_export_is_refused_in_a_sentence(playground: LiveServer, visit: Visit) -> None:
@@ -254,7 +269,7 @@ def test_file_that_is_not_an_export_is_refused_in_a_sentence(playground: LiveSer
     broken: list[tuple[Any, str]] = [
         ("{", "It is not JSON."),
         ([1], "This page did not export it."),
-        ({"format": "ostro.conversations", "version": 3, "conversations": []}, "version 3"),
+        ({"format": "ostro.conversations", "version": 4, "conversations": []}, "version 4"),
     ]
     for turns in (
         [{**turn, "role": "system"}],
@@ -264,6 +279,7 @@ def test_file_that_is_not_an_export_is_refused_in_a_sentence(playground: LiveSer
         [{**turn, "role": "tool"}],
         [{**turn, "role": "tool", "results": [{"content": "of no call"}]}],
         [{**turn, "role": "assistant", "tool_calls": [{"id": "1", "type": "function"}]}],
+        [{**turn, "role": "assistant", "settings": ["temperature"]}],
         None,
     ):
         conversations = [{"id": "a", "turns": turns}]
@@ -276,6 +292,180 @@ def test_file_that_is_not_an_export_is_refused_in_a_sentence(playground: LiveSer
         assert alert.inner_text().startswith("“notes.json” cannot be imported.")
         page.get_by_role("button", name="Dismiss").click()
     assert names(page) == []
+
+
+# --- parameters -----------------------------------------------------------------------------------------------------
+
+
+def shown_parameters(page: Page) -> tuple[str, str]:
+    """The system prompt and the temperature."""
+    return page.get_by_label("System prompt").input_value(), page.get_by_role(
+        "spinbutton", name="Temperature"
+    ).input_value()
+
+
+def set_parameters(page: Page, system: str, temperature: float) -> None:
+    page.get_by_label("System prompt").fill(system)
+    set_parameter(page, "Temperature", temperature)
+
+
+def test_system_prompt_and_parameters_belong_to_the_conversation(playground: LiveServer, visit: Visit) -> None:
+    page = visit(playground)
+    asked = number_answers(page)
+    set_parameters(page, "Speak like a pirate.", 0.25)
+    ask(page, "one")
+    page.get_by_role("button", name="New", exact=True).click()
+    assert shown_parameters(page)[0] == "", "a new one starts with the model's own"
+    set_parameters(page, "Be formal.", 1.5)
+    page.reload()
+    assert shown_parameters(page) == ("Be formal.", "1.5"), "before the first message, too"
+    asked = number_answers(page)
+    ask(page, "other")
+    page.get_by_role("button", name="one", exact=True).click()
+    assert shown_parameters(page) == ("Speak like a pirate.", "0.25")
+    ask(page, "two")
+    assert asked[-1][0] == {"role": "system", "content": "Speak like a pirate."}
+    page.get_by_role("button", name="other", exact=True).click()
+    assert shown_parameters(page) == ("Be formal.", "1.5")
+    # The other modes have their own.
+    page.get_by_role("tab", name="Complete").click()
+    assert page.get_by_role("spinbutton", name="Temperature").input_value() != "1.5"
+    page.get_by_role("tab", name="Chat").click()
+    assert shown_parameters(page) == ("Be formal.", "1.5")
+    choose(page, "one", "New with its parameters")
+    assert shown_parameters(page) == ("Speak like a pirate.", "0.25")
+    assert spoken(page) == []
+
+
+def test_branches_have_the_parameters_that_they_were_made_with(playground: LiveServer, visit: Visit) -> None:
+    page = visit(playground)
+    asked = number_answers(page)
+    set_parameters(page, "First.", 0.5)
+    ask(page, "one")
+    set_parameters(page, "Second.", 0.75)
+    act(page, 1, "Regenerate")
+    wait_for_answer(page)
+    assert [messages[0]["content"] for messages in asked] == ["First.", "Second."]
+    act(page, 1, "Previous version")
+    assert shown_parameters(page) == ("First.", "0.5")
+    act(page, 1, "Next version")
+    assert shown_parameters(page) == ("Second.", "0.75")
+    # What was typed and not used yet is not lost to a look at a branch with the same parameters.
+    act(page, 1, "Regenerate")
+    wait_for_answer(page)
+    set_parameters(page, "Third.", 1.25)
+    act(page, 1, "Previous version")
+    assert shown_parameters(page) == ("Third.", "1.25")
+
+
+def test_exports_have_the_parameters_and_older_ones_are_read(
+    playground: LiveServer, visit: Visit, tmp_path: Path
+) -> None:
+    page = visit(playground)
+    number_answers(page)
+    set_parameters(page, "First.", 0.5)
+    ask(page, "one")
+    set_parameters(page, "Second.", 0.75)
+    act(page, 1, "Regenerate")
+    wait_for_answer(page)
+    with page.expect_download() as download:
+        choose(page, "one", "Export")
+    file = tmp_path / "one.json"
+    download.value.save_as(file)
+    elsewhere = visit(playground)
+    elsewhere.locator("#history-file").set_input_files(file)
+    until(lambda: spoken(elsewhere) == ["one", "Answer 2."], "it is not imported")
+    assert shown_parameters(elsewhere) == ("Second.", "0.75")
+    act(elsewhere, 1, "Previous version")
+    assert shown_parameters(elsewhere) == ("First.", "0.5")
+    # What no parameter could be is not taken over, and files of earlier pages have none.
+    told = json.loads(file.read_text())
+    told["conversations"][0] |= {"created": None, "settings": {"temperature": "much", "top_k": 9, "onclick": "x"}}
+    told["conversations"][0]["turns"][0]["content"] = "odd"
+    old = {"id": "x", "turns": [{"id": 1, "parent": 0, "role": "user", "content": "old"}]}
+    for version, given in ((3, told["conversations"]), (2, [old]), (1, [{**old, "created": "2024-01-01"}])):
+        file.write_text(json.dumps({"format": "ostro.conversations", "version": version, "conversations": given}))
+        elsewhere.locator("#history-file").set_input_files(file)
+        if version == 3:
+            elsewhere.get_by_role("button", name="odd", exact=True).wait_for()
+            assert elsewhere.get_by_role("spinbutton", name="Top k").input_value() == "9"
+            assert elsewhere.get_by_role("spinbutton", name="Temperature").input_value() != "much"
+    until(lambda: names(elsewhere).count("old") == 2, "older files are not read")
+    assert shown_parameters(elsewhere)[0] == ""
+
+
+# --- finding --------------------------------------------------------------------------------------------------------
+
+
+def test_conversations_are_found_by_titles_and_by_what_was_said(playground: LiveServer, visit: Visit) -> None:
+    page = visit(playground)
+    asked = number_answers(page)
+    ask(page, "Tell me about the Café de Flore", "And the lighthouse of Genoa?")
+    act(page, 2, "Edit")
+    page.keyboard.press("Control+a")
+    page.keyboard.type("And another thing")
+    page.keyboard.press("Enter")
+    wait_for_answer(page)
+    assert len(asked) == 3
+    page.get_by_role("button", name="New", exact=True).click()
+    ask(page, "Bread <b>and</b> butter")
+    field = page.get_by_role("searchbox", name="Find in conversations")
+    assert len(names(page)) == 2
+    field.fill("cafe FLORE")
+    until(lambda: names(page) == ["Tell me about the Café de Flore"], "a title, whatever its accents and case")
+    field.fill("butter <b>")
+    until(lambda: names(page) == ["Bread <b>and</b> butter"], "not by its title")
+    # On a branch that is not shown: it is when the conversation is opened from there.
+    field.fill("lighthouse")
+    until(lambda: len(names(page)) == 1 and "lighthouse of Genoa?" in names(page)[0], "not by what was said")
+    assert page.locator("#history-list mark").inner_text() == "lighthouse"
+    page.get_by_text("Found in 1 of 2.").wait_for()
+    page.locator("#history-list .name").click()
+    until(lambda: "And the lighthouse of Genoa?" in spoken(page), "its branch is not shown")
+    field.fill("nowhere at all")
+    page.get_by_text("Nothing has all of these words.").wait_for()
+    assert names(page) == []
+    assert nameless(page) == []
+    field.press("Escape")
+    until(lambda: len(names(page)) == 2, "they do not come back")
+    assert page.locator("#history-note").inner_text() == ""
+
+
+def test_titles_come_from_what_was_said_until_they_are_edited(playground: LiveServer, visit: Visit) -> None:
+    page = visit(playground)
+    number_answers(page)
+    titles = {
+        "## A **plan** for `tomorrow`": "A plan for tomorrow",
+        "```python\nprint(1)\n```\nWhat does this print?": "What does this print?",
+        "```\nprint(2)\n```": "print(2)",
+        "Why is the sky blue? I have asked everybody whom I know, and nobody has an answer.": "Why is the sky blue?",
+        "Explain the difference between a process and a thread on a system with several cores": (
+            "Explain the difference between a process and a thread on a…"
+        ),
+        "[docs](https://example.com/x) say otherwise": "docs say otherwise",
+    }
+    for text, title in titles.items():
+        page.get_by_role("button", name="New", exact=True).click()
+        say(page, text)
+        wait_for_answer(page)
+        until(lambda title=title: names(page)[0] == title, title)  # type: ignore[misc]
+    # A greeting is a title only until something better is said.
+    page.get_by_role("button", name="New", exact=True).click()
+    ask(page, "Hi there!")
+    assert names(page)[0] == "Hi there!"
+    ask(page, "Bake me a cake")
+    assert names(page)[0] == "Bake me a cake"
+    page.locator("#history-list .name").first.press("F2")
+    field = page.get_by_role("dialog").get_by_label("Name")
+    assert field.input_value() == "Bake me a cake"
+    field.fill("Cakes")
+    page.keyboard.press("Enter")
+    until(lambda: names(page)[0] == "Cakes", "it is not renamed")
+    # An empty one gives the automatic title back.
+    choose(page, "Cakes", "Rename…")
+    page.get_by_role("dialog").get_by_label("Name").fill("")
+    page.keyboard.press("Enter")
+    until(lambda: names(page)[0] == "Bake me a cake", "it has no title")
 
 
 # --- what is kept ---------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from browser_fixtures import Complaints, Visit
 from live_server import LiveServer
-from page_checks import flaws, forget_shifts, is_wider_than_the_screen, shifted
+from page_checks import flaws, forget_shifts, is_wider_than_the_screen, shifted, too_faint
 from playground_page import (
     ADMIN_KEY,
     KEY,
@@ -21,7 +21,6 @@ from playground_page import (
     copied,
     fixed_answer,
     gauge,
-    give_key,
     post,
     ran,
     say,
@@ -237,37 +236,6 @@ def test_scores_are_the_apis_and_the_likeliest_comes_first(playground: LiveServe
 # --- keys, errors, models -------------------------------------------------------------------------------------------
 
 
-def test_key_is_asked_for_in_a_sentence_and_kept_out_of_everything(
-    slow_playground: LiveServer, visit: Visit, complaints: Complaints
-) -> None:
-    complaints.expected.append("401")
-    page = visit(slow_playground)
-    alert = page.locator("#chat [role=alert]")
-    alert.get_by_text("The request has no API key.").wait_for()
-    page.get_by_text("These numbers need a key.").wait_for()
-    give_key(page, "wrong")
-    alert.get_by_text("This API key is unknown here. Check the key.").wait_for()
-    assert "under “Key”" in alert.inner_text()
-    give_key(page, "ключ")
-    assert page.get_by_role("dialog").is_visible(), "no header could carry it"
-    page.keyboard.press("Escape")
-    page.get_by_role("tab", name="Complete").click()
-    give_key(page, KEY)
-    page.wait_for_selector("#model-dot[data-state=ready]")
-    page.get_by_role("tab", name="Chat").click()
-    assert alert.inner_text() == ""
-    until_true(page, "document.querySelector('[data-gauge=running] dd').textContent === '0'")
-    assert KEY not in page.evaluate("JSON.stringify(localStorage) + document.cookie + location.href")
-    assert not page.locator("#model-load, #model-menu").filter(visible=True).count()
-    give_key(page, ADMIN_KEY)
-    page.get_by_role("button", name="Model actions").wait_for()
-    page.reload()
-    page.wait_for_selector("#model-dot[data-state=ready]")
-    page.get_by_role("button", name="Key set").click()
-    page.get_by_role("button", name="Forget").click()
-    alert.get_by_text("The request has no API key.").wait_for()
-
-
 def test_full_queue_is_a_sentence_with_a_time_and_the_message_is_not_lost(
     slow_playground: LiveServer, visit: Visit, complaints: Complaints
 ) -> None:
@@ -319,6 +287,31 @@ def test_lost_connection_is_a_sentence(playground: LiveServer, visit: Visit, com
     page.get_by_text("The connection broke off before the answer was complete.").wait_for()
     assert answers(page) == ["Half an"]
     assert "broken off" in page.locator("#chat .facts").inner_text()
+
+
+def test_notice_of_a_lost_server_goes_when_it_is_back(
+    playground: LiveServer, visit: Visit, complaints: Complaints
+) -> None:
+    complaints.expected += ["ERR_INTERNET_DISCONNECTED"]
+    page = visit(playground)
+    page.wait_for_selector("#model-load:not([hidden]), #model-menu:not([hidden])")
+    page.context.set_offline(True)
+    say(page, "Hello?")
+    notice = page.get_by_text("The server cannot be reached.")
+    notice.wait_for()
+    page.context.set_offline(False)
+    notice.wait_for(state="hidden")
+    assert page.get_by_label("Message").input_value() == "Hello?"
+    # Any other notice stays until it is read.
+    page.context.set_offline(True)
+    say(page, "Hello?")
+    notice.wait_for()
+    page.get_by_role("button", name="Dismiss").click()
+    page.get_by_role("tab", name="Score").click()
+    page.get_by_role("button", name="Score", exact=True).click()
+    page.context.set_offline(False)
+    page.wait_for_selector("#model-dot:not([data-state=unknown])")
+    assert page.get_by_text("Write a prompt and at least one continuation.").is_visible()
 
 
 def test_model_is_unloaded_and_loaded(slow_playground: LiveServer, visit: Visit) -> None:
@@ -534,6 +527,8 @@ def fill_all_modes(page: Page) -> None:
     say(page, "the quick brown fox " * 4)
     wait_for_answer(page)
     page.get_by_role("tab", name="Complete").click()
+    set_parameter(page, "Temperature", 0)
+    set_parameter(page, "Max tokens", 40)
     page.get_by_role("textbox", name="Prompt", exact=True).fill("the quick")
     page.keyboard.press("Control+Enter")
     until_true(page, "document.querySelectorAll('.token').length > 4")
@@ -563,10 +558,43 @@ def test_everything_has_a_name_and_can_be_read_by_day_and_by_night(
     say(page, "Is anybody there?")
     page.get_by_role("alert").locator("p").wait_for()
     assert flaws(page) == []
-    for opener in ("Copy as…", "Key"):
+    for opener in ("Copy as…", "Key", "Models"):
         page.get_by_role("button", name=opener).click()
         assert flaws(page) == [], opener
         page.keyboard.press("Escape")
+
+
+def test_colours_can_be_chosen_and_stay_readable(playground: LiveServer, visit: Visit) -> None:
+    page = visit(playground, reduced_motion="reduce")
+    page.emulate_media(color_scheme="light")
+    paper = "getComputedStyle(document.body).backgroundColor"
+    light = page.evaluate(paper)
+
+    def choose_colours(name: str) -> None:
+        page.get_by_role("button", name="Colours").click()
+        assert flaws(page) == []
+        page.get_by_role("menuitemradio", name=name).click()
+
+    page.emulate_media(color_scheme="light")
+    choose_colours("Dark")
+    page.emulate_media(color_scheme="light")
+    dark = page.evaluate(paper)
+    assert dark != light
+    assert too_faint(page) == []
+    page.reload()
+    assert page.evaluate(paper) == dark, "the choice is kept"
+    page.emulate_media(color_scheme="dark")
+    choose_colours("Light")
+    page.emulate_media(color_scheme="dark")
+    assert page.evaluate(paper) == light, "whatever the system says"
+    assert too_faint(page) == []
+    page.get_by_role("button", name="Colours").click()
+    assert page.locator("[role=menuitemradio][aria-checked=true]").inner_text() == "Light"
+    page.keyboard.press("Escape")
+    choose_colours("As the system")
+    for scheme, colour in (("light", light), ("dark", dark)):
+        page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+        assert page.evaluate(paper) == colour
 
 
 def test_phone_shows_everything_without_scrolling_sideways(playground: LiveServer, visit: Visit) -> None:
@@ -590,8 +618,10 @@ def test_phone_shows_everything_without_scrolling_sideways(playground: LiveServe
 def test_keyboard_alone_reaches_everything_and_shows_where_it_is(playground: LiveServer, visit: Visit) -> None:
     page = visit(playground)
     # Greedily: what is drawn may end at once.
+    page.get_by_role("tab", name="Complete").click()
     set_parameter(page, "Temperature", 0)
     set_parameter(page, "Max tokens", 8)
+    page.get_by_role("tab", name="Chat").click()
     page.reload()
     page.get_by_role("button", name=re.compile("^(Load|Model actions)$")).wait_for()
     assert page.evaluate("document.activeElement.id") == "chat-input"

@@ -283,8 +283,10 @@ def test_schema_is_sent_and_its_answer_laid_out(server: LiveServer, visit: Visit
         page.get_by_role("button", name="Copy as…").click()
         assert flaw in page.locator("#code-text").inner_text()
         page.get_by_role("button", name="Close").click()
-    # A completion can be held to it, too.
+    # A completion can be held to one, too: the parameters there are its own.
     page.get_by_role("tab", name="Complete").click()
+    assert field.input_value() == ""
+    field.fill("[1]")
     page.get_by_role("textbox", name="Prompt", exact=True).fill("Paris:")
     page.keyboard.press("Control+Enter")
     page.locator("#complete [role=alert]").get_by_text("JSON schema: This must be an object").wait_for()

@@ -151,7 +151,12 @@ def test_without_the_switch_there_is_no_page(tmp_path: Path) -> None:
 def test_page_names_only_files_that_are_there_and_nothing_from_elsewhere() -> None:
     texts = {path: asset.content.decode() for path, asset in ASSETS.items()}
     page = texts["/"]
-    assert set(re.findall(r'(?:src|href)="(ui/[^"]+)"', page)) == {"ui/icon.svg", "ui/style.css", "ui/main.js"}
+    assert set(re.findall(r'(?:src|href)="(ui/[^"]+)"', page)) == {
+        "ui/icon.svg",
+        "ui/style.css",
+        "ui/main.js",
+        "ui/theme.js",
+    }
     own = {path: text for path, text in texts.items() if not path.startswith("/ui/vendor/")}
     imported = {name for text in texts.values() for name in re.findall(r'from "\./([^"]+)"', text)}
     scripts = {path.removeprefix("/ui/") for path in texts if path.endswith(".js")}

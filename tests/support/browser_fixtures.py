@@ -159,7 +159,9 @@ def visit(chromium: Browser, complaints: Complaints, kept_page: Page) -> Iterato
                 complaints.expected.append("401")
             page.goto(server.url + "/")
             if key is not None:
+                page.get_by_role("dialog", name="Key").wait_for()
                 give_key(page, key)
+                page.get_by_role("dialog", name="Key").wait_for(state="hidden")
             return page
 
         visited: list[Page] = []

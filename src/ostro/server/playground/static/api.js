@@ -5,28 +5,48 @@ import { currentKey } from "./store.js";
 
 /** An error whose message is a sentence for the user. */
 export class ApiError extends Error {
-  constructor(message, status = 0) {
+  constructor(message, { status = 0, isLost = false } = {}) {
     super(message);
     this.status = status;
+    /** Whether the server gave no answer at all. */
+    this.isLost = isLost;
   }
+}
+
+let wantKey = async () => false;
+
+/** `ask(path, sentence)` asks the user for a key that a path accepts; resolves to whether there is one now. */
+export function askForKeysBy(ask) {
+  wantKey = ask;
 }
 
 /** The URL of an API path, also behind a proxy that serves the API under a prefix. */
 export const urlOf = (path) => new URL(path.replace(/^\//, ""), document.baseURI.replace(/[^/]*$/, "")).href;
 
-export async function ask(path, { method = "GET", body, signal } = {}) {
+/** The response. If the server wants a key, asks the user for one and tries again, unless it is `quiet`. */
+export async function ask(path, { quiet = false, key = null, ...request } = {}) {
+  for (;;) {
+    const used = key ?? currentKey();
+    const response = await sent(path, request, used);
+    if (response.ok) return response;
+    const error = await refusal(response);
+    if (error.status !== 401 || quiet || key !== null) throw error;
+    // Another request may have asked for a key meanwhile.
+    if (currentKey() === used && !(await wantKey(path, error.message))) throw withHint(error);
+    request.signal?.throwIfAborted();
+  }
+}
+
+async function sent(path, { method = "GET", body, signal }, key) {
   const headers = {};
   if (body !== undefined) headers["Content-Type"] = "application/json";
-  if (currentKey()) headers["Authorization"] = `Bearer ${currentKey()}`;
-  let response;
+  if (key) headers["Authorization"] = `Bearer ${key}`;
   try {
-    response = await fetch(urlOf(path), { method, headers, signal, body: body && JSON.stringify(body), cache: "no-store" });
+    return await fetch(urlOf(path), { method, headers, signal, body: body && JSON.stringify(body), cache: "no-store" });
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new ApiError("The server cannot be reached. Check that it is running, then try again.");
+    throw new ApiError("The server cannot be reached. Check that it is running, then try again.", { isLost: true });
   }
-  if (!response.ok) throw await refusal(response);
-  return response;
 }
 
 export const askJson = async (path, options) => (await ask(path, options)).json();
@@ -52,6 +72,7 @@ async function refusal(response) {
   const sentences = [body?.error?.message ?? `The server answered with status ${response.status}.`];
   const seconds = Number(response.headers.get("Retry-After"));
   if (seconds) sentences.push(`Try again in ${seconds} second${seconds === 1 ? "" : "s"}.`);
-  if (response.status === 401) sentences.push("You can type it under “Key”, at the top of this page.");
-  return new ApiError(sentences.join(" "), response.status);
+  return new ApiError(sentences.join(" "), { status: response.status });
 }
+
+const withHint = (error) => new ApiError(`${error.message} You can type it under “Key”, at the top of this page.`, error);

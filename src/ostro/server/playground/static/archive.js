@@ -5,8 +5,8 @@ import { Conversation } from "./conversation.js";
 
 const PREFIX = "ostro.conversation.";
 const FORMAT = "ostro.conversations";
-// Version 1 had no reasoning, calls or results, and is read in the same way.
-const VERSION = 2;
+// Version 1 had no reasoning, calls or results, version 2 no settings; both are read in the same way.
+const VERSION = 3;
 
 // What could not be stored stays here until the page is closed.
 const kept = new Map();
@@ -55,7 +55,9 @@ export function onChangeElsewhere(listener) {
 /** Conversations as the text of a file. */
 export const exported = (list) => `${JSON.stringify({ format: FORMAT, version: VERSION, conversations: list }, null, 2)}\n`;
 
-/** The conversations in such a text, under new ids, so that none is overwritten. Throws Error for any other text. */
+/** The conversations in such a text that are not here yet, under new ids, so that none is overwritten; and the number of
+ *  the others. Throws Error for any other text.
+ */
 export function imported(text) {
   let file = null;
   try {
@@ -64,9 +66,22 @@ export function imported(text) {
     throw new Error("It is not JSON.");
   }
   if (file?.format !== FORMAT || !Array.isArray(file.conversations)) throw new Error("This page did not export it.");
-  if (![1, VERSION].includes(file.version)) throw new Error(`It has version ${file.version}; this page reads 1 to ${VERSION}.`);
-  return file.conversations.map((each) => new Conversation({ ...Conversation.from(each), id: undefined }));
+  if (![1, 2, VERSION].includes(file.version)) throw new Error(`It has version ${file.version}; this page reads 1 to ${VERSION}.`);
+  const fresh = file.conversations.filter((each) => {
+    const { turns } = Conversation.from(each);
+    return !conversations().some((here) => (!each.created || each.created === here.created) && holds(here, turns));
+  });
+  const added = fresh.map((each) => new Conversation({ ...Conversation.from(each), id: undefined }));
+  return { added, known: file.conversations.length - added.length };
 }
+
+/** Whether a conversation, which may have gone on since, has all these turns. */
+function holds(conversation, turns) {
+  const own = new Map(conversation.turns.map((turn) => [turn.id, sortedJson(turn)]));
+  return turns.every((turn) => own.get(turn.id) === sortedJson(turn));
+}
+
+const sortedJson = (turn) => JSON.stringify(Object.entries(turn).sort(([a], [b]) => (a < b ? -1 : 1)));
 
 function storedKeys() {
   try {

@@ -10,21 +10,27 @@ import { buildHistory, remove, showHistory } from "./history.js";
 import { currentModel } from "./models.js";
 import { requestParameters, systemPrompt } from "./params.js";
 import { Runner } from "./run.js";
-import { openConversation, rememberOpen } from "./store.js";
+import { openConversation, remember, rememberOpen, setting } from "./store.js";
 import { TurnView } from "./turn.js";
 
-export function chatMode(panel) {
+const SAVE_MS = 300;
+
+/** `showParameters()` shows the parameters of the conversation that is open. */
+export function chatMode(panel, showParameters) {
   const runner = new Runner(panel.querySelector(".composer"));
   const input = byId("chat-input");
   const log = byId("chat-log");
   const list = byId("chat-turns");
   const opening = panel.querySelector(".opening");
-  let conversation = new Conversation();
+  let conversation = new Conversation({ settings: setting("draft", {}) });
   // {conversation, turn} of the answer being generated, which continues while another conversation is shown.
   let coming = null;
   let views = [];
   // {turn, node} of the form for the results of the last answer's calls.
   let asking = null;
+  // A conversation whose parameters have changed, and when they will be stored: not at every key.
+  let unsaved = null;
+  let saving = 0;
 
   // --- requests ------------------------------------------------------------------------------------------------------
 
@@ -69,7 +75,10 @@ export function chatMode(panel) {
   function withdraw(turn) {
     conversation.remove(turn);
     if (conversation.turns.length) keep(conversation);
-    else forget(conversation);
+    else {
+      forget(conversation);
+      remember("draft", conversation.settings);
+    }
     showHistory();
     show();
   }
@@ -80,7 +89,8 @@ export function chatMode(panel) {
     const before = within.shown[asked.id];
     const request = runner.built(() => requestOf(within.pathTo(asked)));
     if (!request) return false;
-    const turn = within.add(asked, { role: "assistant", content: "", model: request.body.model });
+    const turn = within.addAnswer(asked, { role: "assistant", content: "", model: request.body.model });
+    remember("draft", {});
     coming = { conversation: within, turn };
     store(within);
     show();
@@ -145,6 +155,7 @@ export function chatMode(panel) {
       conversation.show(next);
       store(conversation);
       show();
+      showParameters();
       viewOf(next)?.focusStep(by);
     },
   };
@@ -218,8 +229,10 @@ export function chatMode(panel) {
     for (const button of list.querySelectorAll(".changes")) button.disabled = runner.busy;
   }
 
-  function open(next) {
+  function open(next, turn = null) {
     conversation = next ?? new Conversation();
+    if (turn) conversation.reveal(turn);
+    if (!conversation.turns.length) remember("draft", conversation.settings);
     rememberOpen(conversation.id);
     views = [];
     asking = null;
@@ -228,7 +241,9 @@ export function chatMode(panel) {
     if (!coming) runner.facts.textContent = "";
     show();
     log.scrollTop = log.scrollHeight;
+    if (turn) viewOf(turn)?.node.scrollIntoView({ block: "center" });
     showHistory();
+    showParameters();
     if (hasKeyboard()) input.focus({ preventScroll: true });
   }
 
@@ -239,6 +254,27 @@ export function chatMode(panel) {
     rememberOpen(conversation.id);
     showHistory();
     if (!stored) runner.complain("The browser cannot store this conversation: its storage is full or blocked. Export it, or delete others.");
+  }
+
+  /** The values of the parameters, which belong to the conversation; before its first message they are a draft. */
+  function parameters() {
+    const within = conversation;
+    const changed = () => {
+      if (unsaved !== within) saveParameters();
+      unsaved = within;
+      clearTimeout(saving);
+      saving = setTimeout(saveParameters, SAVE_MS);
+    };
+    return { values: within.settings, changed };
+  }
+
+  function saveParameters() {
+    clearTimeout(saving);
+    const changed = unsaved;
+    unsaved = null;
+    // It may have been deleted in the meantime.
+    if (changed && conversationOf(changed.id) === changed) keep(changed);
+    else if (changed === conversation && !changed.turns.length) remember("draft", changed.settings);
   }
 
   /** Called when a conversation has been deleted. */
@@ -262,7 +298,10 @@ export function chatMode(panel) {
   panel.querySelector("[data-act=clear]").addEventListener("click", clear);
   runner.form.addEventListener("busychange", lock);
   // Store the part of an answer that has arrived before the page closes.
-  addEventListener("pagehide", () => coming && keep(coming.conversation));
+  addEventListener("pagehide", () => {
+    saveParameters();
+    if (coming) keep(coming.conversation);
+  });
 
   readArchive();
   buildHistory({ current: () => conversation, open, forgotten: drop, complain: acts.complain });
@@ -272,7 +311,7 @@ export function chatMode(panel) {
   });
   const last = conversationOf(openConversation());
   if (last) open(last);
-  return { runner, draft, send };
+  return { runner, draft, send, parameters };
 }
 
 /** A function to call whenever part of the turn has arrived: it records how long the model has reasoned. */

@@ -4,6 +4,7 @@ import { announce, byId, following, oncePerFrame } from "./dom.js";
 import { currentModel } from "./models.js";
 import { requestParameters } from "./params.js";
 import { Runner } from "./run.js";
+import { remember, setting } from "./store.js";
 import { TokenRow } from "./tokens.js";
 
 export function completeMode(panel) {
@@ -56,5 +57,6 @@ export function completeMode(panel) {
       send();
     });
   }
-  return { runner, draft, send };
+  const values = setting("completing", {});
+  return { runner, draft, send, parameters: () => ({ values, changed: () => remember("completing", values) }) };
 }

@@ -1,13 +1,16 @@
 // A conversation is a tree of turns: an edited message, or another answer, becomes a sibling of the earlier version.
 // One branch of it is shown. Knows no storage and no page.
 
+import { titleFrom } from "./title.js";
+
 const ROLES = ["user", "assistant", "tool"];
 const ROOT = 0;
-const NAME_LENGTH = 60;
 
 export class Conversation {
-  constructor({ id = freshId(), title = "", created = now(), updated = created, turns = [], shown = {} } = {}) {
-    Object.assign(this, { id, title, created, updated, turns, shown });
+  constructor({ id = freshId(), title = "", created = now(), updated = created, turns = [], shown = {}, settings = {} } = {}) {
+    // `settings` are the system prompt and the parameters of the next request; a turn has those of its own request where
+    // they are not those of the turn before it.
+    Object.assign(this, { id, title, created, updated, turns, shown, settings });
   }
 
   /** Throws an Error with a sentence for the user if `given` is not a conversation. */
@@ -25,12 +28,13 @@ export class Conversation {
       updated: text(given.updated),
       turns,
       shown: Object.fromEntries(shown),
+      settings: checkedSettings(given.settings),
     });
   }
 
   get name() {
-    const first = this.turns.find((turn) => turn.role === "user")?.content.trim().split("\n")[0] ?? "";
-    return this.title || (first.length > NAME_LENGTH ? `${first.slice(0, NAME_LENGTH).trimEnd()}…` : first) || "New conversation";
+    const said = this.turns.filter((turn) => turn.role === "user").map((turn) => turn.content);
+    return this.title || titleFrom(said) || "New conversation";
   }
 
   /** The turns that are shown, from the first to the last. */
@@ -52,6 +56,17 @@ export class Conversation {
     return path;
   }
 
+  /** The system prompt and parameters that the last answer on a path was made with. */
+  settingsOf(path) {
+    return path.findLast((turn) => turn.settings)?.settings ?? {};
+  }
+
+  /** Adds an answer, which is made with the settings of now. */
+  addAnswer(parent, turn) {
+    const isSame = sameSettings(this.settings, this.settingsOf(this.pathTo(parent)));
+    return this.add(parent, { ...turn, ...(!isSame && { settings: structuredClone(this.settings) }) });
+  }
+
   /** All versions of a turn, including itself, oldest first. */
   versionsOf(turn) {
     return this.turns.filter((each) => each.parent === turn.parent);
@@ -62,13 +77,29 @@ export class Conversation {
     const id = Math.max(ROOT, ...this.turns.map((each) => each.id)) + 1;
     const added = { id, parent: parent?.id ?? ROOT, ...turn };
     this.turns.push(added);
-    this.show(added);
+    this.shown[added.parent] = added.id;
+    this.updated = now();
     return added;
   }
 
+  /** Shows a version of a turn; what was asked with other settings brings those back. */
   show(turn) {
-    this.shown[turn.parent] = turn.id;
     this.updated = now();
+    this.#follow(() => (this.shown[turn.parent] = turn.id));
+  }
+
+  /** Shows the branch that a turn is on. */
+  reveal(turn) {
+    this.#follow(() => {
+      for (const each of this.pathTo(turn)) this.shown[each.parent] = each.id;
+    });
+  }
+
+  #follow(change) {
+    const before = this.settingsOf(this.path);
+    change();
+    const after = this.settingsOf(this.path);
+    if (!sameSettings(before, after)) this.settings = structuredClone(after);
   }
 
   /** Removes a turn and everything below it. */
@@ -88,6 +119,20 @@ export function messagesOf({ role, content, reasoning_content, tool_calls, resul
   return [{ role, content, ...(reasoning_content && { reasoning_content }), ...(tool_calls && { tool_calls }) }];
 }
 
+/** Whether requests with them would be the same. */
+export function sameSettings(one, other) {
+  const sorted = (settings) => JSON.stringify(Object.entries(settings).sort(([a], [b]) => (a < b ? -1 : 1)));
+  return sorted(one) === sorted(other);
+}
+
+/** Values by the parameters' names; the parameters themselves check which of them they accept. */
+function checkedSettings(given) {
+  if (given === undefined) return {};
+  const isValue = (each) => ["string", "number", "boolean"].includes(typeof each) || (each && typeof each === "object");
+  if (given === null || typeof given !== "object" || Array.isArray(given)) throw new Error("The parameters of a conversation are no object.");
+  return Object.fromEntries(Object.entries(given).filter(([, value]) => isValue(value)));
+}
+
 function checked(turn, known) {
   const { id, parent, role } = turn ?? {};
   if (!Number.isSafeInteger(id) || known.has(id)) throw new Error("A turn of a conversation has no id of its own.");
@@ -97,7 +142,7 @@ function checked(turn, known) {
   return { id, parent, role, ...(role === "tool" ? { results: checkedResults(turn) } : checkedText(turn)) };
 }
 
-function checkedText({ content, model, reasoning_content, thought_ms, tool_calls }) {
+function checkedText({ content, model, reasoning_content, thought_ms, tool_calls, settings }) {
   if (typeof content !== "string") throw new Error("A turn of a conversation has no text.");
   return {
     content,
@@ -105,6 +150,7 @@ function checkedText({ content, model, reasoning_content, thought_ms, tool_calls
     ...(typeof reasoning_content === "string" && { reasoning_content }),
     ...(Number.isFinite(thought_ms) && { thought_ms }),
     ...(tool_calls !== undefined && { tool_calls: checkedCalls(tool_calls) }),
+    ...(settings !== undefined && { settings: checkedSettings(settings) }),
   };
 }
 

@@ -49,7 +49,7 @@ async function once() {
   refusedKey = null;
   let text = "";
   try {
-    text = await (await ask("/metrics", { signal: AbortSignal.timeout(PATIENCE_MS) })).text();
+    text = await (await ask("/metrics", { quiet: true, signal: AbortSignal.timeout(PATIENCE_MS) })).text();
     tell("");
   } catch (error) {
     looks = [];

@@ -3,23 +3,38 @@
 import { chatMode } from "./chat.js";
 import { buildCode, openCode } from "./code.js";
 import { completeMode } from "./complete.js";
+import { onceBack } from "./contact.js";
 import { byId, hasKeyboard } from "./dom.js";
 import { buildKey } from "./key.js";
 import { isComposing, sends } from "./keys.js";
 import { watchLive } from "./live.js";
 import { buildMenu } from "./menu.js";
+import { buildModelsView } from "./models-view.js";
 import { buildModels, onModel, refreshModels, refreshRights, refreshSoon } from "./models.js";
-import { buildParameters, showModel, showParametersOf } from "./params.js";
+import { buildParameters, showModel, showParametersOf, showValues } from "./params.js";
 import { buildQuestion } from "./question.js";
 import { scoreMode } from "./score.js";
 import { remember, setting } from "./store.js";
+import { buildTheme } from "./theme.js";
 import { hideAlternatives } from "./tokens.js";
 
 const MODES = ["chat", "complete", "score"];
 const isMac = /Mac|iPhone|iPad/.test(navigator.platform);
 
-const modes = { chat: chatMode(byId("chat")), complete: completeMode(byId("complete")), score: scoreMode(byId("score")) };
 let current = "chat";
+let isBuilt = false;
+const modes = {
+  chat: chatMode(byId("chat"), showParameters),
+  complete: completeMode(byId("complete")),
+  score: scoreMode(byId("score")),
+};
+
+/** Shows the values of the current mode's parameters: a conversation has its own. */
+function showParameters() {
+  if (!isBuilt) return;
+  const { values, changed } = modes[current].parameters?.() ?? { values: {}, changed: () => {} };
+  showValues(values, changed);
+}
 
 function choose(name) {
   current = MODES.includes(name) ? name : "chat";
@@ -34,6 +49,7 @@ function choose(name) {
   // Text that arrived while it was hidden was not scrolled into view.
   const sheet = byId(current).querySelector(".sheet");
   if (modes[current].runner.busy) sheet.scrollTop = sheet.scrollHeight;
+  showParameters();
   showParametersOf(current);
   for (const node of document.querySelectorAll(".keys")) node.hidden = !node.dataset.for.split(" ").includes(current);
   remember("mode", current);
@@ -83,7 +99,7 @@ document.addEventListener("keydown", (event) => {
   }
 });
 
-const complain = (sentence) => modes[current].runner.complain(sentence);
+const report = (error) => modes[current].runner.report(error);
 
 async function connect() {
   try {
@@ -91,17 +107,21 @@ async function connect() {
     for (const mode of Object.values(modes)) mode.runner.complain("");
     await refreshRights();
   } catch (error) {
-    complain(error.message);
+    report(error);
+    if (error.isLost) onceBack(connect);
   }
 }
 
 buildParameters();
+isBuilt = true;
 buildTabs();
 buildComposers();
 buildCode();
 buildMenu();
 buildQuestion();
-buildModels({ complain });
+buildTheme();
+buildModels({ report, clear: () => modes[current].runner.complain("") });
+buildModelsView();
 buildKey(connect);
 onModel(showModel);
 byId("send-key").textContent = isMac ? "⌘" : "Ctrl";

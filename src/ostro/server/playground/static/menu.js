@@ -15,7 +15,7 @@ export function buildMenu() {
   });
 }
 
-/** A button that opens a menu; `items()` gives its [label, act] pairs when it opens. */
+/** A button that opens a menu; `items()` gives its items when it opens: [label, act], or [label, act, isChosen]. */
 export function opensMenu(button, items) {
   button.setAttribute("aria-haspopup", "menu");
   button.setAttribute("aria-expanded", "false");
@@ -25,15 +25,16 @@ export function opensMenu(button, items) {
 function open(button, items) {
   anchor = button;
   menu.setAttribute("aria-label", button.getAttribute("aria-label") ?? button.textContent);
-  menu.replaceChildren(...items.map(([label, act]) => itemOf(label, act)));
+  menu.replaceChildren(...items.map(itemOf));
   // Inside the list of conversations, which would close otherwise if it is a popover itself.
   menu.showPopover({ source: button });
   place(button.getBoundingClientRect());
-  menu.firstChild.focus();
+  (menu.querySelector("[aria-checked=true]") ?? menu.firstChild).focus();
 }
 
-function itemOf(label, act) {
-  const item = make("button", { type: "button", role: "menuitem", tabIndex: -1 }, label);
+function itemOf([label, act, isChosen]) {
+  const role = isChosen === undefined ? { role: "menuitem" } : { role: "menuitemradio", "aria-checked": String(isChosen) };
+  const item = make("button", { type: "button", ...role, tabIndex: -1 }, label);
   item.addEventListener("click", () => {
     menu.hidePopover();
     act();

@@ -19,26 +19,45 @@ let mayManage = false;
 let doing = null;
 let timer = 0;
 let listeners = [];
+let page = null;
 
 export const currentModel = () => picker.value || "default";
+
+/** The models as last listed, and whether the key allows loading and unloading them. */
+export const cardsNow = () => cards;
+export const canManage = () => mayManage;
+
+/** A model's name in a URL; it may have slashes. */
+export const nameInPath = (name) => name.split("/").map(encodeURIComponent).join("/");
+
+/** A card's state in words. */
+export const labelOf = ({ state }) => STATES[state] ?? state;
+
+/** Chooses a model. */
+export function pick(name) {
+  picker.value = name;
+  remember("model", picker.value);
+  showChosen();
+}
 
 /** Registers a listener for the chosen model's card, called when the choice or the card changes. */
 export const onModel = (listener) => listeners.push(listener);
 
-export function buildModels({ complain }) {
-  picker.addEventListener("change", () => {
-    remember("model", picker.value);
-    showChosen();
-  });
-  loader.addEventListener("click", () => tell("load", complain));
-  opensMenu(menu, () => [["Unload…", () => unload(complain)]]);
+/** `report(error)` shows an error, and `clear()` removes the one that is shown. */
+export function buildModels({ report, clear }) {
+  picker.addEventListener("change", () => pick(picker.value));
+  loader.addEventListener("click", () => tell("load", picker.value));
+  page = { report, clear };
+  opensMenu(menu, () => [["Unload…", () => unload(picker.value)]]);
 }
 
-/** Fetches the list, and polls it while a model is loading. Throws ApiError if the server refuses. */
-export async function refreshModels() {
+/** Fetches the list, and polls it while a model is loading. Throws ApiError if the server refuses; asks for a key before
+ *  that, unless it is `quiet`.
+ */
+export async function refreshModels({ quiet = false } = {}) {
   clearTimeout(timer);
   try {
-    cards = (await askJson("/v1/models")).data;
+    cards = (await askJson("/v1/models", { quiet })).data;
   } catch (error) {
     cards = [];
     showChosen();
@@ -58,13 +77,13 @@ export async function refreshModels() {
 /** The same after a moment, without reporting errors; retries while the server does not answer. */
 export function refreshSoon() {
   clearTimeout(timer);
-  timer = setTimeout(() => refreshModels().catch((error) => error.status === 401 || refreshSoon()), AGAIN_MS);
+  timer = setTimeout(() => refreshModels({ quiet: true }).catch((error) => error.status === 401 || refreshSoon()), AGAIN_MS);
 }
 
 /** Finds out whether the key, or its absence, allows /admin; if not, actions that would be refused are hidden. */
 export async function refreshRights() {
   try {
-    await ask("/admin/stats");
+    await ask("/admin/stats", { quiet: true });
     mayManage = true;
   } catch (error) {
     if (!(error instanceof ApiError)) throw error;
@@ -78,7 +97,7 @@ function showChosen() {
   const state = card && doing?.name === card.id ? doing.state : card?.state;
   byId("model-dot").dataset.state = state ?? "unknown";
   const length = card?.max_model_len ? `${card.max_model_len.toLocaleString("en")} tokens` : "";
-  byId("model-fact").textContent = !state ? "" : state === "ready" ? length || "ready" : (STATES[state] ?? state);
+  byId("model-fact").textContent = !state ? "" : state === "ready" ? length || "ready" : labelOf({ state });
   byId("model-fact").title = mayManage ? "" : "Loading and unloading need the admin key.";
   const loaded = state === "ready" || state === "draining";
   loader.hidden = !mayManage || !card || loaded;
@@ -87,23 +106,24 @@ function showChosen() {
   for (const listener of listeners) listener(card);
 }
 
-async function unload(complain) {
-  const title = `Unload ${picker.value}?`;
+/** Asks the user first. Errors go to `report`, or to the notice of the page. */
+export async function unload(name, { report = page.report } = {}) {
+  const title = `Unload ${name}?`;
   const text = "Requests under way are answered first. The next one has to wait until the model is loaded again.";
-  if (await agreed({ title, text, act: "Unload" })) tell("unload", complain);
+  if (await agreed({ title, text, act: "Unload" })) await tell("unload", name, { report });
 }
 
-async function tell(verb, complain) {
-  const name = picker.value;
+/** Loads or unloads a model, and shows what became of it. */
+export async function tell(verb, name, { report = page.report } = {}) {
   doing = { name, state: verb === "load" ? "loading" : "draining" };
-  complain("");
+  page.clear();
   showChosen();
   refreshSoon();
   try {
-    await ask(`/admin/${verb}/${name.split("/").map(encodeURIComponent).join("/")}`, { method: "POST" });
+    await ask(`/admin/${verb}/${nameInPath(name)}`, { method: "POST" });
   } catch (error) {
-    complain(error.message);
+    report(error);
   }
   doing = null;
-  await refreshModels().catch((error) => complain(error.message));
+  await refreshModels({ quiet: true }).catch(report);
 }

@@ -1,9 +1,8 @@
 // The parameters: sliders and fields, the user's values, and the resulting request fields. Unchanged parameters show
-// the model's own default, and are not sent.
+// the model's own default, and are not sent. Whose values they are (a conversation's, say) is not known here.
 
 import { byId, make } from "./dom.js";
 import { jsonField, parsed } from "./json-field.js";
-import { remember, setting } from "./store.js";
 import { EXAMPLES, choicesAmong, flawOfSchema, flawOfTools, formatBy } from "./tools.js";
 
 // Models allow more than a slider can set precisely; the field beside it accepts the whole range.
@@ -37,27 +36,39 @@ const PARAMETERS = [
   { name: "stop", label: "Stop at", hint: "one text per line, \\n is a newline", kind: "text", rows: 2, placeholder: "None" },
 ];
 
-// By name: the user's values, the model's defaults, null until it is loaded, and this page's own where it has none.
-const chosen = {};
+// By name: the user's values, which belong to whoever shows them, the model's defaults, null until it is loaded, and this
+// page's own where it has none.
+let chosen = {};
+let keep = () => {};
 const controls = {};
 let defaults = {};
 let own = {};
 let mode = "chat";
 
 export function buildParameters() {
-  const kept = setting("chosen", {});
   for (const each of PARAMETERS) {
     const control = (CONTROLS[each.kind] ?? slider)(each);
     controls[each.name] = control;
     (controls[each.within]?.row ?? byId("parameters-list")).append(control.row);
-    if (each.name in kept) chosen[each.name] = accepted(each, kept[each.name]);
-    control.show();
   }
   byId("parameters-reset").addEventListener("click", () => {
     for (const name of Object.keys(chosen)) delete chosen[name];
     showAll();
     keep();
   });
+}
+
+/** Shows values, which the user then changes in place; `changed()` is called after each change. */
+export function showValues(values, changed) {
+  for (const name of Object.keys(values)) {
+    const each = PARAMETERS.find((parameter) => parameter.name === name);
+    const value = each && accepted(each, values[name]);
+    if (value === undefined) delete values[name];
+    else values[name] = value;
+  }
+  chosen = values;
+  keep = changed;
+  showAll();
 }
 
 /** Shows the parameters of a mode. */
@@ -112,7 +123,6 @@ export function showModel(card) {
 }
 
 const isFor = (each, of = mode) => of !== "score" && (!each.modes || each.modes.includes(of));
-const keep = () => remember("chosen", { ...chosen });
 const stopsIn = (value) =>
   value.split("\n").filter(Boolean).map((line) => line.replaceAll("\\n", "\n").replaceAll("\\t", "\t"));
 

@@ -11,7 +11,7 @@ export async function agreed({ title, text, act }) {
 }
 
 /** The text that the user typed, or null if they cancelled. */
-export const typed = ({ title, label, value, act }) => ask({ title, label, value, act });
+export const typed = ({ title, text, label, value, act }) => ask({ title, text, label, value, act });
 
 function ask({ title, text = "", label = "", value = "", act }) {
   byId("question-title").textContent = title;

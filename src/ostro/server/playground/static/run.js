@@ -1,6 +1,7 @@
 // One mode's requests, one at a time: its button sends and stops, its facts show timings, its notice shows errors.
 
 import { ApiError, streamed } from "./api.js";
+import { onceBack } from "./contact.js";
 import { make, seconds } from "./dom.js";
 
 export class Runner {
@@ -34,7 +35,7 @@ export class Runner {
       return "done";
     } catch (error) {
       if (error.name === "AbortError") return "stopped";
-      this.complain(error instanceof ApiError ? error.message : `Error in this page: ${error.message}`);
+      this.report(error);
       return "failed";
     } finally {
       this.#abort = null;
@@ -67,6 +68,13 @@ export class Runner {
       this.complain(error.message);
       return null;
     }
+  }
+
+  /** Shows an error. That the server is lost is no longer shown once it is back. */
+  report(error) {
+    this.complain(error instanceof ApiError ? error.message : `Error in this page: ${error.message}`);
+    const shown = this.notice.firstChild;
+    if (error.isLost) onceBack(() => shown.isConnected && this.complain(""));
   }
 
   complain(sentence) {

@@ -1,12 +1,12 @@
-// Stored state: settings in localStorage; the key and the open conversation in sessionStorage, for this tab only. Both
-// storages may be blocked.
+// Stored state: settings in localStorage; the open conversation in sessionStorage, for this tab only, and so is the key
+// unless the user wants it remembered. Both storages may be blocked.
 
 const SETTINGS = "ostro.playground";
 const KEY = "ostro.key";
 const OPEN = "ostro.open";
 
 let settings = read(() => JSON.parse(localStorage.getItem(SETTINGS))) ?? {};
-let key = read(() => sessionStorage.getItem(KEY)) ?? "";
+let key = read(() => sessionStorage.getItem(KEY)) ?? read(() => localStorage.getItem(KEY)) ?? "";
 
 export const setting = (name, otherwise) => settings[name] ?? otherwise;
 
@@ -17,9 +17,14 @@ export function remember(name, value) {
 
 export const currentKey = () => key;
 
-export function useKey(value) {
+export const isKeyRemembered = () => read(() => localStorage.getItem(KEY)) !== null;
+
+/** Keeps the key for this tab or, `remembered`, in this browser. An empty one is forgotten everywhere. */
+export function useKey(value, { remembered = false } = {}) {
   key = value;
-  read(() => (value ? sessionStorage.setItem(KEY, value) : sessionStorage.removeItem(KEY)));
+  for (const [storage, isIts] of [[() => sessionStorage, !remembered], [() => localStorage, remembered]]) {
+    read(() => (value && isIts ? storage().setItem(KEY, value) : storage().removeItem(KEY)));
+  }
 }
 
 export const openConversation = () => read(() => sessionStorage.getItem(OPEN));
