@@ -170,6 +170,20 @@ _PLACES = (
     "&{};",
     "\\{}",
     "line\n===\n{}\n---",
+    *("\\({}\\)", "\\[{}\\]", "\n$$\n{}\n$$\n", "${}$", "\\(\\text{{{}}}\\)", "| \\({}\\) |\n|--|", "\\[\n{}"),
+)
+# Commands of TeX that make elements, attributes, addresses or styles of what they are given.
+_COMMANDS = (
+    *(r"\href{%s}{x}", r"\url{%s}", r"\includegraphics{%s}", r"\class{%s}{x}", r"\htmlClass{%s}{x}", r"\id{%s}{x}"),
+    *(r"\style{%s}{x}", r"\htmlStyle{background:url(%s)}{x}", r"\data{onclick=%s}{x}", r"\htmlData{a=%s}{x}"),
+    *(r"\color{%s} x", r"\colorbox{%s}{x}", r"\text{%s}", r"\operatorname{%s}", r"\tag{%s}", r"\label{%s}\ref{%s}"),
+    *(
+        r"\def\x{%s}\x",
+        r"\newcommand{\href}{%s}\href",
+        r"\begin{%s}x\end{%s}",
+        r"\verb|%s|",
+        r"\toggle{%s}{x}\endtoggle",
+    ),
 )
 
 
@@ -200,14 +214,26 @@ def _names() -> Iterator[str]:
         yield f"{name}[{RUN}]"
 
 
+def _formulas() -> Iterator[str]:
+    inner = [
+        *(f"{scheme}{RUN}" for scheme in _SCHEMES),
+        *(_RUNNING[0].format(" ", " ", "", ""), f"<img src={ELSEWHERE}>"),
+    ]
+    for command, text in product(_COMMANDS, inner):
+        formula = command.replace("%s", text)
+        yield formula
+        yield f"\\({formula}\\)"
+        yield f"\\[x^2 {formula}\\]"
+
+
 @cache
 def payloads(count: int) -> tuple[str, ...]:
     """Different texts, the same ones each time; those of a smaller count come first."""
     draw = random.Random(35)
-    sources = [list(_running()), list(_elements()), list(_links()), list(_names())]
+    sources = [list(_running()), list(_elements()), list(_links()), list(_names()), list(_formulas())]
     found: dict[str, None] = {}
     while len(found) < count:
-        [source] = draw.choices(sources, [4, 3, 3, 1])
+        [source] = draw.choices(sources, [4, 3, 3, 1, 3])
         text = draw.choice(_BREAKS) + draw.choice(_ENCODINGS)(draw.choice(source))
         place = draw.choice(_PLACES).replace("{{", "{").replace("}}", "}")
         found[place.replace("{}", text)] = None

@@ -3,9 +3,9 @@
 
 import { CodeBlock } from "./code-block.js";
 import { make } from "./dom.js";
-import { lexer } from "./vendor/marked.esm.js";
+import { formula } from "./formula.js";
+import { tokensWithFormulas } from "./formula-syntax.js";
 
-const OPTIONS = { gfm: true, breaks: true };
 // Headings of an answer are below the page's own.
 const HEADINGS_ABOVE = 3;
 // Degenerate output may nest quotes and lists without end.
@@ -15,7 +15,8 @@ const isSeen = ({ type }) => type !== "space" && type !== "def";
 
 /** Shows a growing text. Complete blocks are neither parsed nor drawn again while more arrives. */
 export class Markdown {
-  #settled = { length: 0, blocks: 0 };
+  #settled = { length: 0, blocks: 0, isOpen: false };
+  #isOpen = false;
 
   constructor() {
     this.node = make("div", { class: "markdown" });
@@ -25,7 +26,8 @@ export class Markdown {
   /** `text` starts with the previous text. */
   update(text) {
     const rest = text.slice(this.#settled.length);
-    const tokens = tokensOf(rest);
+    const tokens = tokensOf(rest, { growing: true });
+    this.#isOpen = tokens.isOpen;
     this.flow.update(tokens, this.#settled.blocks);
     // Once its first line is complete, a block no longer merges with those before it.
     const last = tokens.findLastIndex(isSeen);
@@ -35,22 +37,24 @@ export class Markdown {
     if (!rest.startsWith(tokens[last].raw, length)) return;
     this.#settled.length += length;
     this.#settled.blocks += settled.filter(isSeen).length;
+    this.#settled.isOpen ||= tokens.isOpen;
   }
 
-  /** Shows the complete text: only now are reference links known, whose addresses are elsewhere in the text. */
+  /** Shows the complete text: only now are reference links known, whose addresses are elsewhere in the text, and what
+   *  looked like the beginning of a formula. */
   finish(text) {
-    const tokens = tokensOf(text);
-    if (Object.keys(tokens.links).length) this.flow.clear();
+    const tokens = tokensOf(text, { growing: false });
+    if (Object.keys(tokens.links).length || this.#isOpen || this.#settled.isOpen) this.flow.clear();
     this.flow.update(tokens, 0);
   }
 }
 
-function tokensOf(text) {
+function tokensOf(text, { growing }) {
   try {
-    return lexer(text, OPTIONS);
+    return tokensWithFormulas(text, { growing });
   } catch {
     // Nested too deeply for its recursion.
-    return Object.assign([{ type: "unread", raw: text }], { links: {} });
+    return Object.assign([{ type: "unread", raw: text }], { links: {}, isOpen: false });
   }
 }
 
@@ -125,6 +129,10 @@ const BLOCKS = {
       update: (token) => block.update(token.text.replace(/\n$/, "")),
     };
   },
+  formula: () => {
+    const node = make("div");
+    return { node, takes: always, update: (token) => node.replaceChildren(formula(token)) };
+  },
   table: (token) => table(token),
   row: ({ cells, tag }) => ({
     node: make("tr", {}, ...cells.map((cell) => cellOf(cell, tag))),
@@ -178,6 +186,7 @@ const INLINE = {
   del: (token) => [make("del", {}, ...inline(token.tokens))],
   codespan: (token) => [make("code", {}, token.text)],
   br: () => [make("br")],
+  formula: (token) => [formula(token)],
   // Table cells have no other way to break a line.
   html: (token) => [/^<br\s*\/?>$/i.test(token.text) ? make("br") : token.raw],
   checkbox: (token) => [checkbox(token.checked)],
