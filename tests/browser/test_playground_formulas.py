@@ -1,4 +1,4 @@
-"""Formulas and tables in the playground's answers: TeX becomes MathML, prices stay prices, and nothing breaks a word."""
+"""Formulas and tables in the playground's answers: TeX becomes MathML, prices stay prices, words stay whole."""
 
 from __future__ import annotations
 

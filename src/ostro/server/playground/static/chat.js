@@ -6,6 +6,8 @@ import { namesOf, resultsForm } from "./calls.js";
 import { Conversation, messagesOf } from "./conversation.js";
 import { takeDelta } from "./deltas.js";
 import { announce, byId, following, hasKeyboard, make, oncePerFrame } from "./dom.js";
+import { continuing, endOf } from "./endings.js";
+import { Files } from "./files.js";
 import { buildHistory, remove, showHistory } from "./history.js";
 import { currentModel } from "./models.js";
 import { requestParameters, systemPrompt } from "./params.js";
@@ -22,6 +24,7 @@ export function chatMode(panel, showParameters) {
   const log = byId("chat-log");
   const list = byId("chat-turns");
   const opening = panel.querySelector(".opening");
+  const files = new Files(panel, { complain: (sentence) => runner.complain(sentence) });
   let conversation = new Conversation({ settings: setting("draft", {}) });
   // {conversation, turn} of the answer being generated, which continues while another conversation is shown.
   let coming = null;
@@ -53,21 +56,23 @@ export function chatMode(panel, showParameters) {
   /** The request for the message being written, or else the last request. */
   function draft() {
     const { path } = conversation;
-    if (input.value.trim()) return requestOf([...path, { role: "user", content: input.value }]);
+    if (input.value.trim() || files.current.length) return requestOf([...path, { role: "user", content: input.value, files: files.current }]);
     const last = path.findLastIndex((turn) => turn.role !== "assistant");
     return last < 0 ? null : requestOf(path.slice(0, last + 1));
   }
 
   async function send() {
     const text = input.value;
-    if (runner.busy || !text.trim()) return;
+    if (runner.busy || !(text.trim() || files.current.length)) return;
     input.value = "";
+    const sent = files.take();
     const within = conversation;
-    const asked = within.add(within.path.at(-1), { role: "user", content: text });
+    const asked = within.add(within.path.at(-1), { role: "user", content: text, ...(sent.length && { files: sent }) });
     if ((await answer(asked)) || within !== conversation) return;
     // Put the message back into the input field.
     withdraw(asked);
     input.value = [text, input.value].filter(Boolean).join("\n");
+    files.put(sent);
     if (hasKeyboard()) input.focus();
   }
 
@@ -91,25 +96,46 @@ export function chatMode(panel, showParameters) {
     if (!request) return false;
     const turn = within.addAnswer(asked, { role: "assistant", content: "", model: request.body.model });
     remember("draft", {});
+    return receive(request, {
+      within,
+      turn,
+      giveUp() {
+        within.remove(turn);
+        if (before) within.shown[asked.id] = before;
+      },
+    });
+  }
+
+  /** Requests the rest of an answer that ended early. */
+  async function proceed(turn) {
+    if (runner.busy) return;
+    const within = conversation;
+    const request = runner.built(() => continuing(requestOf(within.pathTo(turn))));
+    if (!request) return;
+    focusLog();
+    await receive(request, { within, turn });
+  }
+
+  /** Adds what arrives to a turn; returns whether anything did, after `giveUp` if not. */
+  async function receive(request, { within, turn, giveUp = () => {} }) {
     coming = { conversation: within, turn };
     store(within);
     show();
     log.scrollTop = log.scrollHeight;
     const draw = oncePerFrame(() => following(log, () => coming?.turn === turn && viewOf(turn)?.grow()));
     const clock = thoughtClock(turn);
-    const outcome = await runner.stream(request, (event) => {
-      const came = takeDelta(turn, event.choices[0]?.delta ?? {});
-      if (!came) return false;
+    let came = false;
+    const { outcome, reason } = await runner.stream(request, (event) => {
+      if (!takeDelta(turn, event.choices[0]?.delta ?? {})) return false;
+      came = true;
       clock();
       draw();
       return true;
     });
     coming = null;
-    const came = Boolean(turn.content || turn.reasoning_content || turn.tool_calls) || outcome === "done";
-    if (!came) {
-      within.remove(turn);
-      if (before) within.shown[asked.id] = before;
-    }
+    came ||= outcome === "done";
+    if (!came) giveUp();
+    else turn.ended = endOf(outcome, reason);
     // It may have been deleted in the meantime.
     if (conversationOf(within.id) === within) store(within);
     following(log, show);
@@ -130,6 +156,8 @@ export function chatMode(panel, showParameters) {
       if (asked) answer(asked);
       else runner.complain("There is no message that this would answer.");
     },
+
+    proceed,
 
     edit(turn, changes) {
       if (runner.busy) return;
@@ -195,6 +223,7 @@ export function chatMode(panel, showParameters) {
       view.count(versions.indexOf(view.turn), versions.length);
       if (view.turn === coming?.turn) view.grow();
       else if (view.node.classList.contains("coming")) view.finish();
+      view.offerMore(view === views.at(-1));
     }
     askForResults();
     nameModels();
@@ -300,7 +329,9 @@ export function chatMode(panel, showParameters) {
   // Store the part of an answer that has arrived before the page closes.
   addEventListener("pagehide", () => {
     saveParameters();
-    if (coming) keep(coming.conversation);
+    if (!coming) return;
+    coming.turn.ended = "left";
+    keep(coming.conversation);
   });
 
   readArchive();
@@ -318,13 +349,14 @@ export function chatMode(panel, showParameters) {
 function thoughtClock(turn) {
   let begun = null;
   let isOver = false;
+  const earlier = turn.thought_ms ?? 0;
   return () => {
     if (isOver) return;
     const { thinking, said } = partsOfTurn(turn);
     isOver = !thinking && Boolean(said || turn.tool_calls);
     if (!thinking) return;
     begun ??= performance.now();
-    turn.thought_ms = Math.round(performance.now() - begun);
+    turn.thought_ms = earlier + Math.round(performance.now() - begun);
   };
 }
 

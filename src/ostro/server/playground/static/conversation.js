@@ -1,6 +1,8 @@
 // A conversation is a tree of turns: an edited message, or another answer, becomes a sibling of the earlier version.
 // One branch of it is shown. Knows no storage and no page.
 
+import { isEarlyEnd } from "./endings.js";
+import { checkedFiles, withFiles } from "./text-file.js";
 import { titleFrom } from "./title.js";
 
 const ROLES = ["user", "assistant", "tool"];
@@ -33,7 +35,8 @@ export class Conversation {
   }
 
   get name() {
-    const said = this.turns.filter((turn) => turn.role === "user").map((turn) => turn.content);
+    const asked = this.turns.filter((turn) => turn.role === "user");
+    const said = asked.map((turn) => (turn.content.trim() ? turn.content : (turn.files?.[0].name ?? "")));
     return this.title || titleFrom(said) || "New conversation";
   }
 
@@ -114,8 +117,9 @@ export class Conversation {
 }
 
 /** A turn as API messages: each call's result is a message of its own. */
-export function messagesOf({ role, content, reasoning_content, tool_calls, results }) {
+export function messagesOf({ role, content, files, reasoning_content, tool_calls, results }) {
   if (role === "tool") return results.map((result) => ({ role, ...result }));
+  if (role === "user") return [{ role, content: withFiles(content, files) }];
   return [{ role, content, ...(reasoning_content && { reasoning_content }), ...(tool_calls && { tool_calls }) }];
 }
 
@@ -142,13 +146,15 @@ function checked(turn, known) {
   return { id, parent, role, ...(role === "tool" ? { results: checkedResults(turn) } : checkedText(turn)) };
 }
 
-function checkedText({ content, model, reasoning_content, thought_ms, tool_calls, settings }) {
+function checkedText({ content, model, reasoning_content, thought_ms, tool_calls, ended, files, settings }) {
   if (typeof content !== "string") throw new Error("A turn of a conversation has no text.");
   return {
     content,
     ...(typeof model === "string" && { model }),
     ...(typeof reasoning_content === "string" && { reasoning_content }),
     ...(Number.isFinite(thought_ms) && { thought_ms }),
+    ...(isEarlyEnd(ended) && { ended }),
+    ...(files !== undefined && { files: checkedFiles(files) }),
     ...(tool_calls !== undefined && { tool_calls: checkedCalls(tool_calls) }),
     ...(settings !== undefined && { settings: checkedSettings(settings) }),
   };

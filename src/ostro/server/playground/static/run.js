@@ -43,7 +43,8 @@ export class Runner {
     }
   }
 
-  /** Streams a request. Passes each event to `take`, which returns whether it had text. Shows the speed at the end. */
+  /** Streams a request. Passes each event to `take`, which returns whether it had text. Shows the speed at the end.
+   *  Returns {outcome, reason}: how the request ended, as `run` says, and why the model did, if it said so. */
   async stream({ path, body }, take) {
     const timing = { begun: performance.now(), events: 0 };
     const outcome = await this.run(async (signal) => {
@@ -57,7 +58,7 @@ export class Runner {
       }
     });
     this.facts.textContent = factsOf(timing, outcome).join(" · ");
-    return outcome;
+    return { outcome, reason: timing.ended };
   }
 
   /** The request that `build` returns; null, after showing the error, if a parameter is invalid. */

@@ -4,6 +4,8 @@ import { Answer, partsOfTurn } from "./answer.js";
 import { ResultsView, resultsForm } from "./calls.js";
 import { copied } from "./clipboard.js";
 import { announce, make } from "./dom.js";
+import { isContinuable, sentenceOf } from "./endings.js";
+import { fileView } from "./file-view.js";
 import { submitByKeys } from "./keys.js";
 
 const TITLES = { user: "You", assistant: "Answer", tool: "Result" };
@@ -13,8 +15,11 @@ export class TurnView {
   #copies = action("Copy", () => this.#copy());
   #edits = action("Edit", () => this.#edit(), "changes");
   #versions = make("span", { class: "versions", hidden: true });
+  #ended = make("p", { class: "ended", hidden: true });
+  #continues = action("Continue", () => this.acts.proceed(this.turn), "changes");
 
-  /** `acts` are edit(turn, changes), regenerate(turn), step(turn, by), callsBefore(turn) and complain(sentence). */
+  /** `acts` are edit(turn, changes), regenerate(turn), proceed(turn), step(turn, by), callsBefore(turn) and
+   *  complain(sentence). */
   constructor(turn, acts) {
     this.turn = turn;
     this.acts = acts;
@@ -26,16 +31,18 @@ export class TurnView {
       this.#versions,
       this.#copies,
       this.#edits,
+      this.#continues,
       action("Regenerate", () => acts.regenerate(turn), "changes"),
       this.model,
     );
     const title = make("h3", { class: "unseen" }, TITLES[turn.role]);
-    this.node = make("li", { class: turn.role }, title, this.#body.node, this.actions);
+    this.node = make("li", { class: turn.role }, title, this.#body.node, this.#ended, this.actions);
   }
 
   /** Shows what has arrived so far. */
   grow() {
     this.node.classList.add("coming");
+    this.#ended.hidden = this.actions.hidden = true;
     this.#body.update(this.turn);
   }
 
@@ -46,7 +53,14 @@ export class TurnView {
     this.#copies.hidden = !this.#text;
     // A turn that consists only of calls has no text to edit.
     this.#edits.hidden = Boolean(this.turn.tool_calls) && !this.turn.content;
+    this.#ended.textContent = sentenceOf(this.turn);
+    this.#ended.hidden = !this.#ended.textContent;
     this.actions.hidden = false;
+  }
+
+  /** Offers to continue an answer that ended early, if nothing follows it. */
+  offerMore(isLast) {
+    this.#continues.hidden = !isLast || !isContinuable(this.turn);
   }
 
   /** The turn's version number, and buttons for the other versions. */
@@ -100,29 +114,32 @@ export class TurnView {
 
   /** Replaces the turn with a form; calls `done` with the changes, or `cancel` if there are none. */
   #editorWith(done, cancel) {
-    const { role, content, results } = this.turn;
+    const { role, content, files, results } = this.turn;
     if (role === "tool") return resultsForm(this.acts.callsBefore(this.turn), { results, send: (given) => done({ results: given }), cancel });
-    return textForm(role, content, { send: (text) => done({ content: text }), cancel });
+    return textForm(role, content, { send: (text) => done({ content: text }), cancel, mayBeEmpty: Boolean(files) });
   }
 }
 
-/** A user's text is shown as written. */
+/** A user's text is shown as written, below its files. */
 class Said {
-  node = make("div", { class: "prose said" });
+  #text = make("div", { class: "prose said" });
+  node = make("div", { class: "message" }, this.#text);
 
-  finish({ content }) {
-    this.node.textContent = content;
+  finish({ content, files = [] }) {
+    this.#text.textContent = content;
+    this.#text.hidden = !content;
+    this.node.replaceChildren(...files.map(fileView), this.#text);
   }
 }
 
-function textForm(role, text, { send, cancel }) {
+function textForm(role, text, { send, cancel, mayBeEmpty }) {
   const label = role === "user" ? "Edit the message" : "Edit the answer";
   const field = make("textarea", { value: text, rows: 3, "aria-label": label, "data-enter": "send" });
   const save = make("button", { type: "submit", class: "go" }, role === "user" ? "Send" : "Save");
   const form = make("form", { class: "editor" }, field, make("div", { class: "bar" }, action("Cancel", cancel), save));
   form.addEventListener("submit", (event) => {
     event.preventDefault();
-    if (field.value.trim()) send(field.value);
+    if (field.value.trim() || mayBeEmpty) send(field.value);
   });
   submitByKeys(form, { cancel });
   return form;
