@@ -164,8 +164,8 @@ class WorkflowRun:
             return self._value(left, contexts) == self._value(right, contexts)
         if literal := _LITERAL.fullmatch(expression.strip()):
             return literal[1]
-        value: Any = {"github": self.github, "vars": self.vars, **contexts}
+        found: Any = {"github": self.github, "vars": self.vars, **contexts}
         for part in expression.strip().split("."):
             # As GitHub: what is not there is empty.
-            value = value.get(part, "")
-        return value
+            found = found.get(part, "")
+        return found
