@@ -51,7 +51,7 @@ def _read(name: str, text: str) -> object:
     if kind not in (int, float):
         return [text]
     try:
-        return kind(text)  # type: ignore[operator]
+        return kind(text)
     except ValueError:
         what = "an integer" if kind is int else "a number"
         raise BadRequest(f"{name} takes {what}, not {text}. /set {name} {UNSET} takes it back.") from None

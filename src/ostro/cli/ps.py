@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _rows(servers: Sequence[ServerRecord]) -> list[tuple[str, ...]]:
     on_devices = [_device_bytes(record) for record in servers]
-    rows = [("PID", "ADDRESS", "STATE", "UPTIME", "MEMORY", "MODELS")]
+    rows: list[tuple[str, ...]] = [("PID", "ADDRESS", "STATE", "UPTIME", "MEMORY", "MODELS")]
     rows += [
         (str(record.pid), record.url, record.state, uptime(_age(record)), _memory(record, taken), models_of(record))
         for record, taken in zip(servers, on_devices, strict=True)
@@ -77,7 +77,8 @@ def _age(record: ServerRecord) -> float:
 
 def uptime(seconds: float) -> str:
     """In its two largest units."""
-    left, parts = int(seconds), []
+    left = int(seconds)
+    parts: list[str] = []
     for length, unit in _UNITS:
         if left >= length or (unit == "s" and not parts):
             parts.append(f"{left // length} {unit}")
