@@ -156,8 +156,8 @@ def test_mark_is_kept_exported_and_imported(playground: LiveServer, visit: Visit
         """async (marks) => {
           const { Conversation } = await import("/ui/conversation.js");
           const turn = { id: 1, parent: 0, role: "assistant", content: "x" };
-          const turnsOf = (ended) => Conversation.from({ id: "x", turns: [{ ...turn, ended }] }).turns;
-          return marks.map((ended) => turnsOf(ended)[0].ended ?? null);
+          const read = (ended) => Conversation.from({ id: "x", turns: [{ ...turn, ended }] }).turns[0];
+          return marks.map((ended) => read(ended).ended ?? null);
         }""",
         ["length", "constructor", "__proto__", ["length"], 1],
     )

@@ -24,6 +24,8 @@ def given(name: str, content: bytes) -> dict[str, Any]:
 
 
 def add(page: Page, *files: dict[str, Any]) -> None:
+    # Which model counts is known once they are listed.
+    page.locator("#model option", has_text="alpha").wait_for(state="attached")
     page.locator("#chat-file").set_input_files(list(files))  # type: ignore[arg-type]
 
 
@@ -96,10 +98,11 @@ def test_dropped_file_becomes_part_of_the_message(playground: LiveServer, visit:
 def test_files_can_be_chosen_removed_and_sent_alone(playground: LiveServer, visit: Visit) -> None:
     page = visit(playground)
     fixed_answer(page, "Yes.")
+    page.locator("#model option", has_text="alpha").wait_for(state="attached")
     with page.expect_file_chooser() as chooser:
         page.get_by_role("button", name="Add file…").click()
     utf16 = b"\xff\xfe" + "brown\r\n".encode("utf-16le")
-    chooser.value.set_files([given("a.txt", b"the quick"), given("b.txt", utf16)])  # type: ignore[list-item]
+    chooser.value.set_files([given("a.txt", b"the quick"), given("b.txt", utf16)])  # type: ignore[arg-type]
     until(lambda: len(listed(page)) == 2, "they are not listed")
     page.get_by_role("button", name="Remove a.txt").click()
     assert [row.split()[0] for row in listed(page)] == ["b.txt"]
@@ -149,7 +152,9 @@ def test_file_that_does_not_fit_into_the_context_is_refused(
     assert [row.split()[0] for row in listed(page)] == ["one.txt"]
     # What the server refuses to count, it would refuse to read.
     complaints.expected.append("400")
-    refusal = {"error": {"message": "prompt is too long.", "type": "invalid_request_error", "code": None}}
+    refusal = {
+        "error": {"message": "prompt is too long.", "type": "invalid_request_error", "param": "prompt", "code": None}
+    }
     page.route("**/tokenize", lambda route: route.fulfill(status=400, json=refusal))
     add(page, given("three.txt", b"fox"))
     alert.get_by_text("“three.txt” cannot be added: prompt is too long.").wait_for()

@@ -3,13 +3,14 @@
 import { eventsOf } from "./sse.js";
 import { currentKey } from "./store.js";
 
-/** An error whose message is a sentence for the user. */
+/** An error whose message is a sentence for the user; `param` is the field of the request that it is about, if any. */
 export class ApiError extends Error {
-  constructor(message, { status = 0, isLost = false } = {}) {
+  constructor(message, { status = 0, isLost = false, param = null } = {}) {
     super(message);
     this.status = status;
     /** Whether the server gave no answer at all. */
     this.isLost = isLost;
+    this.param = param;
   }
 }
 
@@ -72,7 +73,7 @@ async function refusal(response) {
   const sentences = [body?.error?.message ?? `The server answered with status ${response.status}.`];
   const seconds = Number(response.headers.get("Retry-After"));
   if (seconds) sentences.push(`Try again in ${seconds} second${seconds === 1 ? "" : "s"}.`);
-  return new ApiError(sentences.join(" "), { status: response.status });
+  return new ApiError(sentences.join(" "), { status: response.status, param: body?.error?.param ?? null });
 }
 
 const withHint = (error) => new ApiError(`${error.message} You can type it under “Key”, at the top of this page.`, error);

@@ -28,6 +28,7 @@ export function chatMode(panel, showParameters) {
   let conversation = new Conversation({ settings: setting("draft", {}) });
   // {conversation, turn} of the answer being generated, which continues while another conversation is shown.
   let coming = null;
+  let isLeaving = false;
   let views = [];
   // {turn, node} of the form for the results of the last answer's calls.
   let asking = null;
@@ -135,7 +136,7 @@ export function chatMode(panel, showParameters) {
     coming = null;
     came ||= outcome === "done";
     if (!came) giveUp();
-    else turn.ended = endOf(outcome, reason);
+    else turn.ended = outcome === "failed" && isLeaving ? "left" : endOf(outcome, reason);
     // It may have been deleted in the meantime.
     if (conversationOf(within.id) === within) store(within);
     following(log, show);
@@ -329,10 +330,13 @@ export function chatMode(panel, showParameters) {
   // Store the part of an answer that has arrived before the page closes.
   addEventListener("pagehide", () => {
     saveParameters();
+    // The browser breaks the answer off while it closes the page.
+    isLeaving = true;
     if (!coming) return;
     coming.turn.ended = "left";
     keep(coming.conversation);
   });
+  addEventListener("pageshow", () => (isLeaving = false));
 
   readArchive();
   buildHistory({ current: () => conversation, open, forgotten: drop, complain: acts.complain });

@@ -5,8 +5,8 @@ import { announce, byId, make } from "./dom.js";
 import { currentModel } from "./models.js";
 import { factsOf, readTextFile, refusal } from "./text-file.js";
 
-// The status of a text that is too long, say.
-const REFUSED = 400;
+// The request's field that holds a file's text.
+const FIELD = "prompt";
 
 /** `panel` is where files can be dropped; `complain` shows a sentence. */
 export class Files {
@@ -57,15 +57,15 @@ export class Files {
     this.#show();
     const model = currentModel();
     try {
-      const body = { model, prompt: file.text, add_special_tokens: false };
+      const body = { model, [FIELD]: file.text, add_special_tokens: false };
       const { count, max_model_len: most } = await askJson("/tokenize", { method: "POST", body });
       file.tokens = count;
       const total = this.#files.reduce((sum, each) => sum + (each.tokens ?? 0), 0);
-      if (most && total >= most) throw new ApiError(tooLong(count, total, { model, most }), REFUSED);
+      if (most && total >= most) throw new ApiError(tooLong(count, total, { model, most }), 0, FIELD);
       announce(`Added: ${file.name}, ${factsOf(file)}.`);
     } catch (error) {
-      // A server that cannot say is not asked again, and the file stays.
-      if (error.status !== REFUSED) throw error;
+      // Where the server refuses or fails for another reason, the file stays, uncounted.
+      if (error.param !== FIELD) throw error;
       this.#remove(file);
       throw new Error(refusal(file, error.message.replace(/\.$/, "")));
     } finally {
