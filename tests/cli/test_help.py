@@ -8,7 +8,7 @@ import sys
 import pytest
 from warm_start import warm_run
 
-from ostro.cli import COMMANDS, _parser
+from ostro.cli import COMMANDS, _parser, _translated
 from ostro.cli.serve import _ESSENTIAL
 from ostro.server.settings import GROUPS, ONLY_IN_FILES, ServeSettings
 
@@ -130,7 +130,7 @@ def test_examples_in_the_help_can_be_typed(command: str) -> None:
     assert examples
     for example in examples:
         words = shlex.split(example.partition(" < ")[0])[1:]
-        _parser(words).parse_args(words)
+        _parser(words).parse_args(_translated(words))
 
 
 @pytest.mark.parametrize("command", ["serve", *(pytest.param(each, marks=pytest.mark.full) for each in COLD)])

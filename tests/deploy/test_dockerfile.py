@@ -112,8 +112,8 @@ def test_the_target_that_ai_os_scripts_name_is_the_cuda_image_with_any_torch() -
     ours, theirs = ([each.value for each in DOCKERFILE.instructions(target)] for target in ("cuda", "hrm-serve"))
     assert [each.replace("build-hrm", "build-cuda") for each in theirs] == ours
     assert "CC" in DOCKERFILE.environment("hrm-serve")
-    ours, theirs = (DOCKERFILE.stages[name].all("RUN")[-1].command for name in ("build-cuda", "build-hrm"))
-    assert theirs.replace(" --or-none", "") == ours != theirs
+    cuda, hrm = (DOCKERFILE.stages[name].all("RUN")[-1].command for name in ("build-cuda", "build-hrm"))
+    assert hrm.replace(" --or-none", "") == cuda != hrm
 
 
 def test_the_images_settings_are_the_lowest_of_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,7 +214,7 @@ class TestCompiledAhead:
     @pytest.mark.parametrize("option", [(), ("--or-none",)], ids=["cuda", "hrm-serve"])
     def test_torch_for_cpus_needs_no_helper_and_is_no_cuda_image(self, option: tuple[str, ...], tmp_path: Path) -> None:
         # -S: an environment without packages, and so without Triton.
-        command = [sys.executable, "-S", SCRIPTS / "prebuild_triton.py", *option, tmp_path / "triton"]
+        command = [sys.executable, "-S", str(SCRIPTS / "prebuild_triton.py"), *option, str(tmp_path / "triton")]
         result = subprocess.run(command, capture_output=True, text=True, check=False)
         if option:
             assert result.returncode == 0, result.stderr

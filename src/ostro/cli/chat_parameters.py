@@ -37,7 +37,7 @@ def parameter_value(name: str, text: str) -> object:
     return value
 
 
-def parameters(given: Mapping[str, object], defaults: Mapping[str, float]) -> dict[str, str]:
+def parameters(given: Mapping[str, object], defaults: Mapping[str, object]) -> dict[str, str]:
     """Each parameter as it is shown: what was given, or what applies."""
     return {name: _shown(given[name]) if name in given else _default(name, defaults) for name in _NAMES}
 
@@ -64,7 +64,7 @@ def _kind(name: str) -> object:
     return kind
 
 
-def _default(name: str, defaults: Mapping[str, float]) -> str:
+def _default(name: str, defaults: Mapping[str, object]) -> str:
     if name in defaults:
         return f"{_shown(defaults[name])} (the model's own)"
     if name in _OTHERWISE:

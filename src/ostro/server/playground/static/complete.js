@@ -39,7 +39,7 @@ export function completeMode(panel) {
     const come = [];
     const draw = () => following(sheet, () => come.splice(0).forEach((choice) => row.add(choice.text, choice.logprobs)));
     const drawSoon = oncePerFrame(draw);
-    const outcome = await runner.stream(request, (event) => {
+    const { outcome } = await runner.stream(request, (event) => {
       const choice = event.choices[0];
       if (!choice) return false;
       come.push(choice);

@@ -61,7 +61,7 @@ export class Files {
       const { count, max_model_len: most } = await askJson("/tokenize", { method: "POST", body });
       file.tokens = count;
       const total = this.#files.reduce((sum, each) => sum + (each.tokens ?? 0), 0);
-      if (most && total >= most) throw new ApiError(tooLong(count, total, { model, most }), 0, FIELD);
+      if (most && total >= most) throw new ApiError(tooLong(count, total, { model, most }), { param: FIELD });
       announce(`Added: ${file.name}, ${factsOf(file)}.`);
     } catch (error) {
       // Where the server refuses or fails for another reason, the file stays, uncounted.
