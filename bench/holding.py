@@ -328,14 +328,24 @@ def _for_model(holder: Holder, number: int) -> None:
 
 def _stop_loading(holder: Holder) -> None:
     """Has the second model loaded, and stops the process that does."""
-    before = set(children_of(holder.pid))
+    before = _engines(holder.pid)
     holder.keep(holder.caller.send("POST", COMPLETIONS, {**SMALL, "model": "b"}))
-    holder.until(lambda: bool(set(children_of(holder.pid)) - before))
-    holder.pause(set(children_of(holder.pid)) - before)
+    holder.until(lambda: bool(_engines(holder.pid) - before))
+    holder.pause(_engines(holder.pid) - before)
+
+
+def _engines(pid: int) -> set[int]:
+    """The server's children but for those that check grammars or render templates, which come when it is idle."""
+    others = (b"check_process", b"render_process")
+    return {each for each in children_of(pid) if not any(other in _command(each) for other in others)}
 
 
 def _command(pid: int) -> bytes:
-    return Path(f"/proc/{pid}/cmdline").read_bytes()
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        # It has ended.
+        return b""
 
 
 KINDS: Mapping[str, Kind] = {

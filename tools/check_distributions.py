@@ -59,10 +59,21 @@ class WheelName:
 
 
 def tracked_files() -> frozenset[str]:
-    """The package's files as a wheel names them. Those that are neither tracked nor ignored count: they are to be."""
+    """The package's files as a wheel names them. Those that are neither tracked nor ignored count: they are to be.
+    Where git does not answer, as in an unpacked archive, all count that are not made from others.
+    """
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "src/ostro"]
-    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    try:
+        ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        found = (path.relative_to(ROOT / "src") for path in (ROOT / "src" / "ostro").rglob("*") if path.is_file())
+        return frozenset(path.as_posix() for path in found if not _is_made(path))
+    listed = ran.stdout.splitlines()
     return frozenset(name.removeprefix("src/") for name in listed if (ROOT / name).is_file())
+
+
+def _is_made(path: Path) -> bool:
+    return "__pycache__" in path.parts or "binaries" in path.parts or path.name.startswith("libostro_native.")
 
 
 def complaints(files: Sequence[Path], *, complete: bool = False) -> Iterator[str]:

@@ -92,13 +92,13 @@ def test_a_server_finishes_what_it_answers_before_it_stops(model: Path, tmp_path
     begun = threading.Event()
 
     def read(url: str) -> None:
-        with Client(url) as client, client.stream_complete("the fox", max_tokens=30, ignore_eos=True) as stream:
+        with Client(url) as client, client.stream_complete("the fox", max_tokens=150, ignore_eos=True) as stream:
             for piece in stream.text:
                 pieces.append(piece)
                 begun.set()
             pieces.append(str(stream.answer.usage.completion_tokens))
 
-    with live_server(tmp_path, str(model), "--drain-timeout", "60", faults="fake,step_seconds=0.1") as server:
+    with live_server(tmp_path, str(model), "--drain-timeout", "600", faults="fake,step_seconds=0.1") as server:
         reading = threading.Thread(target=read, args=(server.url,))
         reading.start()
         assert begun.wait(60)
@@ -109,7 +109,7 @@ def test_a_server_finishes_what_it_answers_before_it_stops(model: Path, tmp_path
             assert screen.end() == 0
         reading.join(60)
         assert server.process.wait(60) == 0
-    assert pieces[-1] == "30"
+    assert pieces[-1] == "150"
 
 
 def test_now_waits_for_nobody(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -117,7 +117,8 @@ def test_now_waits_for_nobody(model: Path, tmp_path: Path, capsys: pytest.Captur
         with Client(server.url) as client, client.stream_complete("the fox", max_tokens=200, ignore_eos=True) as stream:
             next(iter(stream))
             assert main(["stop", "--now", str(server.process.pid)]) == 0
-        assert server.process.wait(60) == 128 + signal.SIGINT
+        # The two signals come at once, and the system delivers them in any order.
+        assert server.process.wait(60) in (128 + signal.SIGTERM, 128 + signal.SIGINT)
     assert listed(capsys) == []
 
 
@@ -159,7 +160,7 @@ def test_a_process_that_got_the_id_of_a_server_is_not_taken_for_it(
     [path] = records.iterdir()
     record = json.loads(path.read_text())
     record["pid"] = os.getpid()
-    forged = path.with_name(path.name.replace(str(server.process.pid), str(os.getpid())))
+    forged = path.with_name(path.name.replace(f"-{server.process.pid}.", f"-{os.getpid()}."))
     forged.touch(mode=0o600)
     forged.write_text(json.dumps(record))
     assert main(["stop", "--all"]) == 0
@@ -170,7 +171,7 @@ def test_a_process_that_got_the_id_of_a_server_is_not_taken_for_it(
 def test_damaged_records_are_passed_over(server: LiveServer, records: Path, capsys: pytest.CaptureFixture[str]) -> None:
     [path] = records.iterdir()
     for number, text in enumerate(["", "[]", "{}", '{"pid": "x"}', "\x00"]):
-        damaged = path.with_name(path.name.replace(str(server.process.pid), f"1{number}"))
+        damaged = path.with_name(path.name.replace(f"-{server.process.pid}.", f"-1{number}."))
         damaged.touch(mode=0o600)
         damaged.write_text(text)
     assert [record["url"] for record in listed(capsys)] == [server.url]
@@ -207,7 +208,9 @@ def test_uptimes_are_told_in_two_units() -> None:
 
 def test_processes_are_told_apart() -> None:
     assert identity(os.getpid()) == identity(os.getpid())
-    assert identity(os.getppid()) is not None
+    with subprocess.Popen(["sleep", "600"]) as other:
+        assert identity(other.pid) not in (None, identity(os.getpid()))
+        other.kill()
     with subprocess.Popen(["true"]) as ended:
         # It has ended, and nobody has asked how.
         os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)

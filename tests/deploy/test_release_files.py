@@ -128,19 +128,19 @@ def test_an_index_of_one_directory_gives_out_its_files_and_no_other(tmp_path: Pa
     (tmp_path / "ostro-1.0.tar.gz").write_bytes(b"source")
     (tmp_path / "notes.txt").write_bytes(b"private")
     with local_index(tmp_path) as index:
-        with urllib.request.urlopen(f"{index.url}ostro/", timeout=10) as answer:
+        with urllib.request.urlopen(f"{index.url}ostro/", timeout=60) as answer:
             page = answer.read().decode()
         assert f"#sha256={hashlib.sha256(b'wheel').hexdigest()}" in page
         assert "notes.txt" not in page
         root = index.url.removesuffix("simple/")
-        with urllib.request.urlopen(f"{root}files/ostro-1.0-py3-none-any.whl", timeout=10) as answer:
+        with urllib.request.urlopen(f"{root}files/ostro-1.0-py3-none-any.whl", timeout=60) as answer:
             assert answer.read() == b"wheel"
         asked = urllib.request.Request(f"{root}files/ostro-1.0.tar.gz", method="HEAD")
-        with urllib.request.urlopen(asked, timeout=10) as answer:
+        with urllib.request.urlopen(asked, timeout=60) as answer:
             assert (answer.headers["Content-Length"], answer.read()) == ("6", b"")
         for path in ("files/notes.txt", "files/../notes.txt", "simple/numpy/", "simple/ostro/x/"):
             with pytest.raises(urllib.error.HTTPError) as refused:
-                urllib.request.urlopen(root + path, timeout=10)
+                urllib.request.urlopen(root + path, timeout=60)
             with refused.value:
                 assert refused.value.code == 404
         assert index.fetched == ["ostro-1.0-py3-none-any.whl"]

@@ -114,7 +114,13 @@ def _found_url() -> str:
 
 
 def _card(client: Client, name: str | None) -> ModelCard:
-    card = client.models().data[0] if name is None else client.model(name)
+    if name is None:
+        listed = client.models().data
+        if not listed:
+            raise Unreachable(f"The server at {client.url} has no model yet. Name one with --model, or give it some.")
+        card = listed[0]
+    else:
+        card = client.model(name)
     if card.max_model_len is None:
         # It is loaded on its first request, and how much fits is known then.
         client.tokenize("", model=card.id)

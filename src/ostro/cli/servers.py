@@ -13,7 +13,12 @@ _HTTP = "http://"
 
 def running_servers() -> list[ServerRecord]:
     """Those that `ostro ps` shows, the oldest first."""
-    return recorded_servers(records_directory())
+    try:
+        directory = records_directory()
+    except RuntimeError:
+        # This user has no home, so that no server of theirs is listed.
+        return []
+    return recorded_servers(directory)
 
 
 def models_of(record: ServerRecord) -> str:

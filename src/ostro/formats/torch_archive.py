@@ -326,7 +326,8 @@ def _layout(tensor: _Tensor) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
     match tensor:
         case (_, int(offset), tuple(shape), tuple(strides)) if offset >= 0 and len(shape) == len(strides):
             if all(type(each) is int and 0 <= each < 1 << 63 for each in (*shape, *strides)):
-                return offset, shape, strides
+                # A stride that nothing takes may be any number, and too large a one for numpy.
+                return offset, shape, tuple(0 if size <= 1 else each for size, each in zip(shape, strides, strict=True))
     raise pickle.UnpicklingError("a tensor's shape is malformed")
 
 

@@ -342,13 +342,17 @@ class Server:
     def _listed(self, models: Models, gate: Gate, address: Address) -> Listing | None:
         if not self._settings.listed:
             return None
-        return Listing(
-            models,
-            gate,
-            url=address.local_url,
-            has_keys=bool(self._keyring.keys),
-            drain_seconds=self._settings.drain_timeout,
-        )
+        try:
+            return Listing(
+                models,
+                gate,
+                url=address.local_url,
+                has_keys=bool(self._keyring.keys),
+                drain_seconds=self._settings.drain_timeout,
+            )
+        except RuntimeError:
+            # This user has no home.
+            return None
 
     def _http(self, models: Models, gate: Gate) -> HttpServer:
         return HttpServer(

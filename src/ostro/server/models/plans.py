@@ -130,6 +130,9 @@ def _outlook(config: EngineConfig, freed: int) -> Outlook:
             plan = _planned_elsewhere(files, config, freed)
     except OstroError as error:
         unknown = error.message
+    except OSError as error:
+        # A file that was removed meanwhile, say.
+        unknown = f"Its files cannot be read: {error.strerror or error}."
     return Outlook(
         kind=_kind(reference),
         source=str(config.model or reference),

@@ -507,7 +507,8 @@ class ModelService:
 
     async def _prepare_when_idle(self, frontend: Frontend) -> None:
         """What the first structured output would otherwise wait for; the engine does its own part."""
-        with suppress(OstroError):
+        # Whatever is wrong: the first structured output will say it.
+        with suppress(Exception):
             await self._handle.settled()
             await asyncio.sleep(_SETTLING_SECONDS)
             while self.num_requests:

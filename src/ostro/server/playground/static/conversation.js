@@ -36,7 +36,7 @@ export class Conversation {
 
   get name() {
     const asked = this.turns.filter((turn) => turn.role === "user");
-    const said = asked.map((turn) => (turn.content.trim() ? turn.content : (turn.files?.[0].name ?? "")));
+    const said = asked.map((turn) => (turn.content.trim() ? turn.content : (turn.files?.[0]?.name ?? "")));
     return this.title || titleFrom(said) || "New conversation";
   }
 
@@ -154,7 +154,7 @@ function checkedText({ content, model, reasoning_content, thought_ms, tool_calls
     ...(typeof reasoning_content === "string" && { reasoning_content }),
     ...(Number.isFinite(thought_ms) && { thought_ms }),
     ...(isEarlyEnd(ended) && { ended }),
-    ...(files !== undefined && { files: checkedFiles(files) }),
+    ...(files?.length && { files: checkedFiles(files) }),
     ...(tool_calls !== undefined && { tool_calls: checkedCalls(tool_calls) }),
     ...(settings !== undefined && { settings: checkedSettings(settings) }),
   };
