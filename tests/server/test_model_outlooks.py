@@ -1,7 +1,7 @@
 """What /admin/available and /admin/plan tell about models that are not loaded."""
 
 import asyncio
-import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -101,12 +101,10 @@ def test_both_need_the_admin_key(server: LiveServer) -> None:
             assert client.get(path).status_code == 401, path
 
 
-def test_files_that_do_not_answer_hold_up_nobody_for_long(tmp_path: Path) -> None:
+def test_files_that_do_not_answer_hold_up_nobody_for_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither the request, nor those after it, nor the end of the process waits for them."""
-    silent = tmp_path / "silent.gguf"
-    os.mkfifo(silent)
-    # It can be opened, and whoever reads waits.
-    opened = os.open(silent, os.O_RDWR)
+    silent, answers = write_model(tmp_path / "silent"), threading.Event()
+    monkeypatch.setattr("ostro.server.models.plans.planned", lambda *_, **__: answers.wait())
 
     async def ask_twice() -> None:
         planner = Planner(EngineConfig(), patience_seconds=0.1)
@@ -115,5 +113,4 @@ def test_files_that_do_not_answer_hold_up_nobody_for_long(tmp_path: Path) -> Non
                 await planner.outlook(EngineConfig(model=str(silent)))
 
     asyncio.run(ask_twice())
-    # Lets the thread go.
-    os.close(opened)
+    answers.set()
