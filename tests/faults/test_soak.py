@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from live_service import live_service, set_faults, until_idle
+from live_service import live_service, set_faults, until, until_idle
 
 from ostro.config import EngineConfig
 from ostro.engine.request import Request
@@ -98,9 +98,16 @@ async def many_requests(service: ModelService, count: int, seed: int) -> None:
     await until_idle(service)
 
 
+async def until_prepared(service: ModelService) -> None:
+    """An idle model loads what structured outputs need, and keeps a thread and a process of it."""
+    await until(lambda: all(task.get_name() != "preparing" for task in asyncio.all_tasks()))
+    await until(lambda: "llguidance" in Path(f"/proc/{service.engine_pid}/maps").read_text())
+
+
 async def soak() -> None:
     async with live_service(EngineConfig(max_batch_seqs=32)) as service:
         pid = service.engine_pid
+        await until_prepared(service)
         # Until the prefix cache is full and every token's text was asked for, growth is what was ordered.
         await many_requests(service, 1000, seed=1)
         before = Holdings.of(service)
