@@ -11,6 +11,7 @@ import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 START_SECONDS = 120.0
 
@@ -23,8 +24,10 @@ class Server:
 
     @property
     def engine_pid(self) -> int:
-        """Process id of the only engine."""
-        [engine] = children_of(self.pid)
+        """Process id of the only engine. Other children check grammars and render templates."""
+        [engine] = [
+            pid for pid in children_of(self.pid) if b"engine_process" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        ]
         return engine
 
 
