@@ -52,7 +52,7 @@ class Agent:
     title: str
     program: str
     package: str
-    """Of npm."""
+    """Name of its npm package."""
     prompt_tokens: int
     """What its first prompt takes, before any word of the user, roughly."""
     prepare: Callable[[Endpoint, Path], Preparation]

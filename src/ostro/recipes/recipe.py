@@ -84,7 +84,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """The model's id on the Hugging Face Hub."""
     licence: str
     config: dict[str, object]
-    """Of the published config.json, what describes the language model."""
+    """The part of the published config.json that describes the language model."""
     config_source: str
     files: Files | None = None
     sampling: dict[str, float | int]

@@ -3,7 +3,7 @@
 from ostro.recipes.recipe import Expectation, Measured, Recipe
 
 _GIB = 1 << 30
-# Of sequences of these lengths, the text says how many fit.
+# Sequence lengths for which the text says how many fit.
 _LENGTHS = (2048, 16384)
 
 

@@ -34,7 +34,7 @@ class ServedModel:
 class ServerRecord:
     pid: int
     identity: str
-    """Of its process, as `system.processes` tells it."""
+    """Identity of its process, from `system.processes`."""
     url: str
     """Its address for programs on this machine."""
     version: str
@@ -105,7 +105,7 @@ def _running(directory: Path) -> Iterator[ServerRecord]:
         try:
             record = _record(given)
         except (KeyError, TypeError, ValueError):
-            # Of another version, which knows what to do with it.
+            # Another version wrote it, and knows what to do with it.
             continue
         if is_running(record):
             yield record
