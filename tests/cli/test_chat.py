@@ -192,8 +192,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(server: LiveServer) -> None
         screen.until("stopped after about ")
         until(lambda: client.stats().models[0].requests == 0)
         screen.until(PROMPT)
-        screen.type(CTRL_C)
-        screen.until("Ctrl-D or /exit ends.")
+        screen.interrupt_until("Ctrl-D or /exit ends.")
         screen.until(PROMPT)
         screen.type("/exit\n")
         assert screen.end() == 0

@@ -18,6 +18,8 @@ from warm_start import WarmProcess, warm_start_in_terminal
 
 OSTRO = (sys.executable, "-m", "ostro")
 PATIENCE = 90.0
+# How long somebody looks at a prompt before pressing Ctrl-C again.
+_SECOND_THOUGHTS = 5.0
 CTRL_C, CTRL_D, UP = "\x03", "\x04", "\x1b[A"
 # The terminal becomes the process's own, so that Ctrl-C typed there is a signal to it.
 _IN_TERMINAL = (
@@ -47,6 +49,19 @@ class Screen:
         start = self.read_up_to
         self.read_up_to = self.shown.index(text, start) + len(text)
         return self.shown[start : self.read_up_to]
+
+    def interrupt_until(self, text: str) -> str:
+        """Presses Ctrl-C, and again where nothing comes of it, as people do: Python's `input` looks for signals and then
+        waits for keys, and what arrives in between is kept until the next key or signal.
+        """
+        for _ in range(int(PATIENCE / _SECOND_THOUGHTS)):
+            self.type(CTRL_C)
+            deadline = time.monotonic() + _SECOND_THOUGHTS
+            while text not in self.shown[self.read_up_to :] and time.monotonic() < deadline:
+                self._read()
+            if text in self.shown[self.read_up_to :]:
+                break
+        return self.until(text)
 
     def end(self) -> int:
         """The exit status of a process that ends by itself."""
