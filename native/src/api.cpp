@@ -21,7 +21,7 @@ using namespace ostro;
 namespace {
 
 // Incremented with any change to a struct, a format or a function's meaning: other versions of the library are refused.
-constexpr int kVersion = 11;
+constexpr int kVersion = 14;
 
 // A validated plan, and the limits on its batches.
 struct Checked {
@@ -35,6 +35,12 @@ struct Checked {
   const int num_buffers;
   Plan plan;
   std::string why;
+};
+
+// A checked run of steps that read nothing of a batch but its number of rows.
+struct RowwiseRun {
+  Checked* checked;
+  int32_t begin, end, rows, reserved;
 };
 
 Checked* refused(const std::string& reason, char* why, int why_size) {
@@ -108,6 +114,9 @@ OSTRO_API Checked* ostro_plan(const char* isa, const Shape* shape, const BufferS
   }
 }
 
+// Whether each of the plan's threads has a CPU of its own, so that it may poll while it waits.
+OSTRO_API void ostro_set_polling(Checked* checked, int polling) { checked->plan.set_polling(polling != 0); }
+
 OSTRO_API void ostro_free(Checked* checked) { delete checked; }
 
 OSTRO_API float* ostro_buffer(Checked* checked, int index) {
@@ -135,6 +144,22 @@ OSTRO_API const char* ostro_run(Checked* checked, const Batch* batch, int begin,
   if (!checked->why.empty()) return checked->why.c_str();
   checked->plan.run(*batch, begin, end);
   return nullptr;
+}
+
+// Fills in a run for `ostro_run_rowwise`; returns null, or the reason why there is none, as `ostro_run` does.
+OSTRO_API const char* ostro_prepare_rowwise(Checked* checked, int begin, int end, int rows, RowwiseRun* run) {
+  checked->why = why_no_rowwise_run(checked->limits, rows, begin, end);
+  if (!checked->why.empty()) return checked->why.c_str();
+  *run = {checked, begin, end, rows, 0};
+  return nullptr;
+}
+
+// Runs a prepared `RowwiseRun`. A CUDA host function: it needs no interpreter, and may run on any thread, one at a time.
+OSTRO_API void ostro_run_rowwise(void* prepared) {
+  const RowwiseRun& run = *static_cast<const RowwiseRun*>(prepared);
+  Batch batch{};
+  batch.num_rows = run.rows;
+  run.checked->plan.run(batch, run.begin, run.end);
 }
 
 OSTRO_API void ostro_profile(Checked* checked, double* seconds) {

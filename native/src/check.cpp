@@ -10,10 +10,9 @@ namespace {
 constexpr int kMostThreads = 1024;
 constexpr int kDimMultiple = 16;
 constexpr int kMostExperts = 1 << 12;
-constexpr const char* kNames[kOps] = {"embed",    "linear", "norm",   "attend", "gather",  "softcap",
-                                      "sample",   "adapt",  "activate", "scale",  "apply",   "position",
-                                      "route",    "expand", "expert", "combine", "gate",    "attend_text",
-                                      "type"};
+constexpr const char* kNames[kOps] = {"embed",  "linear",   "norm",  "attend",      "gather",   "softcap", "sample",
+                                      "adapt",  "activate", "scale", "apply",       "position", "route",   "expand",
+                                      "expert", "combine",  "gate",  "attend_text", "type",     "choose"};
 
 // Thrown and caught in this file only, so that the checks below read as a list of conditions.
 struct Broken {
@@ -42,11 +41,10 @@ void require_matrix(const Kernels& kernels, const Step& step) {
   require_range("its matrix's number of rows", matrix.rows, 1, INT_MAX);
   require_range("its matrix's number of columns", matrix.cols, 1, INT_MAX / 8);
   require(matrix.rows % kernels.panel == 0, "its matrix has ", matrix.rows, " rows, no multiple of ", kernels.panel);
-  require_range("its matrix's format", matrix.codes, kFloat32, kInt8Halves);
-  require_range("its matrix's scales", matrix.scales, kHalfScales, kFloatScales);
-  require(matrix.codes != kUnsigned4 || matrix.has_minima, "its matrix lacks minima");
-  require(matrix.codes == kFloat32 || matrix.codes == kFloat16 || matrix.cols % kGroup == 0, "its matrix has ",
-          matrix.cols, " columns, no multiple of ", kGroup);
+  require(std::find(std::begin(kForms), std::end(kForms), matrix.form()) != std::end(kForms),
+          "its matrix has no known form");
+  require(matrix.cols % matrix.form().unit() == 0, "its matrix has ", matrix.cols, " columns, no multiple of ",
+          matrix.form().unit());
   require(matrix.cols == step.cols, "its matrix has ", matrix.cols, " columns, and the step ", step.cols);
 }
 
@@ -120,7 +118,8 @@ class Steps {
         require(!gathered_, "it comes after a gather");
         whole("out", step.out, 0, step.cols);
         break;
-      case Op::kRoute: route(step); break;
+      case Op::kRoute:
+      case Op::kChoose: route(step); break;
       case Op::kExpand:
       case Op::kExpert: multiply_slots(step); break;
       case Op::kCombine:
@@ -186,7 +185,7 @@ class Steps {
     require_range("the number of experts", step.experts, 1, kMostExperts);
     require_range("the number of chosen experts", step.chosen, 1, step.experts);
     require(static_cast<int64_t>(shape_.max_rows) * step.chosen <= INT_MAX / 8, "it has too many slots");
-    whole("in", step.in, step.in_at, step.experts);
+    whole("in", step.in, step.in_at, static_cast<Op>(step.op) == Op::kRoute ? step.experts : 2 * step.chosen);
     experts_ = step.experts, chosen_ = step.chosen;
   }
 
@@ -303,6 +302,21 @@ void require_rotation(const Rotation& rotation, int head_dim) {
   require_range("a rotation's positions", rotation.positions, 1, INT_MAX);
 }
 
+// Whether an operation reads nothing of a batch but its number of rows.
+bool is_rowwise(Op op) {
+  switch (op) {
+    case Op::kEmbed:
+    case Op::kAttend:
+    case Op::kGather:
+    case Op::kSample:
+    case Op::kAdapt:
+    case Op::kPosition:
+    case Op::kAttendText:
+    case Op::kType: return false;
+    default: return true;
+  }
+}
+
 }  // namespace
 
 std::string why_no_plan(const Kernels& kernels, const Shape& shape, const std::vector<BufferShape>& buffers,
@@ -338,7 +352,9 @@ BatchLimits::BatchLimits(const Shape& shape, const std::vector<BufferShape>& buf
       positions(INT_MAX),
       adapters(INT_MAX),
       types(INT_MAX),
-      steps(static_cast<int>(steps.size())) {
+      steps(static_cast<int>(steps.size())),
+      rowwise(0) {
+  while (rowwise < this->steps && is_rowwise(static_cast<Op>(steps[rowwise].op))) ++rowwise;
   for (const Rotation& each : rotations) positions = std::min(positions, each.positions);
   for (const Step& step : steps) {
     if (static_cast<Op>(step.op) == Op::kEmbed) vocab = std::min(vocab, step.matrix->rows);
@@ -380,6 +396,15 @@ std::string why_no_run(const BatchLimits& limits, const Batch& batch, int begin,
     row += piece.length;
   }
   require(row == batch.num_rows, "sequences have ", row, " of ", batch.num_rows, " rows");
+  return "";
+} catch (const Broken& broken) {
+  return broken.why;
+}
+
+std::string why_no_rowwise_run(const BatchLimits& limits, int rows, int begin, int end) try {
+  require_range("the number of rows", rows, 1, limits.rows);
+  require_range("the first step", begin, 0, limits.rowwise);
+  require_range("the last step", end, begin, limits.rowwise);
   return "";
 } catch (const Broken& broken) {
   return broken.why;

@@ -8,7 +8,7 @@ namespace {
 
 // Enough independent lanes to fill vectors and to hide the latency of multiplication.
 constexpr int kLanes = 32;
-constexpr int64_t kBlock = kLanes * 4;
+constexpr int64_t kBlockBytes = kLanes * 4;
 
 // Bijective in `word` for any previous state: damage to a single word always changes the result.
 uint32_t mixed(uint32_t lane, uint32_t word) { return std::rotl((lane ^ word) * 0x9E3779B1u, 13); }
@@ -29,10 +29,10 @@ void take_block(uint32_t* lanes, const uint8_t* data) {
 uint64_t digest(const uint8_t* data, int64_t size, uint64_t before) {
   uint32_t lanes[kLanes];
   for (int i = 0; i < kLanes; ++i) lanes[i] = static_cast<uint32_t>(i + 1) * 0x85EBCA6Bu;
-  const int64_t whole = size / kBlock * kBlock;
-  for (int64_t at = 0; at < whole; at += kBlock) take_block(lanes, data + at);
+  const int64_t whole = size / kBlockBytes * kBlockBytes;
+  for (int64_t at = 0; at < whole; at += kBlockBytes) take_block(lanes, data + at);
   if (whole < size) {
-    uint8_t rest[kBlock] = {};
+    uint8_t rest[kBlockBytes] = {};
     std::memcpy(rest, data + whole, static_cast<size_t>(size - whole));
     take_block(lanes, rest);
   }

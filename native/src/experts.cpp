@@ -24,9 +24,12 @@ Matrix part_of(const Matrix& all, int expert, int experts) {
 
 void Plan::route(const Step& step, int rows, int thread) {
   const Share mine(rows, thread, pool_.size());
-  for (int i = mine.begin; i < mine.end; ++i)
-    routing_.choose(i, row(step.in, i) + step.in_at, step.experts, step.chosen, step.normalized != 0);
-  pool_.barrier().wait();
+  for (int i = mine.begin; i < mine.end; ++i) {
+    const float* from = row(step.in, i) + step.in_at;
+    if (static_cast<Op>(step.op) == Op::kChoose) routing_.take(i, from, from + step.chosen, step.experts, step.chosen);
+    else routing_.choose(i, from, step.experts, step.chosen, step.normalized != 0);
+  }
+  pool_.meet();
   if (thread == 0) routing_.sort(rows, step.experts, step.chosen);
 }
 
@@ -48,30 +51,24 @@ void Plan::gather_slots(const Step& step, int begin, int end, float* to) const {
 // Quantizes all slots' rows, each expert's as a matmul of their own.
 void Plan::quantize_slots(const Step& step, int thread) {
   const long row_bytes = kernels_.row_bytes(step.cols);
-  float* rows = own_[thread].normed.data();
-  int tile = 0;
+  const Share mine(routing_.end(routing_.num_active() - 1), thread, pool_.size());
   for (int active = 0; active < routing_.num_active(); ++active) {
-    const int end = routing_.end(active);
-    for (int at = routing_.begin(active); at < end; at += kTile) {
-      if (tile++ % pool_.size() != thread) continue;
-      const int last = std::min(at + kTile, end);
-      gather_slots(step, at, last, rows);
-      kernels_.quantize(rows, step.cols, last - at, step.cols, codes_.data() + at * row_bytes);
-    }
+    const int first = routing_.begin(active), end = routing_.end(active);
+    for (int slot = std::max(first, mine.begin); slot < std::min(end, mine.end); ++slot)
+      quantize(step, slot_row(step, slot), slot - first, end - first, own_[thread], codes_.data() + first * row_bytes);
   }
-  pool_.barrier().wait();
+  pool_.meet();
 }
 
 // Threads take panels of one expert at a time.
 void Plan::multiply_slots(const Step& step, int rows, int thread, std::atomic<int>& taken) {
-  if (!routing_.holds(step.experts, step.chosen)) return;
+  if (!routing_.holds(step.experts, step.chosen) || !routing_.num_active()) return;
   const bool codes = reads_codes(step);
   // All experts of a single token read the same row.
   const bool single = rows == 1 && static_cast<Op>(step.op) == Op::kExpand;
   Own& own = own_[thread];
   if (codes && single) {
-    gather_slots(step, 0, 1, own.normed.data());
-    kernels_.quantize(own.normed.data(), step.cols, 1, step.cols, own.codes.data());
+    quantize(step, slot_row(step, 0), 0, 1, own, own.codes.data());
   } else if (codes) {
     quantize_slots(step, thread);
   }
@@ -106,9 +103,16 @@ void Plan::combine(const Step& step, int index) const {
   if (!routing_.holds(step.experts, step.chosen)) return;
   float* to = row(step.out, index) + step.out_at;
   for (int rank = 0; rank < step.chosen; ++rank) {
-    const float* from = row(step.in, routing_.slot(index, rank, step.chosen)) + step.in_at;
+    const int slot = routing_.slot(index, rank, step.chosen);
     const float weight = routing_.weight(index, rank, step.chosen) * step.scale;
-    if (rank == 0 && static_cast<After>(step.after) == After::kStore) kernels_.scale(from, step.cols, weight, to);
+    const bool first = rank == 0 && static_cast<After>(step.after) == After::kStore;
+    if (slot < 0) {
+      // As if a row of zeros were added, or of NaN.
+      for (int col = 0; col < step.cols; ++col) to[col] = (first ? 0 : to[col]) + weight;
+      continue;
+    }
+    const float* from = row(step.in, slot) + step.in_at;
+    if (first) kernels_.scale(from, step.cols, weight, to);
     else kernels_.add_scaled(from, weight, step.cols, to);
   }
 }

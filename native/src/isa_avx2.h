@@ -3,19 +3,26 @@
 
 #include <immintrin.h>
 
+#include <bit>
 #include <cstdint>
 #include <cstring>
 
+#include "float4.h"
 #include "half.h"
+#include "kernels.h"
 
 namespace OSTRO_ISA {
 
 using ostro::Half;
+using ostro::kBiasedFloats;
 
 constexpr int kPanel = 8;
 constexpr int kTileRows = 2;
 constexpr int kTileSums = 4;
-constexpr int kTilePanels = 4, kTileShrink = 2;
+// Tiles of floats have up to kFloatRows rows and two panels, or up to kWideRows and four.
+constexpr int kFloatRows = 6, kWideRows = 2;
+constexpr int kTilePanels = 4;
+constexpr int kOneRowPanels = 2, kAhead = 2048;
 // Four-bit codes are stored unsigned, which saves an instruction per dot product; eight-bit ones must stay signed.
 constexpr int kInt8Bias = 0, kInt4Bias = 8;
 constexpr float kInt4Factor = 1.0f;
@@ -75,6 +82,22 @@ inline Bytes high_unsigned(Bytes a) { return low_unsigned({_mm256_srli_epi16(a.c
 inline Bytes with_bias(Bytes a) { return {_mm256_xor_si256(a.codes, _mm256_set1_epi8(kInt4Bias)), false}; }
 inline Bytes low_signed(Bytes a) { return with_bias(low_unsigned(a)); }
 inline Bytes high_signed(Bytes a) { return with_bias(high_unsigned(a)); }
+// Also the bits of `more` from `first` on, after the lowest four.
+template <int first, int count>
+inline Bytes with_bits(Bytes low, Bytes more) {
+  const __m256i moved = first > 4 ? _mm256_srli_epi16(more.codes, first - 4) : _mm256_slli_epi16(more.codes, 4 - first);
+  const __m256i wanted = _mm256_and_si256(moved, _mm256_set1_epi8(((1 << count) - 1) << 4));
+  return {_mm256_or_si256(low.codes, wanted), false};
+}
+template <int number>
+inline Bytes plus(Bytes a) {
+  return {_mm256_add_epi8(a.codes, _mm256_set1_epi8(number)), false};
+}
+// Four-bit floats, doubled and biased.
+inline Bytes looked_up(Bytes a) {
+  const __m128i table = _mm_loadu_si128(reinterpret_cast<const __m128i*>(kBiasedFloats));
+  return {_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), a.codes), false};
+}
 inline void store(uint8_t* to, Bytes a) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), a.codes); }
 
 // Adds to each row's sum its four codes times activations 4 * step .. 4 * step + 3 of the run.
@@ -91,6 +114,11 @@ inline Ints dot(Ints sum, Bytes w, Run run) {
   return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
 }
 
+// Floats with these exponents and no further bits.
+inline Floats load_powers(const uint8_t* from) {
+  const __m256i wide = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)));
+  return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 23));
+}
 inline Floats load(const int8_t* from) {
   return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from))));
 }
@@ -99,6 +127,58 @@ inline void store_rounded(int8_t* to, Floats a) {
   const Ints whole = _mm256_cvtps_epi32(_mm256_min_ps(a, all(127.0f)));
   const __m128i narrow = _mm_packs_epi32(_mm256_castsi256_si128(whole), _mm256_extracti128_si256(whole, 1));
   _mm_storel_epi64(reinterpret_cast<__m128i*>(to), _mm_packs_epi16(narrow, narrow));
+}
+
+#define OSTRO_HAS_QUANTIZE
+// Absolute values are compared as integers, which have the same order; NaN is the largest of them.
+inline Ints magnitudes(const float* from) {
+  return _mm256_and_si256(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)), _mm256_set1_epi32(0x7FFFFFFF));
+}
+inline Ints group_magnitudes(const float* from) {
+  return _mm256_max_epi32(_mm256_max_epi32(magnitudes(from), magnitudes(from + 8)),
+                          _mm256_max_epi32(magnitudes(from + 16), magnitudes(from + 24)));
+}
+
+inline float group_peak(const float* from) {
+  const Ints eight = group_magnitudes(from);
+  __m128i four = _mm_max_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
+  four = _mm_max_epi32(four, _mm_shuffle_epi32(four, 0b01001110));
+  return std::bit_cast<float>(_mm_cvtsi128_si32(_mm_max_epi32(four, _mm_shuffle_epi32(four, 0b10110001))));
+}
+
+inline ostro::CodeSums quantize_group(const float* from, float peak, int8_t* codes) {
+  const Floats inverse = all(peak > 0.0f ? 127.0f / peak : 0.0f);
+  Ints whole[4];
+  // Values too large for an integer would become the smallest one.
+  for (int i = 0; i < 4; ++i) whole[i] = _mm256_cvtps_epi32(_mm256_min_ps(load(from + 8 * i) * inverse, all(127.0f)));
+  const Ints mixed = _mm256_packs_epi16(_mm256_packs_epi32(whole[0], whole[1]), _mm256_packs_epi32(whole[2], whole[3]));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes),
+                      _mm256_permutevar8x32_epi32(mixed, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7)));
+  const Ints sums = _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_set1_epi8(1), mixed), _mm256_set1_epi16(1));
+  __m128i four = _mm_add_epi32(_mm256_castsi256_si128(sums), _mm256_extracti128_si256(sums, 1));
+  four = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0b10110001));
+  const int32_t half = _mm_cvtsi128_si32(four);
+  return {half, half + _mm_extract_epi32(four, 2)};
+}
+
+#define OSTRO_HAS_PEAKS
+constexpr int kPeaks = 8;
+// Transposes eight vectors of maxima by halves, and takes maxima on the way.
+inline void group_peaks(const float* from, float* peaks) {
+  Ints most[kPeaks];
+  for (int i = 0; i < kPeaks; ++i) most[i] = group_magnitudes(from + 32 * i);
+  for (int i = 0; i < 4; ++i)
+    most[i] = _mm256_max_epi32(_mm256_permute2x128_si256(most[i], most[i + 4], 0x20),
+                               _mm256_permute2x128_si256(most[i], most[i + 4], 0x31));
+  // Now each half has four candidates of one group, of group 0 and 4 for most[0].
+  for (int i = 0; i < 2; ++i)
+    most[i] =
+        _mm256_max_epi32(_mm256_unpacklo_epi64(most[i], most[i + 2]), _mm256_unpackhi_epi64(most[i], most[i + 2]));
+  const Floats low = _mm256_castsi256_ps(most[0]), high = _mm256_castsi256_ps(most[1]);
+  const Ints last = _mm256_max_epi32(_mm256_castps_si256(_mm256_shuffle_ps(low, high, 0x88)),
+                                     _mm256_castps_si256(_mm256_shuffle_ps(low, high, 0xDD)));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(peaks),
+                      _mm256_permutevar8x32_epi32(last, _mm256_setr_epi32(0, 2, 1, 3, 4, 6, 5, 7)));
 }
 
 }  // namespace OSTRO_ISA

@@ -6,16 +6,22 @@
 #include <cstdint>
 #include <cstring>
 
+#include "float4.h"
 #include "half.h"
+#include "kernels.h"
 
 namespace OSTRO_ISA {
 
 using ostro::Half;
+using ostro::kBiasedFloats;
 
 constexpr int kPanel = 4;
 constexpr int kTileRows = 8;
 constexpr int kTileSums = 8;
-constexpr int kTilePanels = 4, kTileShrink = 2;
+// Tiles of floats have up to kFloatRows rows and two panels, or up to kWideRows and four.
+constexpr int kFloatRows = 4, kWideRows = 4;
+constexpr int kTilePanels = 4;
+constexpr int kOneRowPanels = 1, kAhead = 1024;
 // Added to signed codes to suit the dot-product instruction, which takes signed codes here.
 constexpr int kInt8Bias = 0, kInt4Bias = 0;
 // Signed four-bit codes are used in the upper half of their byte: multiplied by sixteen.
@@ -96,6 +102,20 @@ inline Bytes low_signed(Bytes a) { return vshlq_n_s8(a, 4); }
 inline Bytes high_signed(Bytes a) { return vandq_s8(a, vdupq_n_s8(static_cast<int8_t>(0xF0))); }
 inline Bytes low_unsigned(Bytes a) { return vandq_s8(a, vdupq_n_s8(0x0F)); }
 inline Bytes high_unsigned(Bytes a) { return vreinterpretq_s8_u8(vshrq_n_u8(vreinterpretq_u8_s8(a), 4)); }
+// Also the bits of `more` from `first` on, after the lowest four.
+template <int first, int count>
+inline Bytes with_bits(Bytes low, Bytes more) {
+  uint8x16_t moved = vreinterpretq_u8_s8(more);
+  if constexpr (first < 4) moved = vshlq_n_u8(moved, 4 - first);
+  if constexpr (first > 4) moved = vshrq_n_u8(moved, first - 4);
+  return vorrq_s8(low, vreinterpretq_s8_u8(vandq_u8(moved, vdupq_n_u8(((1 << count) - 1) << 4))));
+}
+template <int number>
+inline Bytes plus(Bytes a) {
+  return vaddq_s8(a, vdupq_n_s8(number));
+}
+// Four-bit floats, doubled and biased.
+inline Bytes looked_up(Bytes a) { return vqtbl1q_s8(vld1q_s8(kBiasedFloats), vreinterpretq_u8_s8(a)); }
 inline void store(uint8_t* to, Bytes a) { vst1q_u8(to, vreinterpretq_u8_s8(a)); }
 
 // Adds to each row's sum its four codes times activations 4 * step .. 4 * step + 3 of the run.
@@ -104,6 +124,12 @@ inline Ints dot(Ints sum, Bytes codes, Run activations) {
   return vdotq_laneq_s32(sum, codes, activations, step);
 }
 
+// Floats with these exponents and no further bits.
+inline Floats load_powers(const uint8_t* from) {
+  uint32_t word;
+  std::memcpy(&word, from, sizeof word);
+  return vreinterpretq_f32_u32(vshlq_n_u32(vmovl_u16(vget_low_u16(vmovl_u8(vcreate_u8(word)))), 23));
+}
 inline Floats load(const int8_t* from) {
   uint32_t word;
   std::memcpy(&word, from, sizeof word);
@@ -125,7 +151,7 @@ inline float group_peak(const float* from) {
   return vmaxvq_f32(most[0]);
 }
 
-inline int32_t quantize_group(const float* from, float peak, int8_t* codes) {
+inline ostro::CodeSums quantize_group(const float* from, float peak, int8_t* codes) {
   const float inverse = peak > 0.0f ? 127.0f / peak : 0.0f;
   int8x16_t bytes[2];
   for (int half = 0; half < 2; ++half) {
@@ -139,8 +165,8 @@ inline int32_t quantize_group(const float* from, float peak, int8_t* codes) {
     bytes[half] = vuzp1q_s8(vreinterpretq_s8_s16(low), vreinterpretq_s8_s16(high));
     vst1q_s8(codes + 16 * half, bytes[half]);
   }
-  const int32x4_t sums = vdotq_s32(vdotq_s32(vdupq_n_s32(0), bytes[0], vdupq_n_s8(1)), bytes[1], vdupq_n_s8(1));
-  return vaddvq_s32(sums);
+  const int32x4_t half = vdotq_s32(vdupq_n_s32(0), bytes[0], vdupq_n_s8(1));
+  return {vaddvq_s32(half), vaddvq_s32(vdotq_s32(half, bytes[1], vdupq_n_s8(1)))};
 }
 
 }  // namespace OSTRO_ISA

@@ -7,11 +7,13 @@
 #include <cstdint>
 #include <cstring>
 
+#include "float4.h"
 #include "half.h"
 
 namespace OSTRO_ISA {
 
 using ostro::Half;
+using ostro::kBiasedFloats;
 
 // Tests set it to the width of the kernels they compare with.
 #ifdef OSTRO_PLAIN_PANEL
@@ -19,10 +21,12 @@ constexpr int kPanel = OSTRO_PLAIN_PANEL;
 #else
 constexpr int kPanel = 4;
 #endif
-constexpr int kTileRows = 4;
-constexpr int kTileSums = 8;
-// Few tile sizes: each is a separate kernel, and compiling them all would take longer than everything else.
-constexpr int kTilePanels = 2, kTileShrink = 4;
+// One size of tiles: each is a separate kernel, and compiling more would take longer than everything else.
+constexpr int kTileRows = 1;
+constexpr int kTileSums = 1;
+constexpr int kTilePanels = 1;
+constexpr int kOneRowPanels = 1, kAhead = 1024;
+constexpr int kFloatRows = 4, kWideRows = 0;
 constexpr int kInt8Bias = 0, kInt4Bias = 0;
 constexpr float kInt4Factor = 16.0f;
 
@@ -64,6 +68,8 @@ inline Floats power_of_two(Floats n) {
   return n;
 }
 
+// Floats with these exponents and no further bits.
+inline Floats load_powers(const uint8_t* from) { Floats a; EACH(kPanel) a.at[i] = std::bit_cast<float>(static_cast<uint32_t>(from[i]) << 23); return a; }
 inline Floats load(const int8_t* from) { Floats a; EACH(kPanel) a.at[i] = from[i]; return a; }
 inline Ints ints(int32_t value) { Ints a; EACH(kPanel) a.at[i] = value; return a; }
 inline Floats as_floats(Ints a) { Floats b; std::memcpy(&b, &a, sizeof b); return b; }
@@ -74,6 +80,16 @@ inline Bytes low_signed(Bytes a) { EACH(4 * kPanel) a.at[i] = static_cast<int8_t
 inline Bytes high_signed(Bytes a) { EACH(4 * kPanel) a.at[i] = static_cast<int8_t>(a.at[i] & 0xF0); return a; }
 inline Bytes low_unsigned(Bytes a) { EACH(4 * kPanel) a.at[i] &= 0x0F; return a; }
 inline Bytes high_unsigned(Bytes a) { EACH(4 * kPanel) a.at[i] = static_cast<int8_t>(static_cast<uint8_t>(a.at[i]) >> 4); return a; }
+// Also the bits of `more` from `first` on, after the lowest four.
+template <int first, int count>
+inline Bytes with_bits(Bytes low, Bytes more) {
+  EACH(4 * kPanel) low.at[i] = static_cast<int8_t>(low.at[i] | (static_cast<uint8_t>(more.at[i]) >> first & ((1 << count) - 1)) << 4);
+  return low;
+}
+template <int number>
+inline Bytes plus(Bytes a) { EACH(4 * kPanel) a.at[i] = static_cast<int8_t>(a.at[i] + number); return a; }
+// Four-bit floats, doubled and biased.
+inline Bytes looked_up(Bytes a) { EACH(4 * kPanel) a.at[i] = kBiasedFloats[static_cast<uint8_t>(a.at[i])]; return a; }
 inline void store(uint8_t* to, Bytes a) { std::memcpy(to, &a, sizeof a); }
 template <int step>
 inline Ints dot(Ints sum, Bytes codes, Run activations) {

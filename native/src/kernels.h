@@ -12,20 +12,24 @@ constexpr int kPage = 16;  // tokens per page of the KV cache
 constexpr int kMostDim = 256;
 constexpr long kScratchBytes = 192 << 10;
 
+// Sums of a group's codes: of its first half (needed where codes of weights are unsigned), and of all.
+struct CodeSums {
+  int32_t half, all;
+};
+
 enum class After : int32_t {
   kStore = 0,
-  kAdd = 1,        // to the existing value
-  kSilu = 2,       // silu(even panel) * odd panel of a matmul: gates and ups alternate
-  kGelu = 3,       // the same with the tanh approximation of gelu
-  kExactGelu = 4,  // the same with gelu itself
-  kRelu = 5,       // not available in matmuls
+  kAdd = 1,          // to the existing value
+  kSilu = 2,         // silu(even panel) * odd panel of a matmul: gates and ups alternate
+  kGelu = 3,         // the same with the tanh approximation of gelu
+  kExactGelu = 4,    // the same with gelu itself
+  kRelu = 5,         // not available in matmuls
   kClampedSilu = 6,  // like kSilu, but clamped, and one is added to ups
 };
 
 // Whether half of a matmul's rows are gates.
 constexpr bool has_gates(After after) {
-  return after == After::kSilu || after == After::kGelu || after == After::kExactGelu ||
-         after == After::kClampedSilu;
+  return after == After::kSilu || after == After::kGelu || after == After::kExactGelu || after == After::kClampedSilu;
 }
 
 enum class Cells : int32_t { kFloat = 0, kHalf = 1, kInt8 = 2 };
@@ -58,8 +62,8 @@ struct TextAttention {
   float scale;
 };
 
-// Tokens whose scores are computed together.
-constexpr int kTextRows = 16;
+// Tokens whose scores are computed together, a multiple of every kernel's tile of floats.
+constexpr int kTextRows = 12;
 constexpr long text_width(int length, int panel) { return (static_cast<long>(length) + panel - 1) / panel * panel; }
 
 // A head's keys and values in one text, packed into panels, and room for scores: [row of kTextRows][text_width].
@@ -92,11 +96,13 @@ constexpr long scratch_bytes(int panel, int cols) {
 struct Kernels {
   const char* name;
   int panel;  // rows per panel of a packed matrix
+  int tile;   // rows of activations that are multiplied together, at most
   bool (*runs_here)();
   // Size of a row of activations as written by `quantize`.
   long (*row_bytes)(int cols);
-  // Quantizes rows of activations, with per-group data for matmuls. `to` must be aligned to 16 bytes.
-  void (*quantize)(const float* x, long stride, int rows, int cols, uint8_t* to);
+  // Quantizes `row` of the `rows` of activations that a matmul reads from `to`, which must be aligned to 16 bytes. Rows
+  // may be quantized in any order and by several threads, but those of a tile share cache lines.
+  void (*quantize)(const float* x, int row, int rows, int cols, uint8_t* to);
   // Panels [begin, end) of a matmul. `x` is the output of `quantize` or, for a matrix of floats, rows of `cols` floats
   // with x_stride between them. The scratch has scratch_bytes(panel, cols).
   void (*linear)(const Matrix& matrix, const void* x, long x_stride, int rows, int begin, int end, After after,

@@ -7,6 +7,9 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <iterator>
+#include <limits>
+#include <numeric>
 #include <type_traits>
 #include <utility>
 
@@ -18,7 +21,8 @@ namespace OSTRO_ISA {
 
 using namespace ostro;
 
-inline void fetch(const void* from) {
+// Always inlined: GCC takes a function that only prefetches for one without effects, and deletes calls of it.
+OSTRO_INLINE void fetch(const void* from) {
 #if !defined(_MSC_VER)
   __builtin_prefetch(from);
 #endif
@@ -30,8 +34,9 @@ inline void fetch(const void* from) {
 constexpr int32_t kFloatBits = 0x4B400000;
 constexpr uint32_t kScaleBits = ~3u;
 
-// From this many rows on, four-bit panels are unpacked first, once for all rows.
-constexpr int kManyRows = 24;
+// From this many rows on, panels of narrow codes are unpacked first, once for all rows; earlier those that take longer.
+template <Form form>
+constexpr int many_rows = form.high_bits() || form.codes == kFloat4 ? std::min(4 * kTileRows, 24) : 24;
 // Size of the block of rows that panels are multiplied with at a time.
 constexpr long kBlockBytes = 32 << 10;
 constexpr int kLeastBlock = 16;
@@ -42,33 +47,27 @@ struct Group {
   Broadcast base[rows];  // -kFloatBase times the scale
   int8_t codes[rows][kGroup];
   float scale[rows];
-  float total[rows];  // of the group's activations after rounding, including its outlier
-  int32_t sum[rows];  // of their codes
+  float total[rows];   // of the group's activations after rounding, including its outlier
+  int32_t sum[rows];   // of their codes
+  int16_t half[rows];  // of the first half's codes
 };
 
 // An outlier would set a scale that rounds the rest of its group away. It stays a float, and its code is zero.
 struct Outlier {
   int32_t column;
-  int32_t row;  // within the tile
   float value;
 };
 
 // Rounding noise grows with the square of a group's largest activation. An outlier is one whose removal reduces the
-// noise of its whole row by more than 1 / kMostOutliers; so a row has fewer of them than that.
+// noise of its whole row by more than 1 / kMostOutliers; so a row has no more of them than that.
 constexpr int kMostOutliers = 10;
 
-// A tile's outliers, stored after its groups: by column, because rows often have outliers in the same columns.
+// A tile's outliers, stored after its groups: each row's by column, and one at kNoColumn after the last.
 template <int rows>
 struct Outliers {
-  int32_t count;
-  Outlier at[rows * kMostOutliers];
-
-  void insert(const Outlier& outlier) {
-    int i = count++;
-    for (; i > 0 && at[i - 1].column > outlier.column; --i) at[i] = at[i - 1];
-    at[i] = outlier;
-  }
+  Outlier at[rows][kMostOutliers + 1];
 };
+constexpr int32_t kNoColumn = std::numeric_limits<int32_t>::max();
 
 constexpr long kGroupBytes = sizeof(Group<1>);
 constexpr long kOutlierBytes = (sizeof(Outliers<1>) + 15) / 16 * 16;
@@ -83,14 +82,19 @@ inline float group_peak(const float* from) {
   return largest(most);
 }
 
-// Quantizes them such that 127 stands for `peak`. Returns the sum of the codes.
-inline int32_t quantize_group(const float* from, float peak, int8_t* codes) {
+// Quantizes them such that 127 stands for `peak`. Returns the sums of the codes.
+inline CodeSums quantize_group(const float* from, float peak, int8_t* codes) {
   const float inverse = peak > 0.0f ? 127.0f / peak : 0.0f;
   for (int i = 0; i < kGroup; i += kPanel) store_rounded(codes + i, load(from + i) * all(inverse));
-  int32_t sum = 0;
-  for (int i = 0; i < kGroup; ++i) sum += codes[i];
-  return sum;
+  const int32_t half = std::accumulate(codes, codes + kGroup / 2, 0);
+  return {half, std::accumulate(codes + kGroup / 2, codes + kGroup, half)};
 }
+#endif
+
+#if !defined(OSTRO_HAS_PEAKS)
+// Those of this many groups at a time.
+constexpr int kPeaks = 1;
+inline void group_peaks(const float* from, float* peaks) { *peaks = group_peak(from); }
 #endif
 
 // Removes a group's largest activation if it is an outlier in a row with this much noise; `peak` becomes the largest of
@@ -111,62 +115,73 @@ inline int take_outlier(const float* from, float noise, float& peak) {
 }
 
 template <int rows>
-inline void quantize_row(const float* x, int row, int cols, Group<rows>* groups, Outliers<rows>& outliers) {
+inline void quantize_in_tile(const float* x, int row, int cols, uint8_t* tile) {
+  auto* const groups = reinterpret_cast<Group<rows>*>(tile);
+  const int count = cols / kGroup;
+  Outlier* outliers = reinterpret_cast<Outliers<rows>*>(groups + count)->at[row];
   float noise = 0.0f;
-  auto* group = groups;
-  for (int at = 0; at < cols; at += kGroup, ++group) {
-    const float peak = group_peak(x + at);
-    group->scale[row] = peak;
+  auto keep_peak = [&](int i, float peak) {
+    groups[i].scale[row] = peak;
     noise += peak * peak;
+  };
+  int first = 0;
+  for (; first + kPeaks <= count; first += kPeaks) {
+    float peaks[kPeaks];
+    group_peaks(x + static_cast<long>(first) * kGroup, peaks);
+    for (int i = 0; i < kPeaks; ++i) keep_peak(first + i, peaks[i]);
   }
-  group = groups;
+  for (; first < count; ++first) keep_peak(first, group_peak(x + static_cast<long>(first) * kGroup));
+  auto* group = groups;
   for (int at = 0; at < cols; at += kGroup, ++group) {
     float peak = group->scale[row];
     const int outlier = take_outlier(x + at, noise, peak);
-    int32_t sum = quantize_group(x + at, peak, group->codes[row]);
+    CodeSums sums = quantize_group(x + at, peak, group->codes[row]);
     float apart = 0.0f;
     if (outlier >= 0) {
       apart = x[at + outlier];
-      outliers.insert({at + outlier, row, apart});
-      sum -= std::exchange(group->codes[row][outlier], int8_t{0});
+      *outliers++ = {at + outlier, apart};
+      const int32_t code = std::exchange(group->codes[row][outlier], int8_t{0});
+      sums.all -= code;
+      if (outlier < kGroup / 2) sums.half -= code;
     }
     const float scale = std::bit_cast<float>(std::bit_cast<uint32_t>(peak * (1.0f / 127.0f)) & kScaleBits);
     group->base[row] = broadcast(-kFloatBase * scale);
     group->scale[row] = scale;
-    group->sum[row] = sum;
-    group->total[row] = scale * static_cast<float>(sum) + apart;
+    group->sum[row] = sums.all;
+    group->half[row] = static_cast<int16_t>(sums.half);
+    group->total[row] = scale * static_cast<float>(sums.all) + apart;
   }
+  *outliers = {kNoColumn, 0.0f};
 }
 
-template <int rows>
-inline void quantize_tile(const float* x, long stride, int cols, uint8_t* to) {
-  auto* groups = reinterpret_cast<Group<rows>*>(to);
-  auto& outliers = *reinterpret_cast<Outliers<rows>*>(groups + cols / kGroup);
-  outliers.count = 0;
-  for (int row = 0; row < rows; ++row) quantize_row(x + row * stride, row, cols, groups, outliers);
-}
-
-// Calls body(rows of the tile, first row) for tiles of kTileRows, then repeatedly for 1 / kTileShrink as many, down to
-// one.
+// Calls body(rows of the tile, first row) for tiles of kTileRows, then repeatedly for half as many, down to one.
 template <int size = kTileRows, typename Body>
 inline void each_tile(int rows, Body body, int row = 0) {
   for (; row + size <= rows; row += size) body(std::integral_constant<int, size>{}, row);
   if constexpr (size > 1)
-    if (row < rows) each_tile<std::max(size / kTileShrink, 1)>(rows, body, row);
+    if (row < rows) each_tile<size / 2>(rows, body, row);
 }
 
-// Calls body.operator()<panels>(first panel) for kTilePanels panels at a time, then repeatedly for half as many.
+// Calls body(rows of the tile, its first row) for the one of these tiles that a row is in.
+template <int size = kTileRows, typename Body>
+inline void in_tile(int row, int rows, Body body, int begin = 0) {
+  const int end = begin + (rows - begin) / size * size;
+  if (row < end) body(std::integral_constant<int, size>{}, row - (row - begin) % size);
+  else if constexpr (size > 1) in_tile<size / 2>(row, rows, body, end);
+}
+
+// Calls body.operator()<panels>(first panel) for kTilePanels panels at a time, then for single ones: numbers of
+// panels are multiples of kTilePanels nearly always, and each size of tiles takes time to compile.
 template <int size = kTilePanels, typename Body>
 inline void each_panels(int begin, int end, const Body& body) {
   for (; begin + size <= end; begin += size) body.template operator()<size>(begin);
   if constexpr (size > 1)
-    if (begin < end) each_panels<size / 2>(begin, end, body);
+    if (begin < end) each_panels<1>(begin, end, body);
 }
 
-static void quantize(const float* x, long stride, int rows, int cols, uint8_t* to) {
-  each_tile(rows, [&](auto tile, int row) {
-    quantize_tile<tile>(x + row * stride, stride, cols, to + row * row_bytes(cols));
-  });
+static void quantize(const float* x, int row, int rows, int cols, uint8_t* to) {
+  in_tile(row, rows,
+          [&](auto tile, int first) { quantize_in_tile<tile>(x, row - first, cols, to + first * row_bytes(cols)); });
 }
 
 template <int panels, int rows>
@@ -193,6 +208,11 @@ inline void finish(const Sums<panels, rows>& sums, float factor, After after, co
     }
     float* to = out + row * stride;
     if (has_gates(after)) {
+      // A single panel of gates is stored where the result will be, for the panel of ups, which comes next.
+      if constexpr (panels == 1) {
+        float* at = to + panel / 2 * kPanel;
+        store(at, panel % 2 ? gated(after, load(at), value[0]) : value[0]);
+      }
       for (int i = 0; i + 1 < panels; i += 2)
         store(to + (panel + i) / 2 * kPanel, gated(after, value[i], value[i + 1]));
       continue;
@@ -204,58 +224,121 @@ inline void finish(const Sums<panels, rows>& sums, float factor, After after, co
   }
 }
 
-// Location of a group in consecutive panels of equal length.
-template <typename Scale>
+template <Form form>
+constexpr int code_bytes = form.code_bytes(1) * kPanel;
+// Bytes of a group's scales, or of its minima; on average, if blocks have some of their own.
+template <Form form>
+constexpr int number_bytes = form.number_bytes(kBlock) * kPanel / kBlock;
+
+// Codes, scales and minima of consecutive panels of equal length.
 struct Place {
   const uint8_t* codes;
-  const Scale* scales;
-  const Scale* minima;
+  const uint8_t* scales;
+  const uint8_t* minima;
 
-  template <int code_bytes, int scales_each>
+  // The panel that begins this many groups later.
+  template <Form form>
   Place after(int groups) const {
-    return {codes + static_cast<long>(groups) * code_bytes, scales + groups * scales_each, minima + groups * kPanel};
+    const long count = groups;
+    return {codes + count * code_bytes<form>, scales + count * number_bytes<form>, minima + count * number_bytes<form>};
   }
 };
 
-// Marks codes written by `spread_codes`, ready for dot products.
-constexpr int kSpread = -1;
+// Bytes of one scale or minimum per row of a panel; and of the halves before them that those of a block are multiplied
+// with.
+template <Form form>
+constexpr int number_step = kPanel * (form.scales == kHalfScales    ? 2
+                                      : form.scales == kFloatScales ? 4
+                                                                    : 1);
+template <Form form>
+constexpr int halves_step = form.scales == kBlockScales ? kPanel * 2 : 0;
+template <Form form>
+constexpr int block_groups = form.scales == kBlockScales ? kBlock : 1;
 
-template <int kind>
-constexpr int code_bytes = (kind == kInt4 || kind == kUnsigned4 ? 4 : 8) * kPanel * 4;
+template <Form form>
+OSTRO_INLINE Floats load_halves(const uint8_t* from) {
+  return form.scales == kBlockScales ? load(reinterpret_cast<const Half*>(from)) : zeros();
+}
+
+template <Form form>
+OSTRO_INLINE Floats load_numbers(const uint8_t* from, Floats halves) {
+  if constexpr (form.scales == kHalfScales) return load(reinterpret_cast<const Half*>(from));
+  else if constexpr (form.scales == kFloatScales) return load(reinterpret_cast<const float*>(from));
+  else if constexpr (form.scales == kPowerScales) return load_powers(from);
+  else return halves * load(reinterpret_cast<const int8_t*>(from));
+}
+
+// By index, in a panel's scales or minima.
+template <Form form>
+inline Floats numbers_at(const uint8_t* from, int index) {
+  constexpr int each = block_groups<form> * form.per_group();
+  from += static_cast<long>(index / each) * (halves_step<form> + each * number_step<form>);
+  return load_numbers<form>(from + halves_step<form> + index % each * number_step<form>, load_halves<form>(from));
+}
+
+// Narrow codes unpacked to bytes, with float scales. Signed ones get the same bias, whatever it was, so that they share
+// kernels; codes with minima are unsigned, and need none.
+constexpr int kSpreadBias = 32;
+constexpr Form unpacked(Form form) {
+  const bool has_bias = !form.has_minima && (form.codes != kInt4 || kInt4Bias);
+  const Codes codes = !has_bias ? kSpread : form.per_group() == 2 ? kSpreadHalves : kSpreadBiased;
+  return {codes, kFloatScales, form.has_minima};
+}
+
+// What is added to codes for dot products.
+template <Form form>
+constexpr int code_bias = form.has_minima               ? 0
+                          : form.codes == kSpreadBiased ? kSpreadBias
+                          : form.codes == kSpreadHalves ? kSpreadBias
+                          : form.codes == kInt6Halves   ? 32
+                          : form.codes == kInt5         ? 16
+                          : form.codes == kFloat4       ? kFloatBias
+                          : form.codes == kInt4         ? kInt4Bias
+                          : form.codes == kInt8         ? kInt8Bias
+                                                        : 0;
 
 // A step's codes in the form that dot products take.
-template <int kind>
-inline Bytes step_codes(const uint8_t* codes, int half, int step) {
-  if constexpr (kind == kInt4 || kind == kUnsigned4) {
-    const Bytes both = bytes(codes + step * kPanel * 4);
-    if constexpr (kind == kInt4) return half ? high_signed(both) : low_signed(both);
-    else return half ? high_unsigned(both) : low_unsigned(both);
-  } else {
+template <Form form, int half, int step>
+OSTRO_INLINE Bytes step_codes(const uint8_t* codes) {
+  if constexpr (!form.is_narrow()) {
     const Bytes eight = bytes(codes + (4 * half + step) * kPanel * 4);
-    return kind == kSpread ? eight : signed_codes(eight);
+    return form.codes == kInt8 ? signed_codes(eight) : eight;
+  } else {
+    const Bytes both = bytes(codes + step * kPanel * 4);
+    if constexpr (form.codes == kInt4) return half ? high_signed(both) : low_signed(both);
+    const Bytes low = half ? high_unsigned(both) : low_unsigned(both);
+    if constexpr (form.codes == kFloat4) return looked_up(low);
+    const uint8_t* planes = codes + 4 * kPanel * 4;
+    if constexpr (form.high_bits() == 1) return with_bits<4 * half + step, 1>(low, bytes(planes));
+    if constexpr (form.high_bits() == 2) return with_bits<2 * step, 2>(low, bytes(planes + half * kPanel * 4));
+    return low;
   }
 }
 
-template <int kind, int half, int panels, int rows>
+// What sums have to be multiplied with.
+template <Form form>
+constexpr float code_factor = form.codes == kInt4 ? 1.0f / kInt4Factor : 1.0f;
+
+template <Form form, int half, int panels, int rows>
 OSTRO_INLINE void half_sums(Ints (&sums)[panels][rows], const Group<rows>& group, const uint8_t* codes,
                             long panel_bytes) {
   Run x[rows];
   for (int row = 0; row < rows; ++row) x[row] = run(group.codes[row] + 16 * half);
   each_lane<4>([&]<int at>() OSTRO_BODY {
     for (int panel = 0; panel < panels; ++panel) {
-      const Bytes w = step_codes<kind>(codes + panel * panel_bytes, half, at);
+      const Bytes w = step_codes<form, half, at>(codes + panel * panel_bytes);
       for (int row = 0; row < rows; ++row) sums[panel][row] = dot<at>(sums[panel][row], w, x[row]);
     }
   });
 }
 
-// Adds a group's scaled integer sums.
-template <int panels, int rows, typename Scale>
+// Adds integer sums, scaled by those numbers.
+template <Form form, int panels, int rows>
 OSTRO_INLINE void add_sums(Floats (&out)[panels][rows], const Ints (&sums)[panels][rows], const Group<rows>& group,
-                           const Scale* scales, long panel_scales) {
+                           const uint8_t* scales, const Floats (&halves)[panels], long panel_bytes) {
   const Lanes<rows> row_scales(group.scale);
   each_lane<panels>([&]<int panel>() OSTRO_BODY {
-    const Floats scale = load(scales + panel * panel_scales);
+    const Floats scale = load_numbers<form>(scales + panel * panel_bytes, halves[panel]);
     each_lane<rows>([&]<int row>() OSTRO_BODY {
       const Floats base = load_broadcast<panel>(group.base[row]);
       const Floats sum = row_scales.template add<row>(base, as_floats(sums[panel][row]));
@@ -264,291 +347,327 @@ OSTRO_INLINE void add_sums(Floats (&out)[panels][rows], const Ints (&sums)[panel
   });
 }
 
-// What dot products of unsigned codes add per unit of an activation's code.
-template <int kind>
-constexpr int code_bias = kind == kUnsigned4 ? 0
-                          : kind == kInt4    ? kInt4Bias
-                                             : kInt8Bias;
-
-// If dot products need unsigned codes, sums start negative to compensate.
-template <int kind, int panels, int rows>
+// If dot products need unsigned codes, sums start negative to compensate. `part` is that of the group that they are of:
+// -1 for all of it, or a half.
+template <Form form, int part, int panels, int rows>
 OSTRO_INLINE void start(Ints (&sums)[panels][rows], const Group<rows>& group) {
-  constexpr int bias = code_bias<kind>;
+  constexpr int bias = code_bias<form>;
   each_lane<panels * rows>([&]<int i>() OSTRO_BODY {
-    auto& sum = sums[i / rows][i % rows];
-    if constexpr (bias) sum = ints(kFloatBits - bias * group.sum[i % rows]);
-    else sum = fresh_ints<kFloatBits, i>(&group);
+    constexpr int row = i % rows;
+    auto& sum = sums[i / rows][row];
+    if constexpr (bias) {
+      const int codes = part == 0 ? group.half[row] : part == 1 ? group.sum[row] - group.half[row] : group.sum[row];
+      sum = ints(kFloatBits - bias * codes);
+    } else {
+      sum = fresh_ints<kFloatBits, i>(&group);
+    }
   });
 }
 
-// With one row, there is little work per byte, and memory is the bottleneck: prefetch this many bytes ahead.
-constexpr int kAhead = 1024;
-
-template <int stored, typename Scale>
-OSTRO_INLINE void fetch_ahead(const Place<Scale>& at, bool minima) {
-  for (int line = 0; line < code_bytes<stored>; line += 64) fetch(at.codes + kAhead + line);
-  fetch(reinterpret_cast<const uint8_t*>(at.scales) + kAhead / 4);
-  if (minima) fetch(reinterpret_cast<const uint8_t*>(at.minima) + kAhead / 4);
+OSTRO_INLINE void fetch_bytes(const void* from, long size) {
+  for (long line = 0; line < size; line += 64) fetch(static_cast<const uint8_t*>(from) + line);
 }
 
-// `stored` is the codes' form there: packed, or spread.
-template <int kind, int stored, bool minima, int panels, int rows, typename Scale>
-OSTRO_INLINE void integer_tile(const uint8_t* x, Place<Scale> at, int groups, Floats (*to)[rows]) {
+// With one row, there is little work per byte, and memory is the bottleneck: prefetch groups kAhead bytes ahead, beyond
+// the end of these panels those of the next. `left` is how many groups are left of each panel's.
+template <Form form, int panels>
+OSTRO_INLINE void fetch_ahead(const Place& at, long left, int groups) {
+  constexpr int ahead = kAhead / code_bytes<form>, numbers = number_step<form> * form.per_group();
+  const int first = left > ahead ? ahead : ahead + (panels - 1) * groups;
+  for (int panel = 0; panel < panels; ++panel) {
+    const Place group = at.after<form>(first + panel * groups);
+    fetch_bytes(group.codes, code_bytes<form>);
+    fetch_bytes(group.scales, numbers);
+    if constexpr (form.has_minima) fetch_bytes(group.minima, numbers);
+  }
+}
+
+// A group's part of a tile. `scales` and `minima` are the halves of its block.
+template <Form form, int panels, int rows>
+OSTRO_INLINE void add_group(Floats (&out)[panels][rows], const Group<rows>& group, const Place& at, int groups,
+                            const Floats (&scales)[panels], const Floats (&minima)[panels]) {
+  const long panel_codes = static_cast<long>(groups) * code_bytes<form>;
+  const long panel_numbers = static_cast<long>(groups) * number_bytes<form>;
+  if constexpr (form.per_group() == 1) {
+    Ints sums[panels][rows];
+    start<form, -1>(sums, group);
+    half_sums<form, 0>(sums, group, at.codes, panel_codes);
+    half_sums<form, 1>(sums, group, at.codes, panel_codes);
+    add_sums<form>(out, sums, group, at.scales, scales, panel_numbers);
+  } else {
+    each_lane<2>([&]<int half>() OSTRO_BODY {
+      Ints sums[panels][rows];
+      start<form, half>(sums, group);
+      half_sums<form, half>(sums, group, at.codes, panel_codes);
+      add_sums<form>(out, sums, group, at.scales + half * number_step<form>, scales, panel_numbers);
+    });
+  }
+  if constexpr (form.has_minima) {
+    const Lanes<rows> totals(group.total);
+    for (int panel = 0; panel < panels; ++panel) {
+      const Floats minimum = load_numbers<form>(at.minima + panel * panel_numbers, minima[panel]);
+      each_lane<rows>([&]<int row>() OSTRO_BODY {
+        out[panel][row] = totals.template add<row>(out[panel][row], minimum);
+      });
+    }
+  }
+}
+
+template <Form form, int panels, int rows>
+OSTRO_INLINE void integer_tile(const uint8_t* x, Place at, int groups, Floats (*to)[rows]) {
   const auto* group = reinterpret_cast<const Group<rows>*>(x);
-  const long panel_codes = groups * code_bytes<stored>, panel_scales = groups * kPanel;
+  const long panel_numbers = static_cast<long>(groups) * number_bytes<form>;
   Floats out[panels][rows];
   for (auto& panel : out)
     for (auto& value : panel) value = zeros();
-  for (const auto* end = group + groups; group != end; ++group) {
-    if constexpr (rows == 1 && stored != kSpread) fetch_ahead<stored>(at, minima);
-    Ints sums[panels][rows];
-    start<kind>(sums, *group);
-    half_sums<stored, 0>(sums, *group, at.codes, panel_codes);
-    half_sums<stored, 1>(sums, *group, at.codes, panel_codes);
-    add_sums(out, sums, *group, at.scales, panel_scales);
-    at.codes += code_bytes<stored>;
-    at.scales += kPanel;
-    if constexpr (minima) {
-      const Lanes<rows> totals(group->total);
-      for (int panel = 0; panel < panels; ++panel) {
-        const Floats minimum = load(at.minima + panel * panel_scales);
-        each_lane<rows>([&]<int row>() OSTRO_BODY {
-          out[panel][row] = totals.template add<row>(out[panel][row], minimum);
-        });
-      }
-      at.minima += kPanel;
+  for (const auto* end = group + groups; group != end;) {
+    Floats scales[panels], minima[panels];
+    for (int panel = 0; panel < panels; ++panel) {
+      scales[panel] = load_halves<form>(at.scales + panel * panel_numbers);
+      if constexpr (form.has_minima) minima[panel] = load_halves<form>(at.minima + panel * panel_numbers);
+    }
+    at.scales += halves_step<form>;
+    at.minima += halves_step<form>;
+    for (int i = 0; i < block_groups<form>; ++i, ++group) {
+      if constexpr (rows == 1 && form.codes >= 0) fetch_ahead<form, panels>(at, end - group, groups);
+      add_group<form>(out, *group, at, groups, scales, minima);
+      at.codes += code_bytes<form>;
+      at.scales += number_step<form> * form.per_group();
+      at.minima += number_step<form>;
     }
   }
   keep_sums(out, to);
 }
 
-// For codes with a scale per half group.
-template <int panels, int rows, typename Scale>
-OSTRO_INLINE void halves_tile(const uint8_t* x, Place<Scale> at, int groups, Floats (*to)[rows]) {
-  const auto* group = reinterpret_cast<const Group<rows>*>(x);
-  const long panel_codes = groups * code_bytes<kInt8>, panel_scales = 2 * groups * kPanel;
-  Floats out[panels][rows];
-  for (auto& panel : out)
-    for (auto& value : panel) value = zeros();
-  for (const auto* end = group + groups; group != end; ++group) {
-    auto each = [&]<int half>() OSTRO_BODY {
-      Ints sums[panels][rows];
-      for (int row = 0; row < rows; ++row) {
-        int sum = 0;
-        if constexpr (kInt8Bias != 0)
-          for (int i = 0; i < 16; ++i) sum += group->codes[row][16 * half + i];
-        for (int panel = 0; panel < panels; ++panel) sums[panel][row] = ints(kFloatBits - kInt8Bias * sum);
-      }
-      half_sums<kInt8, half>(sums, *group, at.codes, panel_codes);
-      add_sums(out, sums, *group, at.scales + half * kPanel, panel_scales);
-    };
-    each.template operator()<0>();
-    each.template operator()<1>();
-    at.codes += code_bytes<kInt8>;
-    at.scales += 2 * kPanel;
-  }
-  keep_sums(out, to);
-}
-
-// One column of a panel's weights, without minima.
-template <int kind, int stored, typename Scale>
-OSTRO_INLINE Floats column_weights(const Place<Scale>& at, int column) {
+// One column of some panels' weights, without minima. Rarely needed: not inlined into every tile.
+template <Form form, int panels>
+OSTRO_NOINLINE void column_weights(Place at, int groups, int column, Floats (&weights)[panels]) {
   alignas(16) static constexpr int8_t one_hot[4][16] = {{1}, {0, 1}, {0, 0, 1}, {0, 0, 0, 1}};
-  constexpr int scales = kind == kInt8Halves ? 2 * kPanel : kPanel;
-  const Place<Scale> group = at.template after<code_bytes<stored>, scales>(column / kGroup);
-  const int step = column % kGroup / 4;
-  const Bytes codes = step_codes<stored>(group.codes, step / 4, step % 4);
-  const Ints sum = dot<0>(ints(kFloatBits - code_bias<kind>), codes, run(one_hot[column % 4]));
-  return (as_floats(sum) - all(kFloatBase)) * load(group.scales + (kind == kInt8Halves ? step / 4 * kPanel : 0));
+  const int group = column / kGroup, step = column % kGroup / 4;
+  const int index = form.per_group() == 2 ? column / (kGroup / 2) : group;
+  at.codes += static_cast<long>(group) * code_bytes<form>;
+  const Run one = run(one_hot[column % 4]);
+  each_lane<8>([&]<int each>() {
+    if (each != step) return;
+    for (Floats& weight : weights) {
+      const Bytes codes = step_codes<form, each / 4, each % 4>(at.codes);
+      const Ints sum = dot<0>(ints(kFloatBits - code_bias<form>), codes, one);
+      weight = (as_floats(sum) - all(kFloatBase)) * numbers_at<form>(at.scales, index);
+      at = at.after<form>(groups);
+    }
+  });
 }
 
-// Adds the outliers left out of the codes. Each row adds its own in column order, whatever tile it is in.
-template <int kind, int stored, int panels, int rows, typename Scale>
-OSTRO_INLINE void add_outliers(Sums<panels, rows>& sums, const Outliers<rows>& outliers, const Place<Scale>& at,
-                               int groups) {
-  constexpr int scales = kind == kInt8Halves ? 2 * kPanel : kPanel;
-  for (int i = 0; i < outliers.count;) {
-    const int column = outliers.at[i].column;
+// Adds the outliers left out of the codes. Each row adds its own in column order, whatever tile it is in; columns are
+// looked up once, because rows often have outliers in the same ones.
+template <Form form, int panels, int rows>
+OSTRO_INLINE void add_outliers(Sums<panels, rows>& sums, const Outliers<rows>& outliers, const Place& at, int groups) {
+  const Outlier* next[rows];
+  for (int row = 0; row < rows; ++row) next[row] = outliers.at[row];
+  for (;;) {
+    int column = kNoColumn;
+    for (const Outlier* each : next) column = std::min(column, each->column);
+    if (column == kNoColumn) return;
     Floats weights[panels];
-    for (int panel = 0; panel < panels; ++panel)
-      weights[panel] =
-          column_weights<kind, stored>(at.template after<code_bytes<stored>, scales>(panel * groups), column);
-    for (; i < outliers.count && outliers.at[i].column == column; ++i)
+    column_weights<form>(at, groups, column, weights);
+    for (int row = 0; row < rows; ++row) {
+      if (next[row]->column != column) continue;
+      const float value = next[row]++->value;
       for (int panel = 0; panel < panels; ++panel) {
-        Floats& sum = sums.at[panel][outliers.at[i].row];
-        sum = madd(sum, weights[panel], outliers.at[i].value);
+        Floats& sum = sums.at[panel][row];
+        sum = madd(sum, weights[panel], value);
       }
+    }
   }
 }
 
-// Unpacks codes to bytes, ready for dot products.
-template <int kind>
-inline void spread_codes(const uint8_t* from, int groups, uint8_t* to) {
-  for (int group = 0; group < groups; ++group, from += code_bytes<kind>)
-    for (int half = 0; half < 2; ++half)
-      for (int step = 0; step < 4; ++step, to += kPanel * 4) store(to, step_codes<kind>(from, half, step));
-}
-
-template <typename Scale>
-inline void widen(const Scale* from, int count, float* to) {
-  for (int i = 0; i < count; i += kPanel) store(to + i, load(from + i));
-}
-
-// A matmul, panel by panel, and within these tile by tile.
-template <int kind, bool minima, typename Scale>
-struct Integers {
-  const Matrix& matrix;
+// Rows of activations, and what becomes of their products with a matrix.
+struct Product {
   const uint8_t* x;
-  int rows;
+  int rows, groups;
+  float factor;
   After after;
   const float* bias;
   float* out;
   long stride;
-  uint8_t* scratch;
 
-  static constexpr bool kIsFour = kind == kInt4 || kind == kUnsigned4;
-  static constexpr int kScales = (kind == kInt8Halves ? 2 : 1) * kPanel;
-  static constexpr float kFactor = kind == kInt4 ? 1.0f / kInt4Factor : 1.0f;
-
-  void operator()(int begin, int end) const {
-    const int most = unpacked_panels(kPanel, matrix.cols);
-    for (int panel = begin, count; panel < end; panel += count) {
-      count = std::min(most, end - panel);
-      if constexpr (kIsFour)
-        if (rows >= kManyRows) {
-          columns<kSpread>(unpack(panel, count), panel, count);
-          continue;
-        }
-      columns<kind>(place(panel), panel, count);
-    }
-  }
+  long row_bytes() const { return OSTRO_ISA::row_bytes(groups * kGroup); }
 
   // Some panels with all rows. A block of rows stays in the L1 cache, if they are short, while panels stream past.
-  template <int stored, typename Number>
-  void columns(const Place<Number>& at, int panel, int count) const {
-    const int groups = matrix.cols / kGroup;
-    const int block =
-        std::max(static_cast<int>(kBlockBytes / row_bytes(matrix.cols)), kLeastBlock) / kTileRows * kTileRows;
+  template <Form form>
+  void columns(const Place& at, int panel, int count) const {
+    const int block = std::max(static_cast<int>(kBlockBytes / row_bytes()), kLeastBlock) / kTileRows * kTileRows;
     for (int first = 0; first < rows; first += block) {
       each_panels(0, count, [&]<int panels>(int i) {
         each_tile(
             std::min(first + block, rows),
-            [&](auto tile, int row) {
-              compute<stored, panels, tile>(at.template after<code_bytes<stored>, kScales>(i * groups), panel + i, row);
-            },
+            [&](auto tile, int row) { compute<form, panels, tile>(at.after<form>(i * groups), panel + i, row); },
             first);
       });
     }
   }
 
-  Place<Scale> place(int panel) const {
-    const long at = static_cast<long>(panel) * (matrix.cols / kGroup);
-    return {matrix.data + at * code_bytes<kind>, reinterpret_cast<const Scale*>(matrix.scale_data) + at * kScales,
-            reinterpret_cast<const Scale*>(matrix.minimum_data) + at * kPanel};
-  }
-
-  // Unpacks panels into the scratch: codes, scales, minima.
-  Place<float> unpack(int panel, int count) const {
-    const int groups = count * (matrix.cols / kGroup);
-    const Place<Scale> from = place(panel);
-    auto* scales = reinterpret_cast<float*>(scratch + static_cast<long>(groups) * code_bytes<kSpread>);
-    float* lowest = scales + groups * kScales;
-    widen(from.scales, groups * kScales, scales);
-    if constexpr (minima) widen(from.minima, groups * kPanel, lowest);
-    spread_codes<kind>(from.codes, groups, scratch);
-    return {scratch, scales, lowest};
-  }
-
   // A tile: not inlined, so that the compiler has all registers for it.
-  template <int stored, int panels, int count, typename Number>
-  OSTRO_NOINLINE void compute(const Place<Number>& at, int panel, int row) const {
-    const int groups = matrix.cols / kGroup;
-    const uint8_t* tile = x + row * row_bytes(matrix.cols);
+  template <Form form, int panels, int count>
+  OSTRO_NOINLINE void compute(const Place& at, int panel, int row) const {
+    const uint8_t* tile = x + row * row_bytes();
     Sums<panels, count> sums;
-    // With one row, panel by panel: sequential memory is the fastest.
-    constexpr int together = count == 1 ? 1 : std::min(panels, kTileSums / count);
-    for (int i = 0; i < panels; i += together) {
-      const Place<Number> here = at.template after<code_bytes<stored>, kScales>(i * groups);
-      if constexpr (kind == kInt8Halves) halves_tile<together, count>(tile, here, groups, sums.at + i);
-      else integer_tile<kind, stored, minima, together, count>(tile, here, groups, sums.at + i);
-    }
+    // With one row, two panels hide the latency of dot products, but one is read sequentially: machines differ.
+    constexpr int together = std::min(panels, count == 1 ? kOneRowPanels : kTileSums / count);
+    for (int i = 0; i < panels; i += together)
+      integer_tile<form, together, count>(tile, at.after<form>(i * groups), groups, sums.at + i);
     const auto& outliers = *reinterpret_cast<const Outliers<count>*>(tile + groups * sizeof(Group<count>));
-    add_outliers<kind, stored>(sums, outliers, at, groups);
-    finish(sums, kFactor, after, bias, panel, out + row * stride, stride);
+    add_outliers<form>(sums, outliers, at, groups);
+    finish(sums, factor, after, bias, panel, out + row * stride, stride);
   }
 };
 
-// For floats or halves: columns are added in order.
+// Unpacks the weights of some groups into the scratch: codes, scales, minima.
+template <Form form>
+static Place unpack(const Place& from, int groups, uint8_t* scratch) {
+  constexpr int bias = code_bias<unpacked(form)> - code_bias<form>;
+  const uint8_t* codes = from.codes;
+  uint8_t* to = scratch;
+  for (int group = 0; group < groups; ++group, codes += code_bytes<form>, to += 8 * kPanel * 4)
+    each_lane<8>([&]<int step>() OSTRO_BODY {
+      const Bytes eight = step_codes<form, step / 4, step % 4>(codes);
+      store(to + step * kPanel * 4, bias ? plus<bias>(eight) : eight);
+    });
+  auto* scales = reinterpret_cast<float*>(to);
+  float* minima = scales + groups * form.per_group() * kPanel;
+  for (int i = 0; i < groups * form.per_group(); ++i) store(scales + i * kPanel, numbers_at<form>(from.scales, i));
+  for (int i = 0; form.has_minima && i < groups; ++i) store(minima + i * kPanel, numbers_at<form>(from.minima, i));
+  return {scratch, to, reinterpret_cast<const uint8_t*>(minima)};
+}
+
+// A matmul, panel by panel, and within these tile by tile.
+template <Form form>
+void multiply(const Matrix& matrix, const Product& product, int begin, int end, uint8_t* scratch) {
+  const int most = unpacked_panels(kPanel, matrix.cols);
+  const Place all{matrix.data, matrix.scale_data, matrix.minimum_data};
+  for (int panel = begin, count; panel < end; panel += count) {
+    count = std::min(most, end - panel);
+    const Place from = all.after<form>(panel * product.groups);
+    if constexpr (form.is_narrow())
+      if (product.rows >= many_rows<form>) {
+        product.columns<unpacked(form)>(unpack<form>(from, count * product.groups, scratch), panel, count);
+        continue;
+      }
+    product.columns<form>(from, panel, count);
+  }
+}
+
+// The panels that a tile of floats takes at a time: with few rows more of them, so that there are sums enough to hide the
+// latency of a multiply-add.
+constexpr int kFloatPanels = 4;
+constexpr int float_panels(int rows) { return rows <= kWideRows ? kFloatPanels : 2; }
+
+// A tile of a matmul with floats or halves.
+template <typename Cell>
+struct FloatTile {
+  const float* x;
+  long x_stride;
+  int cols;
+  const Cell* panels[kFloatPanels];
+  float* sums[kFloatPanels];  // each panel's, of the first row
+  long sums_stride;
+};
+
+// Columns are added in order.
 template <typename Cell, int panels, int rows>
-OSTRO_INLINE Sums<panels, rows> float_tile(const float* x, long x_stride, const Cell* const (&panel)[panels],
-                                           int cols) {
-  Floats out[panels][rows];
-  for (auto& each : out)
-    for (auto& value : each) value = zeros();
+OSTRO_NOINLINE void float_tile(const FloatTile<Cell>& tile) {
+  constexpr int count = rows * panels;
+  Floats out[count];
+  each_lane<count>([&]<int i>() OSTRO_BODY { out[i] = zeros(); });
+  const Cell* from[panels];
+  for (int i = 0; i < panels; ++i) from[i] = tile.panels[i];
+  const float* x = tile.x;
+  const long stride = tile.x_stride;
+  const int cols = tile.cols;
   int col = 0;
   for (; col + 4 <= cols; col += 4) {
     Lanes<4> four[rows];
-    for (int row = 0; row < rows; ++row) four[row] = Lanes<4>(x + row * x_stride + col);
+    for (int row = 0; row < rows; ++row) four[row] = Lanes<4>(x + row * stride + col);
     each_lane<4>([&]<int at>() OSTRO_BODY {
-      for (int i = 0; i < panels; ++i) {
-        const Floats w = load(panel[i] + static_cast<long>(col + at) * kPanel);
-        for (int row = 0; row < rows; ++row) out[i][row] = four[row].template add<at>(out[i][row], w);
-      }
+      Floats weights[panels];
+      for (int i = 0; i < panels; ++i) weights[i] = load(from[i] + static_cast<long>(col + at) * kPanel);
+      each_lane<count>([&]<int i>() OSTRO_BODY {
+        out[i] = four[i / panels].template add<at>(out[i], weights[i % panels]);
+      });
     });
   }
-  for (; col < cols; ++col)
-    for (int i = 0; i < panels; ++i) {
-      const Floats w = load(panel[i] + static_cast<long>(col) * kPanel);
-      for (int row = 0; row < rows; ++row) out[i][row] = madd(out[i][row], w, x[row * x_stride + col]);
+  for (; col < cols; ++col) {
+    Floats weights[panels];
+    for (int i = 0; i < panels; ++i) weights[i] = load(from[i] + static_cast<long>(col) * kPanel);
+    each_lane<count>([&]<int i>() OSTRO_BODY {
+      out[i] = madd(out[i], weights[i % panels], x[i / panels * stride + col]);
+    });
+  }
+  each_lane<count>([&]<int i>() OSTRO_BODY {
+    store(tile.sums[i % panels] + i / panels * tile.sums_stride, out[i]);
+  });
+}
+
+template <typename Cell, int most = kFloatRows>
+inline void multiply_tile(const FloatTile<Cell>& tile, int rows) {
+  if constexpr (most > 1)
+    if (rows < most) return multiply_tile<Cell, most - 1>(tile, rows);
+  float_tile<Cell, float_panels(most), most>(tile);
+}
+
+// Splits rows evenly into tiles, and calls body(first panel, panels, first row, rows) for each.
+template <typename Body>
+inline void each_float_tile(int begin, int end, int rows, const Body& body) {
+  const int tiles = (rows + kFloatRows - 1) / kFloatRows;
+  for (int panel = begin; panel < end; panel += kFloatPanels)
+    for (int tile = 0; tile < tiles; ++tile) {
+      const int first = rows * tile / tiles, count = rows * (tile + 1) / tiles - first, most = float_panels(count);
+      for (int at = panel; at < std::min(panel + kFloatPanels, end); at += most)
+        body(at, std::min(most, end - at), first, count);
     }
-  Sums<panels, rows> sums;
-  keep_sums(out, sums.at);
-  return sums;
+}
+
+// Places of `count` panels of a tile; those beyond are the last one's once more.
+template <typename Place, typename At>
+inline void set_panels(Place (&places)[kFloatPanels], int count, At at) {
+  for (int i = 0; i < kFloatPanels; ++i) places[i] = at(std::min(i, count - 1));
 }
 
 template <typename Cell>
 inline void float_product(const Matrix& matrix, const float* x, long x_stride, int rows, int begin, int end,
                           After after, const float* bias, float* out, long stride) {
-  each_panels(begin, end, [&]<int panels>(int panel) {
-    const Cell* from[panels];
-    for (int i = 0; i < panels; ++i)
-      from[i] = reinterpret_cast<const Cell*>(matrix.data) + static_cast<long>(panel + i) * matrix.cols * kPanel;
-    const Cell* const(&cells)[panels] = from;
-    each_tile<std::min(kTileRows, 4)>(rows, [&](auto tile, int row) {
-      finish(float_tile<Cell, panels, tile>(x + row * x_stride, x_stride, cells, matrix.cols), 1.0f, after, bias, panel,
-             out + row * stride, stride);
+  alignas(64) float sums[kFloatRows][kFloatPanels * kPanel];
+  FloatTile<Cell> tile{x, x_stride, matrix.cols, {}, {}, kFloatPanels * kPanel};
+  each_float_tile(begin, end, rows, [&](int panel, int count, int row, int in_tile) {
+    tile.x = x + row * x_stride;
+    const auto* cells = reinterpret_cast<const Cell*>(matrix.data) + static_cast<long>(panel) * matrix.cols * kPanel;
+    set_panels(tile.panels, count, [&](int i) { return cells + static_cast<long>(i) * matrix.cols * kPanel; });
+    set_panels(tile.sums, count, [&](int i) { return sums[0] + i * kPanel; });
+    multiply_tile(tile, in_tile);
+    each_panels(0, count, [&]<int panels>(int first) {
+      for (int i = 0; i < in_tile; ++i) {
+        Sums<panels, 1> found;
+        for (int at = 0; at < panels; ++at) found.at[at][0] = load(sums[i] + (first + at) * kPanel);
+        finish(found, 1.0f, after, bias, panel + first, out + (row + i) * stride, stride);
+      }
     });
   });
 }
 
 static void linear(const Matrix& matrix, const void* x, long x_stride, int rows, int begin, int end, After after,
                    const float* bias, float* out, long stride, uint8_t* scratch) {
-  if (matrix.codes == kFloat32 || matrix.codes == kFloat16) {
-    const auto* floats = static_cast<const float*>(x);
-    if (matrix.codes == kFloat32) {
-      float_product<float>(matrix, floats, x_stride, rows, begin, end, after, bias, out, stride);
+  each_lane<std::size(kForms)>([&]<int i>() {
+    constexpr Form form = kForms[i];
+    if (matrix.form() != form) return;
+    if constexpr (form.is_float()) {
+      using Cell = std::conditional_t<form.codes == kFloat32, float, Half>;
+      float_product<Cell>(matrix, static_cast<const float*>(x), x_stride, rows, begin, end, after, bias, out, stride);
     } else {
-      float_product<Half>(matrix, floats, x_stride, rows, begin, end, after, bias, out, stride);
+      const Product product{
+          static_cast<const uint8_t*>(x), rows, matrix.cols / kGroup, code_factor<form>, after, bias, out, stride};
+      multiply<form>(matrix, product, begin, end, scratch);
     }
-    return;
-  }
-  const auto* codes = static_cast<const uint8_t*>(x);
-  auto product = [&]<int kind, bool minima, typename Scale>() {
-    Integers<kind, minima, Scale>{matrix, codes, rows, after, bias, out, stride, scratch}(begin, end);
-  };
-  auto with = [&]<typename Scale>() {
-    switch (matrix.codes) {
-      case kInt8:
-        if (matrix.has_minima) product.template operator()<kInt8, true, Scale>();
-        else product.template operator()<kInt8, false, Scale>();
-        break;
-      case kInt8Halves: product.template operator()<kInt8Halves, false, Scale>(); break;
-      case kInt4: product.template operator()<kInt4, false, Scale>(); break;
-      default: product.template operator()<kUnsigned4, true, Scale>(); break;
-    }
-  };
-  if (matrix.scales == kHalfScales) with.template operator()<Half>();
-  else with.template operator()<float>();
+  });
 }
 
 }  // namespace OSTRO_ISA

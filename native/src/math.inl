@@ -38,8 +38,7 @@ template <int terms, int count>
 OSTRO_INLINE void polynomial(const Broadcast (&coefficients)[terms], const Floats (&x)[count], Floats (&sums)[count]) {
   for (Floats& sum : sums) sum = load_constant(coefficients[terms - 1]);
   each_lane<terms - 1>([&]<int i>() OSTRO_BODY {
-    for (int at = 0; at < count; ++at)
-      sums[at] = madd(load_constant(coefficients[terms - 2 - i]), sums[at], x[at]);
+    for (int at = 0; at < count; ++at) sums[at] = madd(load_constant(coefficients[terms - 2 - i]), sums[at], x[at]);
   });
 }
 
@@ -48,11 +47,11 @@ constexpr Broadcast kPowersOfTwo[] = {
     broadcast(5.550713092e-2f), broadcast(9.675540961e-3f), broadcast(1.327647129e-3f),
 };
 
-// x = 2^x for x from -126 to 127, to 2e-7 of it; beyond, that of the nearer end
+// x = 2^x for x up to 127, to 2e-7 of it; below -126, that of -126
 template <int count>
 OSTRO_INLINE void raise_two(Floats (&x)[count]) {
   Floats whole[count], rest[count];
-  for (int i = 0; i < count; ++i) x[i] = max(min(x[i], all(127.0f)), all(-126.0f));
+  for (int i = 0; i < count; ++i) x[i] = max(x[i], all(-126.0f));
   for (int i = 0; i < count; ++i) whole[i] = x[i] + all(ostro::kFloatBase);
   for (int i = 0; i < count; ++i) rest[i] = whole[i] - all(ostro::kFloatBase);
   for (int i = 0; i < count; ++i) rest[i] = x[i] - rest[i];
@@ -60,9 +59,9 @@ OSTRO_INLINE void raise_two(Floats (&x)[count]) {
   for (int i = 0; i < count; ++i) x[i] = x[i] * power_of_two(whole[i]);
 }
 
-constexpr Broadcast kTail[] = {broadcast(-9.999998212e-1f), broadcast(-1.151111603f),    broadcast(-4.591640234e-1f),
-                               broadcast(-5.261822790e-2f), broadcast(7.231192198e-3f),  broadcast(-2.615564445e-4f),
-                               broadcast(-1.355784188e-4f), broadcast(2.886571747e-5f),  broadcast(-1.965220008e-6f)};
+constexpr Broadcast kTail[] = {broadcast(-9.999998212e-1f), broadcast(-1.151111603f),   broadcast(-4.591640234e-1f),
+                               broadcast(-5.261822790e-2f), broadcast(7.231192198e-3f), broadcast(-2.615564445e-4f),
+                               broadcast(-1.355784188e-4f), broadcast(2.886571747e-5f), broadcast(-1.965220008e-6f)};
 
 // x times the normal cumulative distribution function, whose tail beyond |x| is 2 to the power of a polynomial: fitted
 // such that the result is accurate to 3e-7 up to |x| = 6, beyond which the tail is less than 1e-9.

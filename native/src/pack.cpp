@@ -1,22 +1,26 @@
 #include "pack.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
+#include <iterator>
 #include <system_error>
 #include <thread>
 #include <vector>
 
+#include "float4.h"
 #include "half.h"
 
 namespace ostro {
 namespace {
 
-// One group of a row: value = scale * code + minimum, with a scale for each half.
+// One group of a row: value = scale * code + minimum. K types multiply both with whole numbers, scales with one for each
+// half.
 struct Coded {
   int8_t codes[kGroup];
-  float scale[2];
-  float minimum;
+  float scale, minimum;
+  int8_t scale_factors[2], minimum_factor;
 };
 
 float half_at(const uint8_t* at) {
@@ -53,9 +57,9 @@ bool all_finite(const float* from) {
 void to_eight_bits(const float* from, Coded& to) {
   float peak = 0.0f;
   for (int i = 0; i < kGroup; ++i) peak = std::max(peak, std::fabs(from[i]));
-  to.scale[0] = rounded(peak / 127.0f);
+  to.scale = rounded(peak / 127.0f);
   for (int i = 0; i < kGroup; ++i) {
-    const float code = to.scale[0] > 0.0f ? std::nearbyint(from[i] / to.scale[0]) : 0.0f;
+    const float code = to.scale > 0.0f ? std::nearbyint(from[i] / to.scale) : 0.0f;
     to.codes[i] = static_cast<int8_t>(std::clamp(code, -127.0f, 127.0f));
   }
 }
@@ -84,7 +88,7 @@ void to_four_bits(const float* from, Coded& to) {
     if (!(error < least)) continue;
     least = error;
     to.minimum = minimum;
-    to.scale[0] = scale;
+    to.scale = scale;
     std::copy(codes, codes + kGroup, to.codes);
   }
 }
@@ -119,8 +123,10 @@ void read_k45(bool five, const uint8_t* row, int group, Coded& to) {
   const int at = group % 8;
   int scale, minimum;
   k_scales(block + 4, at, scale, minimum);
-  to.scale[0] = half_at(block) * static_cast<float>(scale);
-  to.minimum = -half_at(block + 2) * static_cast<float>(minimum);
+  to.scale = half_at(block);
+  to.minimum = -half_at(block + 2);
+  std::fill_n(to.scale_factors, 2, static_cast<int8_t>(scale));
+  to.minimum_factor = static_cast<int8_t>(minimum);
   const uint8_t* low = block + (five ? 48 : 16) + at / 2 * 32;
   for (int i = 0; i < kGroup; ++i) {
     int code = at % 2 ? low[i] >> 4 : low[i] & 15;
@@ -138,8 +144,8 @@ void read_k6(const uint8_t* row, int group, Coded& to) {
     const int bits = quarter < 2 ? low[i] & 15 : low[i] >> 4;
     to.codes[i] = static_cast<int8_t>((bits | (high[i] >> 2 * quarter & 3) << 4) - 32);
   }
-  const float scale = half_at(block + 208);
-  for (int i = 0; i < 2; ++i) to.scale[i] = scale * static_cast<float>(static_cast<int8_t>(block[192 + 2 * at + i]));
+  to.scale = half_at(block + 208);
+  std::memcpy(to.scale_factors, block + 192 + 2 * at, 2);
 }
 
 Coded read_group(int32_t source, const uint8_t* row, int group, bool four_bits) {
@@ -147,27 +153,27 @@ Coded read_group(int32_t source, const uint8_t* row, int group, bool four_bits) 
   switch (source) {
     case kQ4_0: {
       const uint8_t* block = row + group * 18;
-      to.scale[0] = half_at(block);
+      to.scale = half_at(block);
       nibbles(block + 2, -8, to.codes);
       break;
     }
     case kQ4_1: {
       const uint8_t* block = row + group * 20;
-      to.scale[0] = half_at(block);
+      to.scale = half_at(block);
       to.minimum = half_at(block + 2);
       nibbles(block + 4, 0, to.codes);
       break;
     }
     case kQ5_0: {
       const uint8_t* block = row + group * 22;
-      to.scale[0] = half_at(block);
+      to.scale = half_at(block);
       nibbles(block + 6, -16, to.codes);
       fifth_bits(block + 2, to.codes);
       break;
     }
     case kQ5_1: {
       const uint8_t* block = row + group * 24;
-      to.scale[0] = half_at(block);
+      to.scale = half_at(block);
       to.minimum = half_at(block + 2);
       nibbles(block + 8, 0, to.codes);
       fifth_bits(block + 4, to.codes);
@@ -175,8 +181,15 @@ Coded read_group(int32_t source, const uint8_t* row, int group, bool four_bits) 
     }
     case kQ8_0: {
       const uint8_t* block = row + group * 34;
-      to.scale[0] = half_at(block);
+      to.scale = half_at(block);
       std::memcpy(to.codes, block + 2, kGroup);
+      break;
+    }
+    case kMXFP4: {
+      // The file's exponents are those of numbers that are not doubled. 255 is NaN there, and becomes infinity.
+      const uint8_t* block = row + group * 17;
+      to.scale_factors[0] = static_cast<int8_t>(block[0] == 255 ? 255 : std::max(block[0] - 1, 0));
+      nibbles(block + 1, 0, to.codes);
       break;
     }
     case kQ4_K: read_k45(false, row, group, to); break;
@@ -185,7 +198,7 @@ Coded read_group(int32_t source, const uint8_t* row, int group, bool four_bits) 
     default: {
       float values[kGroup];
       for (int i = 0; i < kGroup; ++i) values[i] = float_at(source, row, group * kGroup + i);
-      if (!all_finite(values)) to.scale[0] = NAN;
+      if (!all_finite(values)) to.scale = NAN;
       else if (four_bits) to_four_bits(values, to);
       else to_eight_bits(values, to);
     }
@@ -193,45 +206,98 @@ Coded read_group(int32_t source, const uint8_t* row, int group, bool four_bits) 
   return to;
 }
 
-bool is_four(const Matrix& matrix) { return matrix.codes == kInt4 || matrix.codes == kUnsigned4; }
+// A row's scales or minima in a panel.
+template <typename Byte>
+struct Numbers {
+  const Form& form;
+  Byte* first;
+  int panel, row;
 
-void put_number(const Matrix& matrix, uint8_t* to, int64_t index, float value) {
-  if (matrix.scales == kHalfScales) {
-    const Half half = to_half(value);
-    std::memcpy(to + index * 2, &half, sizeof half);
-  } else {
-    std::memcpy(to + index * 4, &value, sizeof value);
+  // In blocks, of a number's factor.
+  Byte* at(int index) const {
+    if (form.scales == kPowerScales) return first + static_cast<int64_t>(index) * panel + row;
+    if (form.scales == kHalfScales) return first + (static_cast<int64_t>(index) * panel + row) * 2;
+    return half(index) - row * 2 + (2 + index % in_block()) * panel + row;
   }
-}
+  Byte* half(int index) const {
+    if (form.scales != kBlockScales) return at(index);
+    return first + form.number_bytes(kBlock) * panel * (index / in_block()) + row * 2;
+  }
+  int in_block() const { return kBlock * form.per_group(); }
 
-float number_at(const Matrix& matrix, const uint8_t* from, int64_t index) {
-  if (matrix.scales == kHalfScales) return half_at(from + index * 2);
-  float value;
-  std::memcpy(&value, from + index * 4, sizeof value);
-  return value;
-}
+  void put(int index, float value, int8_t factor) const {
+    if (form.scales != kHalfScales) *at(index) = static_cast<uint8_t>(factor);
+    if (form.scales == kPowerScales) return;
+    const Half number = to_half(value);
+    std::memcpy(half(index), &number, sizeof number);
+  }
+
+  float get(int index) const {
+    if (form.scales == kHalfScales) return half_at(at(index));
+    if (form.scales == kPowerScales) return std::bit_cast<float>(static_cast<uint32_t>(*at(index)) << 23);
+    return half_at(half(index)) * static_cast<float>(static_cast<int8_t>(*at(index)));
+  }
+};
 
 // The byte offset of a code within its panel's group.
-int code_at(const Matrix& matrix, int panel, int row, int col) {
-  const int step = col / 4 % (is_four(matrix) ? 4 : 8);
+int code_at(const Form& form, int panel, int row, int col) {
+  const int step = col / 4 % (form.is_narrow() ? 4 : 8);
   return (step * panel + row) * 4 + col % 4;
 }
 
-void pack_group(const Coded& group, const Matrix& matrix, int panel, int row, uint8_t* codes) {
-  for (int col = 0; col < kGroup; ++col) {
-    uint8_t& at = codes[code_at(matrix, panel, row, col)];
-    const auto code = static_cast<uint8_t>(group.codes[col]);
-    if (!is_four(matrix)) at = code;
-    else if (col < kGroup / 2) at = (at & 0xF0) | (code & 15);
-    else at = (at & 15) | static_cast<uint8_t>(code << 4);
+// What is added to codes in files before they are stored.
+int stored_bias(const Form& form) { return form.codes == kInt6Halves ? 32 : form.codes == kInt5 ? 16 : 0; }
+
+// The byte offset, within its panel's group, of the bits of a code beyond the lowest four, and the first one's place.
+struct HighBits {
+  int at, first;
+
+  HighBits(const Form& form, int panel, int row, int col) {
+    const int step = col / 4, steps = 8 / form.high_bits();
+    at = ((4 + step / steps) * panel + row) * 4 + col % 4;
+    first = step % steps * form.high_bits();
   }
+};
+
+// Overwrites some bits of a byte.
+void put_bits(uint8_t& byte, int first, int count, int bits) {
+  const int mask = ((1 << count) - 1) << first;
+  byte = static_cast<uint8_t>((byte & ~mask) | (bits << first & mask));
+}
+
+void pack_group(const Coded& group, const Form& form, int panel, int row, uint8_t* codes) {
+  for (int col = 0; col < kGroup; ++col) {
+    const int code = group.codes[col] + stored_bias(form);
+    uint8_t& at = codes[code_at(form, panel, row, col)];
+    if (!form.is_narrow()) {
+      at = static_cast<uint8_t>(code);
+      continue;
+    }
+    put_bits(at, col < kGroup / 2 ? 0 : 4, 4, code);
+    if (form.high_bits()) {
+      const HighBits place(form, panel, row, col);
+      put_bits(codes[place.at], place.first, form.high_bits(), code >> 4);
+    }
+  }
+}
+
+int read_code(const Form& form, int panel, int row, int col, const uint8_t* codes) {
+  const uint8_t byte = codes[code_at(form, panel, row, col)];
+  if (!form.is_narrow()) return static_cast<int8_t>(byte);
+  int code = col < kGroup / 2 ? byte & 15 : byte >> 4;
+  if (form.codes == kInt4) return code > 7 ? code - 16 : code;
+  if (form.high_bits()) {
+    const HighBits place(form, panel, row, col);
+    code |= (codes[place.at] >> place.first & ((1 << form.high_bits()) - 1)) << 4;
+  }
+  return form.codes == kFloat4 ? kDoubledFloats[code] : code - stored_bias(form);
 }
 
 // Packs one panel, consisting of these rows.
 void pack_panel(int32_t source, const uint8_t* const* rows, const Matrix& matrix, int panel, int64_t index,
                 uint8_t* to) {
   const Layout layout(matrix);
-  if (matrix.codes == kFloat32 || matrix.codes == kFloat16) {
+  if (matrix.form().is_float()) {
     for (int col = 0; col < matrix.cols; ++col)
       for (int row = 0; row < panel; ++row) {
         const float value = rows[row] ? float_at(source, rows[row], col) : 0.0f;
@@ -242,18 +308,20 @@ void pack_panel(int32_t source, const uint8_t* const* rows, const Matrix& matrix
       }
     return;
   }
-  const int groups = matrix.cols / kGroup, halves = matrix.codes == kInt8Halves ? 2 : 1;
-  const int group_bytes = panel * kGroup / (is_four(matrix) ? 2 : 1);
-  for (int group = 0; group < groups; ++group) {
-    const int64_t at = index * groups + group;
+  const Form form = matrix.form();
+  const int groups = matrix.cols / kGroup;
+  uint8_t* codes = to + index * panel * form.code_bytes(groups);
+  const int64_t numbers = index * panel * form.number_bytes(groups);
+  uint8_t *scales = to + layout.scales_at() + numbers, *minima = to + layout.minima_at() + numbers;
+  for (int group = 0; group < groups; ++group, codes += panel * form.code_bytes(1))
     for (int row = 0; row < panel; ++row) {
-      const Coded coded = rows[row] ? read_group(source, rows[row], group, is_four(matrix)) : Coded{};
-      pack_group(coded, matrix, panel, row, to + at * group_bytes);
-      for (int half = 0; half < halves; ++half)
-        put_number(matrix, to + layout.scales_at(), (at * halves + half) * panel + row, coded.scale[half]);
-      if (matrix.has_minima) put_number(matrix, to + layout.minima_at(), at * panel + row, coded.minimum);
+      const Coded coded = rows[row] ? read_group(source, rows[row], group, form.is_narrow()) : Coded{};
+      pack_group(coded, form, panel, row, codes);
+      for (int part = 0; part < form.per_group(); ++part)
+        Numbers<uint8_t>{form, scales, panel, row}.put(group * form.per_group() + part, coded.scale,
+                                                       coded.scale_factors[part]);
+      if (form.has_minima) Numbers<uint8_t>{form, minima, panel, row}.put(group, coded.minimum, coded.minimum_factor);
     }
-  }
 }
 
 }  // namespace
@@ -263,7 +331,7 @@ bool choose_format(int32_t source, int bits, Matrix& matrix) {
     matrix.codes = codes;
     matrix.scales = scales;
     matrix.has_minima = minima;
-    return codes == kFloat32 || codes == kFloat16 || matrix.cols % kGroup == 0;
+    return matrix.cols % matrix.form().unit() == 0;
   };
   if (is_float(source) && bits && matrix.cols % kGroup == 0)
     return bits == 4 ? choose(kUnsigned4, kHalfScales, true) : choose(kInt8, kHalfScales, false);
@@ -273,12 +341,13 @@ bool choose_format(int32_t source, int bits, Matrix& matrix) {
     case kBF16: return choose(kFloat32, kHalfScales, false);
     case kQ4_0: return choose(kInt4, kHalfScales, false);
     case kQ4_1: return choose(kUnsigned4, kHalfScales, true);
-    case kQ5_0:
+    case kQ5_0: return choose(kInt5, kHalfScales, false);
+    case kQ5_1: return choose(kUnsigned5, kHalfScales, true);
     case kQ8_0: return choose(kInt8, kHalfScales, false);
-    case kQ5_1: return choose(kInt8, kHalfScales, true);
-    case kQ4_K: return choose(kUnsigned4, kFloatScales, true);
-    case kQ5_K: return choose(kInt8, kFloatScales, true);
-    case kQ6_K: return choose(kInt8Halves, kFloatScales, false);
+    case kQ4_K: return choose(kUnsigned4, kBlockScales, true);
+    case kQ5_K: return choose(kUnsigned5, kBlockScales, true);
+    case kQ6_K: return choose(kInt6Halves, kBlockScales, false);
+    case kMXFP4: return choose(kFloat4, kPowerScales, false);
     default: return false;
   }
 }
@@ -288,21 +357,9 @@ bool is_packable(const Matrix& matrix, int panel) {
   constexpr int64_t kMostValues = int64_t{1} << 48;
   if (panel <= 0 || matrix.rows <= 0 || matrix.cols <= 0 || matrix.rows % panel) return false;
   if (static_cast<int64_t>(matrix.rows) * matrix.cols > kMostValues) return false;
-  if (matrix.scales != kHalfScales && matrix.scales != kFloatScales) return false;
-  switch (matrix.codes) {
-    case kFloat32:
-    case kFloat16: return matrix.has_minima == 0 && matrix.scales == kHalfScales;
-    case kInt8: break;
-    case kInt4:
-    case kInt8Halves:
-      if (matrix.has_minima) return false;
-      break;
-    case kUnsigned4:
-      if (!matrix.has_minima) return false;
-      break;
-    default: return false;
-  }
-  return (matrix.has_minima == 0 || matrix.has_minima == 1) && matrix.cols % kGroup == 0;
+  if (matrix.has_minima != 0 && matrix.has_minima != 1) return false;
+  const Form form = matrix.form();
+  return std::find(std::begin(kForms), std::end(kForms), form) != std::end(kForms) && matrix.cols % form.unit() == 0;
 }
 
 void pack_matrix(int32_t source, const uint8_t* const* rows, const Matrix& matrix, int panel, int threads,
@@ -326,7 +383,7 @@ void pack_matrix(int32_t source, const uint8_t* const* rows, const Matrix& matri
 void unpack_row(const Matrix& matrix, int panel, int row, float* to) {
   const int64_t index = row / panel;
   const int within = row % panel;
-  if (matrix.codes == kFloat32 || matrix.codes == kFloat16) {
+  if (matrix.form().is_float()) {
     for (int col = 0; col < matrix.cols; ++col) {
       const int64_t at = (index * matrix.cols + col) * panel + within;
       if (matrix.codes == kFloat16) to[col] = half_at(matrix.data + at * 2);
@@ -334,20 +391,18 @@ void unpack_row(const Matrix& matrix, int panel, int row, float* to) {
     }
     return;
   }
-  const int groups = matrix.cols / kGroup, halves = matrix.codes == kInt8Halves ? 2 : 1;
-  const int group_bytes = panel * kGroup / (is_four(matrix) ? 2 : 1);
-  for (int group = 0; group < groups; ++group, to += kGroup) {
-    const int64_t at = index * groups + group;
-    const uint8_t* codes = matrix.data + at * group_bytes;
-    const float minimum = matrix.has_minima ? number_at(matrix, matrix.minimum_data, at * panel + within) : 0.0f;
-    for (int col = 0; col < kGroup; ++col) {
-      const uint8_t byte = codes[code_at(matrix, panel, within, col)];
-      int code = static_cast<int8_t>(byte);
-      if (is_four(matrix)) code = col < kGroup / 2 ? byte & 15 : byte >> 4;
-      if (matrix.codes == kInt4 && code > 7) code -= 16;
-      const int half = halves == 2 ? col / 16 : 0;
-      const float scale = number_at(matrix, matrix.scale_data, (at * halves + half) * panel + within);
-      to[col] = scale * static_cast<float>(code) + minimum;
+  const Form form = matrix.form();
+  const int groups = matrix.cols / kGroup;
+  const uint8_t* codes = matrix.data + index * panel * form.code_bytes(groups);
+  const int64_t numbers = index * panel * form.number_bytes(groups);
+  const uint8_t *scales = matrix.scale_data + numbers, *minima = matrix.minimum_data + numbers;
+  for (int group = 0; group < groups; ++group, codes += panel * form.code_bytes(1), to += kGroup) {
+    const float minimum = form.has_minima ? Numbers<const uint8_t>{form, minima, panel, within}.get(group) : 0.0f;
+    for (int part = 0; part < form.per_group(); ++part) {
+      const float scale = Numbers<const uint8_t>{form, scales, panel, within}.get(group * form.per_group() + part);
+      const int count = kGroup / form.per_group();
+      for (int col = part * count; col < (part + 1) * count; ++col)
+        to[col] = scale * static_cast<float>(read_code(form, panel, within, col, codes)) + minimum;
     }
   }
 }

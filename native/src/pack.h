@@ -20,6 +20,7 @@ enum Source : int32_t {
   kQ5_K = 13,
   kQ6_K = 14,
   kBF16 = 30,
+  kMXFP4 = 39,
 };
 
 // Chooses the packed format for such rows: lossless with bits = 0, otherwise floats are quantized to 8 or 4 bits.

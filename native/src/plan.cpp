@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdint>
 #include <cstring>
+#include <memory>
 #include <new>
 #include <utility>
 
@@ -33,28 +35,32 @@ int float_block(int cols) {
 
 double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
-}  // namespace
-
-// Zeroed memory that is not committed before it is written.
-template <typename T>
-Plan::Memory<T> Plan::zeros(size_t count) {
-  auto* memory = static_cast<T*>(std::calloc(std::max<size_t>(count, 1), sizeof(T)));
-  if (!memory) throw std::bad_alloc();
-  return Memory<T>(memory);
+// Asks for huge pages, of which one entry of the CPU's address cache covers more.
+void ask_for_huge_pages(void* memory, size_t size) {
+#if defined(__linux__)
+  constexpr uintptr_t kHuge = uintptr_t{2} << 20;
+  const uintptr_t at = reinterpret_cast<uintptr_t>(memory);
+  const uintptr_t begin = (at + kHuge - 1) / kHuge * kHuge, end = (at + size) / kHuge * kHuge;
+  if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+#else
+  (void)memory, (void)size;
+#endif
 }
 
-// Uses huge pages if available, to speed up the translation of scattered addresses.
-Plan::Memory<uint8_t> Plan::large(size_t size) {
-#if defined(__linux__)
-  constexpr size_t kLarge = size_t{2} << 20;
-  size = (std::max<size_t>(size, 1) + kLarge - 1) / kLarge * kLarge;
-  auto* memory = static_cast<uint8_t*>(std::aligned_alloc(kLarge, size));
-  if (!memory) throw std::bad_alloc();
-  madvise(memory, size, MADV_HUGEPAGE);
-  return Memory<uint8_t>(memory);
-#else
-  return zeros<uint8_t>(size);
-#endif
+}  // namespace
+
+// Zeroed memory that is not committed before it is written. Aligned, as a vector across two cache lines takes two loads.
+template <typename T>
+Plan::Memory<T> Plan::zeros(size_t count) {
+  constexpr size_t kAlign = 64;
+  if (count > (SIZE_MAX - kAlign) / sizeof(T)) throw std::bad_alloc();
+  size_t room = count * sizeof(T) + kAlign;
+  void* allocated = std::calloc(room, 1);
+  if (!allocated) throw std::bad_alloc();
+  ask_for_huge_pages(allocated, room);
+  void* memory = allocated;
+  std::align(kAlign, count * sizeof(T), memory, room);
+  return Memory<T>(static_cast<T*>(memory), Freed<T>{allocated});
 }
 
 Plan::Plan(const Kernels& kernels, const Shape& shape, const std::vector<BufferShape>& buffers,
@@ -68,8 +74,12 @@ Plan::Plan(const Kernels& kernels, const Shape& shape, const std::vector<BufferS
       piece_of_row_(shape.max_rows),
       pool_(shape.threads) {
   int rows = shape.max_rows;
-  for (const BufferShape& each : buffers)
-    buffers_.push_back({each, zeros<float>(static_cast<size_t>(each.rows) * each.cols)});
+  for (const BufferShape& each : buffers) {
+    Memory<float> own;
+    if (!each.memory) own = zeros<float>(static_cast<size_t>(each.rows) * each.cols);
+    float* data = each.memory ? each.memory : own.get();
+    buffers_.push_back({each, std::move(own), data});
+  }
   int most_cols = 0, coded_cols = 0, normed_cols = 0, most_rank = 0;
   bool has_texts = false;
   size_t slot_codes = 0;
@@ -78,7 +88,7 @@ Plan::Plan(const Kernels& kernels, const Shape& shape, const std::vector<BufferS
     const Op op = static_cast<Op>(step.op);
     has_texts |= op == Op::kAttendText;
     if (op == Op::kAdapt) most_cols = std::max(most_cols, step.cols);
-    if (op == Op::kRoute) routing_.reserve(shape.max_rows, step.experts, step.chosen);
+    if (op == Op::kRoute || op == Op::kChoose) routing_.reserve(shape.max_rows, step.experts, step.chosen);
     if (op == Op::kExpand || op == Op::kExpert) {
       most_cols = std::max(most_cols, step.cols);
       const size_t slots = static_cast<size_t>(shape.max_rows) * step.chosen;
@@ -104,7 +114,7 @@ Plan::Plan(const Kernels& kernels, const Shape& shape, const std::vector<BufferS
     own.scratch.resize(scratch_bytes(kernels.panel, most_cols));
     if (has_texts) own.text = zeros<float>(TextHead::floats(shape.head_dim, shape.max_rows, kernels.panel));
   }
-  if (shape.num_pages) pages_ = large(static_cast<size_t>(page_bytes()) * shape.num_pages);
+  if (shape.num_pages) pages_ = zeros<uint8_t>(static_cast<size_t>(page_bytes()) * shape.num_pages);
 }
 
 void Plan::run(const Batch& batch, int begin, int end) {
@@ -115,9 +125,7 @@ void Plan::run(const Batch& batch, int begin, int end) {
   pool_.run([&](int thread) { work(batch, begin, end, thread); });
 }
 
-void Plan::copy_page(int from, int to) {
-  std::memcpy(page(to), page(from), page_bytes());
-}
+void Plan::copy_page(int from, int to) { std::memcpy(page(to), page(from), page_bytes()); }
 
 std::array<double, kOps> Plan::take_profile() { return std::exchange(seconds_, {}); }
 
@@ -141,7 +149,7 @@ void Plan::work(const Batch& batch, int begin, int end, int thread) {
       execute(step, batch, rows, thread, taken_[i].count);
       before = nullptr;
     }
-    pool_.barrier().wait();
+    pool_.meet();
     gathered |= static_cast<Op>(step.op) == Op::kGather;
     if (thread == 0) {
       const double ended = now();
@@ -179,7 +187,7 @@ void Plan::execute(const Step& step, const Batch& batch, int rows, int thread, s
       break;
     case Op::kAttend:
       keep(step, batch, thread);
-      pool_.barrier().wait();
+      pool_.meet();
       attend(step, batch, taken);
       break;
     case Op::kGather: {
@@ -204,7 +212,8 @@ void Plan::execute(const Step& step, const Batch& batch, int rows, int thread, s
       break;
     case Op::kAttendText: attend_texts(step, batch, thread, taken); break;
     case Op::kType: each_row([&](int i) { type(step, batch, i); }); break;
-    case Op::kRoute: route(step, rows, thread); break;
+    case Op::kRoute:
+    case Op::kChoose: route(step, rows, thread); break;
     case Op::kExpand:
     case Op::kExpert: multiply_slots(step, rows, thread, taken); break;
     case Op::kCombine: each_row([&](int i) { combine(step, i); }); break;
@@ -237,37 +246,30 @@ int Plan::position(const Batch& batch, int index) const {
 Plan::Input Plan::prepare(const Step& step, int rows, int thread) {
   Own& own = own_[thread];
   const bool few = rows <= kFewRows;
-  const Share tiles((rows + kTile - 1) / kTile, thread, pool_.size());
-  const int begin = few ? 0 : tiles.begin * kTile, end = few ? rows : std::min(rows, tiles.end * kTile);
+  const int unit = reads_codes(step) ? kernels_.tile : 1;
+  const Share mine = few ? Share(rows, 0, 1) : Share(rows, thread, pool_.size(), unit);
   if (reads_codes(step)) {
     uint8_t* codes = few ? own.codes.data() : codes_.data();
-    quantize(step, begin, end, own, codes);
-    if (!few) pool_.barrier().wait();
+    for (int i = mine.begin; i < mine.end; ++i) quantize(step, row(step.in, i) + step.in_at, i, rows, own, codes);
+    if (!few) pool_.meet();
     return {codes, 0};
   }
   if (!step.norm) return {row(step.in, 0) + step.in_at, buffers_[step.in].shape.cols};
   float* normed = few ? own.normed.data() : normed_.data();
-  for (int i = begin; i < end; ++i)
+  for (int i = mine.begin; i < mine.end; ++i)
     kernels_.norm(row(step.in, i) + step.in_at, step.cols, step.norm, step.eps, false,
                   normed + static_cast<long>(i) * step.cols);
-  if (!few) pool_.barrier().wait();
+  if (!few) pool_.meet();
   return {normed, step.cols};
 }
 
-void Plan::quantize(const Step& step, int begin, int end, Own& own, uint8_t* codes) {
-  const long row_bytes = kernels_.row_bytes(step.cols);
-  for (int at = begin; at < end; at += kTile) {
-    const int rows = std::min(kTile, end - at);
-    const float* from = row(step.in, at) + step.in_at;
-    long stride = buffers_[step.in].shape.cols;
-    if (step.norm) {
-      for (int i = 0; i < rows; ++i)
-        kernels_.norm(from + i * stride, step.cols, step.norm, step.eps, false,
-                      own.normed.data() + static_cast<long>(i) * step.cols);
-      from = own.normed.data(), stride = step.cols;
-    }
-    kernels_.quantize(from, stride, rows, step.cols, codes + at * row_bytes);
+// Quantizes a row of a matmul's input, normed if need be.
+void Plan::quantize(const Step& step, const float* from, int index, int rows, Own& own, uint8_t* codes) const {
+  if (step.norm) {
+    kernels_.norm(from, step.cols, step.norm, step.eps, false, own.normed.data());
+    from = own.normed.data();
   }
+  kernels_.quantize(from, index, rows, step.cols, codes);
 }
 
 // The activation of a matmul's whole output, if it is the next step: it is applied piece by piece, while a piece is in
@@ -283,14 +285,17 @@ const Step* Plan::activation_after(int index, int end) const {
 void Plan::linear(const Step& step, const Input& input, int rows, const Step* activation, Own& own,
                   std::atomic<int>& taken) {
   const int panels = step.matrix->rows / kernels_.panel;
-  // Rows of floats are taken in blocks that stay in the cache from panel to panel. Codes have blocks of their own.
-  const int block = reads_codes(step) ? rows : float_block(step.cols);
+  // Rows of floats are taken in blocks that stay in the cache from panel to panel, and so are those that an activation
+  // follows. Codes have blocks of their own.
+  const bool coded = reads_codes(step);
+  const int block = coded && !activation ? rows : float_block(step.cols);
+  const long row_bytes = coded ? kernels_.row_bytes(step.cols) : input.stride * static_cast<long>(sizeof(float));
   take(taken, panels, piece_size(panels, pool_.size(), kPanels), [&](int begin, int end) {
     for (int at = 0; at < rows; at += block) {
       const int count = std::min(block, rows - at);
-      const void* x = reads_codes(step) ? input.x : static_cast<const float*>(input.x) + at * input.stride;
-      kernels_.linear(*step.matrix, x, input.stride, count, begin, end, static_cast<After>(step.after), step.bias,
-                      row(step.out, at) + step.out_at, buffers_[step.out].shape.cols, own.scratch.data());
+      kernels_.linear(*step.matrix, static_cast<const uint8_t*>(input.x) + at * row_bytes, input.stride, count, begin,
+                      end, static_cast<After>(step.after), step.bias, row(step.out, at) + step.out_at,
+                      buffers_[step.out].shape.cols, own.scratch.data());
       if (!activation) continue;
       for (int i = at; i < at + count; ++i)
         kernels_.apply(row(step.out, i) + begin * kernels_.panel, (end - begin) * kernels_.panel,

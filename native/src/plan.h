@@ -39,8 +39,9 @@ enum class Op : int32_t {
   kGate = 16,        // out *= sigmoid(first column of in)
   kAttendText = 17,  // out = attention of the queries of `in` to all tokens of their text, `window` on either side
   kType = 18,        // out = the matrix's row for the token's type
+  kChoose = 19,      // takes each token's experts as given in `in`: their numbers, -1 for none, then their weights
 };
-constexpr int kOps = 19;
+constexpr int kOps = 20;
 
 // One adapter's contribution to a matmul: B A x, with A as [rank][columns read] and B as [rank][columns written].
 struct Term {
@@ -76,9 +77,7 @@ struct Step {
 };
 
 // Whether a matmul reads quantized activations.
-inline bool reads_codes(const Step& step) {
-  return step.matrix->codes != kFloat32 && step.matrix->codes != kFloat16;
-}
+inline bool reads_codes(const Step& step) { return step.matrix->codes != kFloat32 && step.matrix->codes != kFloat16; }
 
 struct Shape {
   int32_t heads, kv_heads, head_dim, num_layers;
@@ -89,6 +88,7 @@ struct Shape {
 
 struct BufferShape {
   int32_t rows, cols;
+  float* memory = nullptr;  // of the caller's, which must stay; null if the plan is to have its own
 };
 
 // Cosines and sines, [position][rotated / 2].
@@ -124,30 +124,34 @@ class Plan {
   Plan(const Kernels& kernels, const Shape& shape, const std::vector<BufferShape>& buffers,
        std::vector<Rotation> rotations, std::vector<Step> steps);
 
+  // See Pool.
+  void set_polling(bool polling) { pool_.set_polling(polling); }
   // Runs steps [begin, end) of the list. Buffers keep their contents from earlier runs.
   void run(const Batch& batch, int begin, int end);
   void copy_page(int from, int to);
   // The keys and values of a page's tokens, in all layers.
   uint8_t* page(int number) { return pages_.get() + number * page_bytes(); }
   long page_bytes() const;
-  float* buffer(int index) { return buffers_[index].data.get(); }
+  float* buffer(int index) { return buffers_[index].data; }
   // Seconds per operation since the last call. Measured on one thread, from barrier to barrier.
   std::array<double, kOps> take_profile();
 
  private:
+  // Aligned memory lies within what was allocated.
   template <typename T>
   struct Freed {
-    void operator()(T* memory) const { std::free(memory); }
+    void* allocated;
+    void operator()(T*) const { std::free(allocated); }
   };
   template <typename T>
   using Memory = std::unique_ptr<T[], Freed<T>>;
   template <typename T>
   static Memory<T> zeros(size_t count);
-  static Memory<uint8_t> large(size_t size);
 
   struct Buffer {
     BufferShape shape;
-    Memory<float> data;
+    Memory<float> own;  // null if it is the caller's
+    float* data;
   };
   // A thread's own memory.
   struct Own {
@@ -172,7 +176,7 @@ class Plan {
   void work(const Batch& batch, int begin, int end, int thread);
   void execute(const Step& step, const Batch& batch, int rows, int thread, std::atomic<int>& taken);
   Input prepare(const Step& step, int rows, int thread);
-  void quantize(const Step& step, int begin, int end, Own& own, uint8_t* codes);
+  void quantize(const Step& step, const float* from, int index, int rows, Own& own, uint8_t* codes) const;
   const Step* activation_after(int index, int end) const;
   void linear(const Step& step, const Input& input, int rows, const Step* activation, Own& own,
               std::atomic<int>& taken);
@@ -194,7 +198,7 @@ class Plan {
   void combine(const Step& step, int index) const;
   void gate(const Step& step, int index) const;
   float* row(int buffer, int index) const {
-    return buffers_[buffer].data.get() + static_cast<long>(index) * buffers_[buffer].shape.cols;
+    return buffers_[buffer].data + static_cast<long>(index) * buffers_[buffer].shape.cols;
   }
   HeadPages pages_of(int layer, int head) const;
   Attention how(const Step& step) const;

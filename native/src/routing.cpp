@@ -8,7 +8,8 @@ namespace ostro {
 
 void Routing::reserve(int rows, int experts, int chosen) {
   const size_t slots = static_cast<size_t>(rows) * chosen;
-  if (slots > experts_.size()) experts_.resize(slots), weights_.resize(slots), slots_.resize(slots), tokens_.resize(slots);
+  if (slots > experts_.size())
+    experts_.resize(slots), weights_.resize(slots), slots_.resize(slots), tokens_.resize(slots);
   if (static_cast<size_t>(experts) > counts_.size()) counts_.resize(experts);
   active_.reserve(counts_.size());
   begins_.reserve(counts_.size() + 1);
@@ -39,11 +40,22 @@ void Routing::choose(int row, const float* logits, int experts, int chosen, bool
   for (int rank = 0; rank < chosen; ++rank) weights[rank] /= total;
 }
 
+void Routing::take(int row, const float* numbers, const float* weights, int experts, int chosen) {
+  for (int rank = 0; rank < chosen; ++rank) {
+    const size_t at = static_cast<size_t>(row) * chosen + rank;
+    // Compared as floats: not every float has an integer.
+    const bool exists = numbers[rank] >= 0 && numbers[rank] < static_cast<float>(experts);
+    experts_[at] = exists ? static_cast<int32_t>(numbers[rank]) : -1;
+    weights_[at] = exists ? weights[rank] : numbers[rank] == -1 ? 0 : std::numeric_limits<float>::quiet_NaN();
+  }
+}
+
 void Routing::sort(int rows, int experts, int chosen) {
   const int slots = rows * chosen;
   num_experts_ = experts, num_chosen_ = chosen;
   std::fill_n(counts_.begin(), experts, 0);
-  for (int i = 0; i < slots; ++i) ++counts_[experts_[i]];
+  for (int i = 0; i < slots; ++i)
+    if (experts_[i] >= 0) ++counts_[experts_[i]];
   active_.clear();
   begins_.assign(1, 0);
   for (int expert = 0; expert < experts; ++expert) {
@@ -54,7 +66,8 @@ void Routing::sort(int rows, int experts, int chosen) {
     counts_[expert] = begin;  // from here on, its next slot
   }
   for (int i = 0; i < slots; ++i) {
-    slots_[i] = counts_[experts_[i]]++;
+    slots_[i] = experts_[i] < 0 ? -1 : counts_[experts_[i]]++;
+    if (slots_[i] < 0) continue;
     tokens_[slots_[i]] = i / chosen;
   }
 }

@@ -17,7 +17,10 @@ class Routing {
   // Picks a row's experts: those with the highest logits, and of equal ones the first. Their weights are the softmax of
   // the chosen logits if `normalized`, otherwise their part of the softmax over all. Rows may be chosen in parallel.
   void choose(int row, const float* logits, int experts, int chosen, bool normalized);
-  // Sorts the slots of all rows. Every row must have been chosen.
+  // Takes a row's experts as given. A number that is no expert's has no slot: -1 adds nothing to the row's sum, and
+  // anything else makes it NaN.
+  void take(int row, const float* numbers, const float* weights, int experts, int chosen);
+  // Sorts the slots of all rows. Every row must have been chosen or taken.
   void sort(int rows, int experts, int chosen);
 
   // Whether the slots were sorted for such a mixture. They were not if a run began after its routing.
@@ -28,13 +31,13 @@ class Routing {
   int begin(int active) const { return begins_[active]; }
   int end(int active) const { return begins_[active + 1]; }
   int token(int slot) const { return tokens_[slot]; }
-  // A row's experts, by falling logit.
+  // A row's experts, in their order of choice. A slot is negative if there is no such expert.
   int slot(int row, int rank, int chosen) const { return slots_[static_cast<size_t>(row) * chosen + rank]; }
   float weight(int row, int rank, int chosen) const { return weights_[static_cast<size_t>(row) * chosen + rank]; }
 
  private:
   // By row and rank.
-  std::vector<int32_t> experts_;
+  std::vector<int32_t> experts_;  // negative if there is none
   std::vector<float> weights_;
   std::vector<int32_t> slots_;
   std::vector<int32_t> tokens_;  // by slot

@@ -10,7 +10,7 @@
 namespace ostro {
 namespace {
 
-constexpr int kBlock = 128;  // tokens that race as one entry first
+constexpr int kRacers = 128;  // tokens that race as one entry first
 constexpr int kCandidates = 256;
 
 // SplitMix64.
@@ -37,10 +37,10 @@ int winner(uint64_t key, int first, int count, Weight weight) {
 }
 
 int race(const std::vector<float>& weights, int vocab, uint64_t key) {
-  const int blocks = (vocab + kBlock - 1) / kBlock;
-  auto length = [&](int block) { return std::min(kBlock, vocab - block * kBlock); };
-  const int block = winner(key, kBlock, blocks, [&](int i) {
-    const float* from = weights.data() + static_cast<long>(i) * kBlock;
+  const int blocks = (vocab + kRacers - 1) / kRacers;
+  auto length = [&](int block) { return std::min(kRacers, vocab - block * kRacers); };
+  const int block = winner(key, kRacers, blocks, [&](int i) {
+    const float* from = weights.data() + static_cast<long>(i) * kRacers;
     float sums[8] = {};
     const int count = length(i);
     int at = 0;
@@ -49,8 +49,8 @@ int race(const std::vector<float>& weights, int vocab, uint64_t key) {
     for (; at < count; ++at) sums[0] += from[at];
     return ((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7]));
   });
-  const float* within = weights.data() + static_cast<long>(block) * kBlock;
-  return block * kBlock + winner(key, 0, length(block), [&](int i) { return within[i]; });
+  const float* within = weights.data() + static_cast<long>(block) * kRacers;
+  return block * kRacers + winner(key, 0, length(block), [&](int i) { return within[i]; });
 }
 
 // Sorts by score, ties by lower id: a gap below the best is never negative, so its bits sort like an integer.
@@ -83,9 +83,9 @@ int kept_of(const std::vector<uint64_t>& ranking, const std::vector<float>& weig
 
 double total(const std::vector<float>& weights, int vocab) {
   double sum = 0.0;
-  for (int at = 0; at < vocab; at += kBlock) {
+  for (int at = 0; at < vocab; at += kRacers) {
     float block = 0.0f;
-    for (int i = at; i < std::min(vocab, at + kBlock); ++i) block += weights[i];
+    for (int i = at; i < std::min(vocab, at + kRacers); ++i) block += weights[i];
     sum += block;
   }
   return sum;

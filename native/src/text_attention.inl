@@ -52,25 +52,6 @@ inline float weigh_text(float* scores, int begin, int end, int panels_begin, int
   return total(sum);
 }
 
-// Calls body.operator()<panels>(tile, first panel, first row) for tiles of panels [begin, end) and rows.
-template <typename Body>
-inline void each_text_tile(int begin, int end, int rows, const Body& body) {
-  each_panels(begin, end, [&]<int panels>(int panel) {
-    each_tile<std::min(kTileRows, 4)>(
-        rows, [&](auto tile, int row) { body.template operator()<panels>(tile, panel, row); });
-  });
-}
-
-// The panels from `first` on, each of so many columns, beginning at `column`.
-template <int panels>
-struct PanelPlaces {
-  const float* at[panels];
-
-  PanelPlaces(const float* matrix, int first, int cols, int column) {
-    for (int i = 0; i < panels; ++i) at[i] = matrix + (static_cast<long>(first + i) * cols + column) * kPanel;
-  }
-};
-
 static void attend_text(const TextAttention& how, const TextHead& head, int begin, int end, const float* q, long stride,
                         float* out, long out_stride) {
   const int dim = how.dim, length = how.length, reach = how.window ? how.window - 1 : length;
@@ -80,11 +61,12 @@ static void attend_text(const TextAttention& how, const TextHead& head, int begi
     // What any of these rows sees.
     const int first = std::max(0, at - reach), last = std::min<long>(length, static_cast<long>(at) + rows + reach);
     const int panels_begin = first / kPanel, panels_end = (last + kPanel - 1) / kPanel;
-    each_text_tile(panels_begin, panels_end, rows, [&]<int panels>(auto tile, int panel, int row) {
-      const PanelPlaces<panels> keys(head.keys, panel, dim, 0);
-      const auto sums = float_tile<float, panels, tile>(q + (at + row) * stride, stride, keys.at, dim);
-      for (int i = 0; i < tile; ++i)
-        for (int j = 0; j < panels; ++j) store(head.scores + (row + i) * width + (panel + j) * kPanel, sums.at[j][i]);
+    FloatTile<float> tile{nullptr, stride, dim, {}, {}, width};
+    each_float_tile(panels_begin, panels_end, rows, [&](int panel, int count, int row, int in_tile) {
+      tile.x = q + (at + row) * stride;
+      set_panels(tile.panels, count, [&](int i) { return head.keys + static_cast<long>(panel + i) * dim * kPanel; });
+      set_panels(tile.sums, count, [&](int i) { return head.scores + row * width + (panel + i) * kPanel; });
+      multiply_tile(tile, in_tile);
     });
     float shares[kTextRows];
     for (int i = 0; i < rows; ++i) {
@@ -93,13 +75,17 @@ static void attend_text(const TextAttention& how, const TextHead& head, int begi
           weigh_text(head.scores + i * width, from, to, panels_begin * kPanel, panels_end * kPanel, how.scale);
       shares[i] = 1.0f / sum;
     }
-    each_text_tile(0, dim / kPanel, rows, [&]<int panels>(auto tile, int panel, int row) {
-      const PanelPlaces<panels> values(head.values, panel, length, first);
-      const float* weights = head.scores + row * width + first;
-      const auto sums = float_tile<float, panels, tile>(weights, width, values.at, last - first);
-      for (int i = 0; i < tile; ++i)
-        for (int j = 0; j < panels; ++j)
-          store(out + (at + row + i) * out_stride + (panel + j) * kPanel, sums.at[j][i] * shares[row + i]);
+    tile.x_stride = width, tile.cols = last - first, tile.sums_stride = out_stride;
+    each_float_tile(0, dim / kPanel, rows, [&](int panel, int count, int row, int in_tile) {
+      tile.x = head.scores + row * width + first;
+      float* to = out + (at + row) * out_stride + panel * kPanel;
+      set_panels(tile.panels, count,
+                 [&](int i) { return head.values + (static_cast<long>(panel + i) * length + first) * kPanel; });
+      set_panels(tile.sums, count, [&](int i) { return to + i * kPanel; });
+      multiply_tile(tile, in_tile);
+      for (int i = 0; i < in_tile; ++i)
+        for (float* each = to + i * out_stride; each < to + i * out_stride + count * kPanel; each += kPanel)
+          store(each, load(each) * shares[row + i]);
     });
   }
 }

@@ -10,7 +10,7 @@ namespace ostro {
 namespace {
 
 // Queries of a head that a thread takes at a time, a multiple of kTextRows: many, as it packs keys and values first.
-constexpr int kTextBlock = 128;
+constexpr int kTextBlock = 120;
 
 int text_blocks(const Piece& text) { return (text.length + kTextBlock - 1) / kTextBlock; }
 
@@ -36,7 +36,7 @@ void Plan::attend_texts(const Step& step, const Batch& batch, int thread, std::a
       kernels_.rotate(row(step.in, i) + step.in_at, 2 * heads, dim, rotation.rotated, rotation.cosines + at,
                       rotation.sines + at);
     }
-    pool_.barrier().wait();
+    pool_.meet();
   }
   const long stride = buffers_[step.in].shape.cols, out_stride = buffers_[step.out].shape.cols;
   const auto starts = text_starts_.begin();

@@ -8,7 +8,7 @@ namespace ostro {
 
 // Up to this many rows, each thread prepares all of them for itself: synchronising would take longer.
 constexpr int kFewRows = 2;
-// Rows quantized together, a multiple of every kernel's tile.
+// Rows of floats multiplied together, a multiple of every kernel's tile.
 constexpr int kTile = 8;
 // Panels are taken in multiples of this; an operation's work is split into this many pieces per thread.
 constexpr int kPanels = 4;

@@ -63,31 +63,68 @@ double gelu(double x) { return 0.5 * x * (1 + std::tanh(std::sqrt(2 / M_PI) * (x
 
 // ---- Matrices
 
-struct Kind {
-  Codes codes;
-  Scales scales;
-  bool has_minima;
+struct Kind : Form {
   std::string name;
 
-  bool is_float() const { return codes == kFloat32 || codes == kFloat16; }
-  int least() const { return codes == kUnsigned4 ? 0 : codes == kInt4 ? -8 : -128; }
-  int most() const { return codes == kUnsigned4 ? 15 : codes == kInt4 ? 7 : 127; }
-  int per_scale() const { return codes == kInt8Halves ? kGroup / 2 : kGroup; }
+  // The smallest code.
+  int least() const {
+    switch (codes) {
+      case kInt8: return -128;
+      case kInt6Halves: return -32;
+      case kInt5: return -16;
+      case kInt4: return -8;
+      case kFloat4: return -12;
+      default: return 0;
+    }
+  }
+  int most() const { return codes == kFloat4 ? 12 : least() + (1 << bits()) - 1; }
+  int code() const {
+    constexpr int floats[] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+    return codes == kFloat4 ? floats[whole(0, 15)] : whole(least(), most());
+  }
+  int bits() const { return codes == kInt8 ? 8 : 4 + high_bits(); }
+  int per_scale() const { return kGroup / per_group(); }
+  // This many columns, or as many more as make its rows whole.
+  int columns(int least) const { return (least + unit() - 1) / unit() * unit(); }
 };
 
-const Kind kKinds[] = {
-    {kFloat32, kFloatScales, false, "float32"},
-    {kFloat16, kFloatScales, false, "float16"},
-    {kInt8, kHalfScales, false, "int8, half scales"},
-    {kInt8, kFloatScales, false, "int8, float scales"},
-    {kInt8, kHalfScales, true, "int8, half scales and minima"},
-    {kInt8, kFloatScales, true, "int8, float scales and minima"},
-    {kInt4, kHalfScales, false, "int4, half scales"},
-    {kInt4, kFloatScales, false, "int4, float scales"},
-    {kUnsigned4, kHalfScales, true, "unsigned4, half scales"},
-    {kUnsigned4, kFloatScales, true, "unsigned4, float scales"},
-    {kInt8Halves, kHalfScales, false, "int8 halves, half scales"},
-    {kInt8Halves, kFloatScales, false, "int8 halves, float scales"},
+std::vector<Kind> all_kinds() {
+  std::vector<Kind> kinds;
+  for (const Form& form : kForms) {
+    const std::string numbers = std::to_string(form.codes) + " with scales " + std::to_string(form.scales);
+    kinds.push_back({form, "codes " + numbers + (form.has_minima ? " and minima" : "")});
+  }
+  return kinds;
+}
+
+// Scales or minima of a matrix's rows: in blocks, products of a block's half and factors.
+struct Numbers {
+  Values values, halves;
+  std::vector<int> factors;
+
+  Numbers() = default;
+  Numbers(long count, const Kind& kind, float least, float most) : values(numbers(count, least, most)) {
+    if (kind.scales == kPowerScales)
+      for (float& value : values) value = std::ldexp(1.0f, whole(-12, -6));
+    if (kind.scales != kBlockScales) {
+      round_to_halves(values);
+      return;
+    }
+    const int each = kBlock * kind.per_group();
+    halves = numbers(count / each, least / 64, most / 64);
+    round_to_halves(halves);
+    for (int i = 0; i < count; ++i) factors.push_back(kind.has_minima ? whole(0, 63) : whole(-128, 127));
+    for (int i = 0; i < count; ++i) values[i] = halves[i / each] * static_cast<float>(factors[i]);
+  }
+
+  void become_one() {
+    for (Values* all : {&values, &halves}) std::fill(all->begin(), all->end(), 1.0f);
+    std::fill(factors.begin(), factors.end(), 1);
+  }
+
+  static void round_to_halves(Values& values) {
+    for (float& value : values) value = to_float(to_half(value));
+  }
 };
 
 // A matrix as it is meant, before it is packed for anyone.
@@ -95,24 +132,20 @@ struct Meaning {
   Kind kind;
   int rows, cols;
   std::vector<int> codes;
-  Values floats, scales, minima;
+  Values floats;
+  Numbers scales, minima;
 
   Meaning(const Kind& kind, int rows, int cols) : kind(kind), rows(rows), cols(cols) {
     const long values = static_cast<long>(rows) * cols;
     if (kind.is_float()) {
       floats = numbers(values, -1, 1);
-      if (kind.codes == kFloat16) round_to_halves(floats);
+      if (kind.codes == kFloat16) Numbers::round_to_halves(floats);
       return;
     }
     codes.resize(values);
-    for (int& code : codes) code = whole(kind.least(), kind.most());
-    scales = numbers(values / kind.per_scale(), 0.001f, 0.02f);
-    if (kind.has_minima) minima = numbers(values / kGroup, -0.1f, 0.1f);
-    if (kind.scales == kHalfScales) round_to_halves(scales), round_to_halves(minima);
-  }
-
-  static void round_to_halves(Values& values) {
-    for (float& value : values) value = to_float(to_half(value));
+    for (int& code : codes) code = kind.code();
+    scales = Numbers(values / kind.per_scale(), kind, 0.001f, 0.02f);
+    if (kind.has_minima) minima = Numbers(values / kGroup, kind, -0.1f, 0.1f);
   }
 };
 
@@ -134,13 +167,8 @@ struct Packed {
       const int in_panel = row % panel;
       for (int col = 0; col < from.cols; ++col) put(from, row, col, first, in_panel, panel);
       if (kind.is_float()) continue;
-      const int count = from.cols / kind.per_scale(), groups = from.cols / kGroup;
-      for (int i = 0; i < count; ++i)
-        put_scale(layout.scales_at(), (static_cast<long>(row / panel) * count + i) * panel + in_panel,
-                  from.scales[static_cast<long>(row) * count + i], kind);
-      for (int i = 0; kind.has_minima && i < groups; ++i)
-        put_scale(layout.minima_at(), (static_cast<long>(row / panel) * groups + i) * panel + in_panel,
-                  from.minima[static_cast<long>(row) * groups + i], kind);
+      put_numbers(layout.scales_at(), from.scales, row, from.cols / kind.per_scale(), kind, panel);
+      if (kind.has_minima) put_numbers(layout.minima_at(), from.minima, row, from.cols / kGroup, kind, panel);
     }
   }
 
@@ -154,19 +182,48 @@ struct Packed {
         put_at((first + static_cast<long>(col) * panel + in_panel) * 2, to_half(from.floats[value]));
         break;
       case kInt8:
-      case kInt8Halves:
         bytes[first + (static_cast<long>(col / kGroup) * 8 + step) * panel * 4 + in_panel * 4 + col % 4] =
             static_cast<uint8_t>(from.codes[value]);
         break;
-      default:
-        bytes[first / 2 + (static_cast<long>(col / kGroup) * 4 + step % 4) * panel * 4 + in_panel * 4 + col % 4] |=
-            static_cast<uint8_t>((from.codes[value] & 15) << (step < 4 ? 0 : 4));
+      default: put_narrow(from, col, first / kGroup * from.kind.bits() * 4, in_panel, panel, from.codes[value]);
     }
   }
 
-  void put_scale(long begin, long index, float value, const Kind& kind) {
-    if (kind.scales == kHalfScales) put_at(begin + index * 2, to_half(value));
-    else put_at(begin + index * 4, value);
+  void put_narrow(const Meaning& from, int col, long first, int in_panel, int panel, int code) {
+    const int step = col % kGroup / 4, vector = panel * 4, bits = from.kind.bits();
+    if (from.kind.codes == kFloat4) code = float_code(code);
+    else if (from.kind.codes != kInt4) code -= from.kind.least();
+    uint8_t* group = &bytes[first + static_cast<long>(col / kGroup) * bits * vector + in_panel * 4 + col % 4];
+    group[step % 4 * vector] |= static_cast<uint8_t>((code & 15) << (step < 4 ? 0 : 4));
+    if (bits == 5) group[4 * vector] |= static_cast<uint8_t>(code >> 4 << step);
+    if (bits == 6) group[(4 + step / 4) * vector] |= static_cast<uint8_t>(code >> 4 << step % 4 * 2);
+  }
+
+  // Of twice a float of four bits.
+  static int float_code(int doubled) {
+    const int size = std::abs(doubled), code = size <= 4 ? size : size == 6 ? 5 : size == 8 ? 6 : 7;
+    return doubled < 0 ? code + 8 : code;
+  }
+
+  // Of which a row has `count`.
+  void put_numbers(long at, const Numbers& from, int row, int count, const Kind& kind, int panel) {
+    const int each = kBlock * kind.per_group(), in_panel = row % panel;
+    const long first = static_cast<long>(row) * count;
+    at += row / panel * panel * kind.number_bytes(count / kind.per_group());
+    for (int i = 0; i < count; ++i) {
+      if (kind.scales == kPowerScales) {
+        put_at(at + static_cast<long>(i) * panel + in_panel,
+               static_cast<uint8_t>(127 + std::ilogb(from.values[first + i])));
+        continue;
+      }
+      if (kind.scales != kBlockScales) {
+        put_at(at + (static_cast<long>(i) * panel + in_panel) * 2, to_half(from.values[first + i]));
+        continue;
+      }
+      const long block = at + static_cast<long>(i / each) * (each + 2) * panel;
+      put_at(block + in_panel * 2, to_half(from.halves[(first + i) / each]));
+      put_at(block + (2 + i % each) * panel + in_panel, static_cast<int8_t>(from.factors[first + i]));
+    }
   }
 
   template <typename Value>
@@ -221,8 +278,8 @@ Sum product(const Meaning& matrix, int row, const float* x) {
   const std::vector<double> values = rounded(x, matrix.cols);
   for (int col = 0; col < matrix.cols; ++col) {
     const long value = long(row) * matrix.cols + col;
-    sum.add(values[col] * matrix.codes[value] * matrix.scales[value / per_scale]);
-    if (matrix.kind.has_minima) sum.add(values[col] * matrix.minima[value / kGroup]);
+    sum.add(values[col] * matrix.codes[value] * matrix.scales.values[value / per_scale]);
+    if (matrix.kind.has_minima) sum.add(values[col] * matrix.minima.values[value / kGroup]);
   }
   return sum;
 }
@@ -253,7 +310,8 @@ Values run(const Packed& packed, const float* x, int rows, const Call& call, Val
   const bool is_float = matrix.codes == kFloat32 || matrix.codes == kFloat16;
   std::vector<uint8_t> codes(is_float ? 0 : rows * table->row_bytes(matrix.cols));
   std::vector<uint8_t> scratch(ostro::scratch_bytes(table->panel, matrix.cols));
-  if (!is_float) table->quantize(x, matrix.cols, rows, matrix.cols, codes.data());
+  for (int i = rows - 1; !is_float && i >= 0; --i)  // in another order than they are read
+    table->quantize(x + static_cast<long>(i) * matrix.cols, i, rows, matrix.cols, codes.data());
   const void* from = is_float ? static_cast<const void*>(x) : codes.data();
   table->linear(matrix, from, matrix.cols, rows, call.begin, call.end, call.after, call.bias, out.data(), stride,
                 scratch.data());
@@ -266,10 +324,10 @@ Values run(const Packed& packed, const float* x, int rows) {
              matrix.rows);
 }
 
-constexpr int kMostRows = 26;  // more than it takes for panels of four bits to be unpacked first
+constexpr int kMostRows = 26;  // more than it takes for panels of narrow codes to be unpacked first
 
 void check_products(const Kind& kind) {
-  const int panel = table->panel, cols = kind.is_float() ? 75 : 160;
+  const int panel = table->panel, cols = kind.is_float() ? 75 : kind.columns(160);
   const Meaning meaning(kind, 7 * panel, cols);
   const Values x = activations(kMostRows, cols);
   std::vector<Sum> want;
@@ -290,7 +348,7 @@ void check_products(const Kind& kind) {
 }
 
 void check_rows_are_alone(const Kind& kind) {
-  const int panel = table->panel, cols = kind.is_float() ? 33 : 96, out_rows = 5 * panel;
+  const int panel = table->panel, cols = kind.is_float() ? 33 : kind.columns(96), out_rows = 5 * panel;
   const Meaning meaning(kind, out_rows, cols);
   const Packed packed(meaning, panel, out_rows);
   const Values x = activations(kMostRows, cols);
@@ -332,7 +390,7 @@ void check_blocks(const Kind& kind) {
 }
 
 void check_after(const Kind& kind) {
-  const int panel = table->panel, cols = 64, panels = 6, out_rows = panels * panel, rows = 5;
+  const int panel = table->panel, cols = kind.columns(64), panels = 6, out_rows = panels * panel, rows = 5;
   const long stride = out_rows + 3;
   const Meaning meaning(kind, out_rows, cols);
   const Packed packed(meaning, panel, out_rows);
@@ -379,10 +437,10 @@ void check_after(const Kind& kind) {
 
 // Codes and activations as large as they come. With scales of one every sum is a whole number, and must be that number.
 void check_extremes(const Kind& kind) {
-  const int panel = table->panel, cols = 64, out_rows = 5 * panel;
+  const int panel = table->panel, cols = kind.columns(64), out_rows = 5 * panel;
   Meaning meaning(kind, out_rows, cols);
-  std::fill(meaning.scales.begin(), meaning.scales.end(), 1.0f);
-  std::fill(meaning.minima.begin(), meaning.minima.end(), 1.0f);
+  meaning.scales.become_one();
+  meaning.minima.become_one();
   for (int row = 0; row < out_rows; ++row)
     for (int col = 0; col < cols; ++col) {
       int& code = meaning.codes[long(row) * cols + col];
@@ -419,7 +477,7 @@ void check_extremes(const Kind& kind) {
 
 // Rows with nothing in them, with what no number is, with the smallest and the largest numbers.
 void check_odd_rows(const Kind& kind) {
-  const int panel = table->panel, cols = 64, out_rows = 3 * panel, rows = 6;
+  const int panel = table->panel, cols = kind.columns(64), out_rows = 3 * panel, rows = 6;
   const Meaning meaning(kind, out_rows, cols);
   const Packed packed(meaning, panel, out_rows);
   Values x = numbers(long(rows) * cols, -1, 1);
@@ -546,8 +604,8 @@ void check_attention(Cells cells, int dim, int window, float cap, bool sunk = fa
 // ---- Rows
 
 void check_text_attention(int dim, int length, int window) {
-  const std::string what = "text of " + std::to_string(length) + ", dim " + std::to_string(dim) + ", window " +
-                           std::to_string(window);
+  const std::string what =
+      "text of " + std::to_string(length) + ", dim " + std::to_string(dim) + ", window " + std::to_string(window);
   const long stride = 3L * dim + 5, width = dim + 3L;
   const float scale = 1.0f / std::sqrt(static_cast<float>(dim));
   const Values qkv = numbers(static_cast<int>(stride * length), -2, 2);
@@ -723,7 +781,7 @@ Values check(const Kernels* kernels) {
   Values results;
   table = kernels, seen = &results;
   bits.seed(1);
-  for (const Kind& kind : kKinds) {
+  for (const Kind& kind : all_kinds()) {
     check_products(kind);
     check_rows_are_alone(kind);
     check_blocks(kind);

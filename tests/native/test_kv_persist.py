@@ -202,4 +202,4 @@ def test_impossible_settings_are_refused_by_name(model: Path) -> None:
     with pytest.raises(Unsupported, match=r"kv_persist needs .* the native CPU core, .*: backend is torch"):
         started(model, kv_persist=True, backend="torch")
     with pytest.raises(Unsupported, match="kv_persist does not work with JAX"):
-        started(model, kv_persist=True, backend="jax", threads=None)
+        started(model, kv_persist=True, backend="jax", threads="auto")

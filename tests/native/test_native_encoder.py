@@ -88,7 +88,7 @@ def test_a_layer_is_a_stride(tmp_path: Path) -> None:
     """A long text is computed in one step, and an engine that reports nothing for a minute is ended."""
     model = reference(WIDE["bert"])
     runner = native_encoder(WIDE["bert"], model, tmp_path, MEAN)
-    run(runner, texts()[:1])
+    run(runner, [long_text()])
     assert runner.strides == model.config.num_hidden_layers
 
 

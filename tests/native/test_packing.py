@@ -16,9 +16,9 @@ pytestmark = needs_library
 ROWS, COLS = 12, 512
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
-KINDS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "F32", "F16", "BF16")
+KINDS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "MXFP4", "F32", "F16", "BF16")
 # Where a block keeps its halves; everything else in it may be any bits.
-HALVES = {"Q6_K": (208,), "Q4_0": (0,), "Q5_0": (0,), "Q8_0": (0,)}
+HALVES = {"Q6_K": (208,), "Q4_0": (0,), "Q5_0": (0,), "Q8_0": (0,), "MXFP4": ()}
 
 
 def stored(kind: str) -> tuple[Bytes, Floats]:
@@ -39,6 +39,8 @@ def stored(kind: str) -> tuple[Bytes, Floats]:
     blocks = raw.reshape(-1, nbytes)
     for at in HALVES.get(kind, (0, 2)):
         blocks[:, at : at + 2] = rng.standard_normal((len(blocks), 1)).astype(np.float16).view(np.uint8)
+    if kind == "MXFP4":
+        blocks[:, 0] = rng.integers(2, 252, len(blocks))
     return raw, dequantize(raw, ggml)
 
 
@@ -66,6 +68,17 @@ def test_every_type_is_packed_exactly(kind: str, panel: int) -> None:
     np.testing.assert_array_equal(through(kind, raw, panel=panel), meant)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_packed_weights_take_hardly_more_bytes_than_the_file(kind: str) -> None:
+    """Bytes are what a single stream's speed is made of."""
+    if kind == "BF16":
+        pytest.skip("it is widened to float32")
+    matrix = CMatrix(rows=1024, cols=4096)
+    packed = library().ostro_format(int(GGMLQuantizationType[kind]), 0, byref(matrix))
+    size, nbytes = GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
+    assert packed <= 1.03 * matrix.rows * matrix.cols / size * nbytes
+
+
 @pytest.mark.parametrize("kind", ["F32", "F16", "BF16"])
 @pytest.mark.parametrize(("bits", "most"), [(8, 1 / 127), (4, 1 / 15)])
 def test_floats_are_rounded_within_their_group(kind: str, bits: int, most: float) -> None:
@@ -84,6 +97,7 @@ def test_a_type_without_kernels_is_not_packed() -> None:
     matrix = CMatrix(rows=4, cols=256)
     assert library().ostro_format(int(GGMLQuantizationType.Q3_K), 0, byref(matrix)) < 0
     assert library().ostro_format(int(GGMLQuantizationType.Q8_0), 0, byref(CMatrix(rows=4, cols=48))) < 0
+    assert library().ostro_format(int(GGMLQuantizationType.Q4_K), 0, byref(CMatrix(rows=4, cols=288))) < 0
 
 
 def test_constant_and_empty_groups() -> None:
@@ -93,3 +107,24 @@ def test_constant_and_empty_groups() -> None:
     for bits in (8, 4):
         given = through("F32", values.view(np.uint8), panel=4, bits=bits)
         np.testing.assert_allclose(given, values, atol=0.012 if bits == 8 else 1e-6)
+
+
+def test_every_format_that_weights_get_can_be_packed_and_no_other() -> None:
+    """A packed file says its matrices' formats, and kernels are compiled only for those that `ostro_format` chooses."""
+    lib, chosen = library(), set[tuple[int, int, int]]()
+    for kind in KINDS:
+        for bits in (0, 4, 8):
+            matrix = CMatrix(rows=ROWS, cols=COLS)
+            assert lib.ostro_format(int(GGMLQuantizationType[kind]), bits, byref(matrix)) > 0
+            chosen.add((matrix.codes, matrix.scales, matrix.has_minima))
+    packable = {
+        (codes, scales, minima)
+        for codes in range(-1, 16)
+        for scales in range(-1, 8)
+        for minima in range(-1, 3)
+        if lib.ostro_packed_bytes(
+            byref(CMatrix(rows=ROWS, cols=COLS, codes=codes, scales=scales, has_minima=minima)), 4
+        )
+        > 0
+    }
+    assert packable == chosen

@@ -138,7 +138,7 @@ def test_native_scores_are_those_of_transformers(blocks: bool, tmp_path: Path, m
     write(tmp_path / "model", model, blocks=blocks)
     runner = load(tmp_path / "model")
     assert isinstance(runner, NativeRunner)
-    assert ("Q8_0" in runner.spec.precision) == blocks
+    assert ("MXFP4" in runner.spec.precision) == blocks
     tokens, scores = expected(model)
     ours = ran(runner)
     assert (ours[1] - scores).abs().mean() < (0.1 if blocks else 1e-3)

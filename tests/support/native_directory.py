@@ -38,7 +38,8 @@ def write(directory: Path, config: Mapping[str, object] = WIDE, dtype: torch.dty
 
 
 def load(directory: Path, **settings: object) -> NativeRunner | TorchRunner:
-    config = EngineConfig(model=str(directory), device="cpu", kv_memory=4 << 20, **settings)  # type: ignore[arg-type]
+    given = {"model": str(directory), "device": "cpu", "kv_memory": 4 << 20} | settings
+    config = EngineConfig(**given)  # type: ignore[arg-type]
     runner = load_runner(open_checkpoint(directory), config)
     assert isinstance(runner, NativeRunner | TorchRunner)
     return runner

@@ -32,7 +32,7 @@ def packed_encoder(
     with path.open("w+b") as file:
         writer = PackedWriter(file, panel)
         encoder = native_architecture(described(values, model), panel)
-        writer.finish(pack(encoder, checkpoint, writer, bits=bits).to_json())
+        writer.finish(pack(encoder, checkpoint.arrays(), writer, bits=bits).to_json())
         return PackedFile(file, path)
 
 

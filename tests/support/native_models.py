@@ -80,7 +80,7 @@ def packed(
     described = native_architecture(describe(config), panel)
     with path.open("w+b") as file:
         writer = PackedWriter(file, panel)
-        writer.finish(pack(described, ModelCheckpoint(model, config), writer, bits=bits).to_json())
+        writer.finish(pack(described, ModelCheckpoint(model, config).arrays(), writer, bits=bits).to_json())
         return PackedFile(file, path)
 
 

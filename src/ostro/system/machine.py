@@ -12,8 +12,9 @@ from importlib.util import find_spec
 from itertools import takewhile
 from pathlib import Path
 
+from ostro.system import cgroups
+
 _MIB, _GIB = 1 << 20, 1 << 30
-_CGROUP = Path("/sys/fs/cgroup")
 _CPUINFO = Path("/proc/cpuinfo")
 # How the kernel's names of vector and matrix extensions begin, on x86 and ARM; smep is another thing.
 _VECTORS = re.compile("avx|amx|fma|f16c|asimd|bf16|i8mm|sve|sme(?!p)")
@@ -33,17 +34,21 @@ _TPUS = {
 
 def free_memory() -> int:
     """Bytes available without swapping, within the container's limit if there is one."""
-    return min(_free_on_machine(), _free_in_container())
+    limited = cgroups.free_memory()
+    return _free_on_machine() if limited is None else min(_free_on_machine(), limited)
 
 
-def cpu_limit(cgroup: Path = _CGROUP) -> int | None:
-    """The container's CPU quota, rounded up; None if there is no limit. torch counts CPUs and ignores quotas."""
-    words = next(iter(_lines(cgroup / "cpu.max")), "max").split()
-    return None if words[0] == "max" else max(1, -(-int(words[0]) // int(words[1])))
+def cpu_limit() -> int | None:
+    """Whole CPUs in this process's quota, at least 1; None if there is no limit. torch counts CPUs and ignores quotas.
+
+    Rounded down: threads that share the last part of a CPU would be throttled in every period, and all wait for them.
+    """
+    quota = cgroups.cpu_quota()
+    return None if quota is None else max(1, int(quota))
 
 
 def num_cpus() -> int:
-    """CPUs that this process may use, within the container's quota."""
+    """CPUs that this process may use, within its quota."""
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(usable, cpu_limit() or usable)
 
@@ -209,15 +214,6 @@ def _free_on_machine() -> int:
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
-
-
-def _free_in_container(cgroup: Path = _CGROUP) -> int:
-    limit, used, details = (_lines(cgroup / name) for name in ("memory.max", "memory.current", "memory.stat"))
-    if not limit or not used or limit[0] == "max":
-        return sys.maxsize
-    # Page cache counts as used but can be reclaimed: after a download it may fill the container's whole limit.
-    idle = next((int(line.split()[1]) for line in details if line.startswith("inactive_file ")), 0)
-    return min(int(limit[0]), max(0, int(limit[0]) - int(used[0]) + idle))
 
 
 def _lines(path: Path) -> list[str]:

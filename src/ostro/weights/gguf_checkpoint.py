@@ -52,7 +52,7 @@ class GgufCheckpoint:
 
     def stored(self) -> Stored:
         mapped = sum(weight.info.nbytes for weight in self.weights)
-        tensors = [TensorHeader(w.name, w.info.shape, _packed_as(w), form=_form(w)) for w in self.weights]
+        tensors = [TensorHeader(w.name, w.info.shape, _stored_as(w), form=_form(w)) for w in self.weights]
         return Stored(tensors=tensors, file_bytes=mapped, largest_file=mapped)
 
     def arrays(self) -> Iterator[tuple[str, "Weight"]]:
@@ -147,11 +147,6 @@ def _stored_as(weight: GgufWeight) -> str:
 def _form(weight: GgufWeight) -> Form | None:
     """The form that a matrix could keep; None for other tensors."""
     return GGUF_FORMS.get(_stored_as(weight)) if len(weight.info.shape) == 2 else None
-
-
-def _packed_as(weight: GgufWeight) -> str:
-    """The name of the type in which `arrays` yields it."""
-    return "Q8_0" if _is_mxfp4_matrix(weight) else _stored_as(weight)
 
 
 def _is_mxfp4_matrix(weight: GgufWeight) -> bool:

@@ -25,6 +25,8 @@ from ostro.weights.encoder_files import dense_arrays
 from ostro.weights.pooling import Dense, DenseActivation, Pooling, PoolingMode
 
 _NO_PAGES = np.zeros(0, np.int32)
+# So few tokens are done in a moment, and a call per layer would be a good part of it.
+_FEW_TOKENS = 64
 
 
 class NativeEncoderRunner:
@@ -104,7 +106,7 @@ class NativeEncoderRunner:
         ]
         asked = ends - 1 if self._mode == "lasttoken" else starts
         types, first = self._types(chunks), 0
-        for last in self._stops:
+        for last in self._stops if len(tokens) > _FEW_TOKENS else self._stops[-1:]:
             self.program.run(tokens, pieces, asked, types=types, first=first, last=last)
             first = last
             # A layer is done: a long text may take minutes, and must not look stuck.

@@ -8,15 +8,14 @@ import time
 from ctypes import c_float
 
 from ostro.backends.native.encoder_lowering import EncoderLowering
-from ostro.backends.native.layer_steps import BUFFER_COLS, LayerSteps
+from ostro.backends.native.expert_steps import ExpertLowering, ExpertSteps, chosen_of
+from ostro.backends.native.layer_steps import BUFFER_COLS
 from ostro.backends.native.sinks import Sink, padded
-from ostro.backends.native.support import GATED
 from ostro.kernels.cpu.library import After, Op
 from ostro.kernels.cpu.program_spec import BufferSpec, ProgramSpec
 from ostro.models.architecture import (
     Architecture,
     Attention,
-    ExpertMatrices,
     Experts,
     Layer,
     Norm,
@@ -25,6 +24,7 @@ from ostro.models.architecture import (
     QKNorm,
 )
 from ostro.models.encoder import Encoder
+from ostro.models.expert_layers import ExpertLayers, mixtures_of
 
 _NO_ROTATION = -1
 _LOG_SECONDS = 10.0
@@ -32,14 +32,16 @@ _LOG_SECONDS = 10.0
 _log = logging.getLogger(__name__)
 
 
-def lowered(described: Architecture | Encoder, sink: Sink, *, bits: int) -> ProgramSpec:
+def lowered(described: Architecture | Encoder | ExpertLayers, sink: Sink, *, bits: int) -> ProgramSpec:
     """The steps of a model accepted by `native_architecture`, whose weights go to the sink."""
+    if isinstance(described, ExpertLayers):
+        return ExpertLowering(described, sink, bits=bits).program()
     if isinstance(described, Encoder):
         return EncoderLowering(described, sink, bits=bits).program()
     return Lowering(described, sink, bits=bits).program()
 
 
-class Lowering(LayerSteps):
+class Lowering(ExpertSteps):
     """Further buffers: the rows whose output is requested, their logits. With experts also the router's logits, and
     rows per token and expert: inner states, outputs.
     """
@@ -91,17 +93,11 @@ class Lowering(LayerSteps):
         )
 
     def _expert_buffers(self) -> list[BufferSpec]:
-        mixtures = [layer.mlp for layer in self._model.layers if isinstance(layer.mlp, Experts)]
+        mixtures = mixtures_of(self._model)
         if not mixtures:
             return []
         logits = max(padded(each.count, self._panel) for each in mixtures)
-        inner = max(padded(each.down.columns, self._panel) for each in mixtures)
-        chosen = max(each.chosen for each in mixtures)
-        return [
-            BufferSpec(cols=padded(logits, BUFFER_COLS)),
-            BufferSpec(cols=padded(inner, BUFFER_COLS), per_token=chosen),
-            BufferSpec(cols=padded(self._model.shape.hidden_size, BUFFER_COLS), per_token=chosen),
-        ]
+        return [BufferSpec(cols=padded(logits, BUFFER_COLS)), *self._slot_buffers(mixtures)]
 
     def _embed(self) -> int:
         embedding, shape = self._model.embedding, self._model.shape
@@ -132,29 +128,11 @@ class Lowering(LayerSteps):
     def _experts(self, mixture: Experts, norm: Norm | None, post_norm: Norm | None, scale: float) -> int:
         """Adds a mixture's steps; returns the width of its shared MLP's inner states, if it has one."""
         read, width = self._normed_stream(norm), 0
-        which = {"experts": mixture.count, "chosen": mixture.chosen}
+        which = chosen_of(mixture)
         # Which experts are chosen changes with the last bits of the router.
         self._product(mixture.router, read, self._ROUTED, bits=0)
         self._add(op=Op.ROUTE, input=self._ROUTED, normalized=mixture.normalized, **which)
-        self._add(
-            op=Op.EXPAND,
-            **read._asdict(),
-            out=self._SLOTS,
-            cols=mixture.up.columns,
-            after=GATED[mixture.activation],
-            bias=self._expert_biases(mixture.up, by_turns=True),
-            matrix=self._pack_experts(mixture.up, by_turns=True),
-            **which,
-        )
-        self._add(
-            op=Op.EXPERT,
-            input=self._SLOTS,
-            out=self._SLOTS_OUT,
-            cols=mixture.down.columns,
-            bias=self._expert_biases(mixture.down),
-            matrix=self._pack_experts(mixture.down),
-            **which,
-        )
+        self._multiply(mixture, read, self._SLOTS, self._SLOTS_OUT)
         # The shared MLP reads the stream before anything is added to it.
         if mixture.shared is not None:
             width = self._up(mixture.shared, norm)
@@ -221,15 +199,6 @@ class Lowering(LayerSteps):
         if head.softcap is not None:
             self._add(op=Op.SOFTCAP, out=self._LOGITS, cols=width, cap=head.softcap)
         self._add(op=Op.SAMPLE, input=self._LOGITS, cols=shape.vocab_size)
-
-    def _pack_experts(self, matrices: ExpertMatrices, *, by_turns: bool = False) -> int:
-        rows, cols = matrices.experts * matrices.rows, matrices.columns
-        self._count_precision(self._sink.kind(next(matrices.tensors()).name), rows * cols, cols, self._bits)
-        self._tensors.append([f"{part.name}{matrices.weight}" for part in matrices.parts])
-        return self._sink.experts(matrices, bits=self._bits, by_turns=by_turns)
-
-    def _expert_biases(self, matrices: ExpertMatrices, *, by_turns: bool = False) -> int | None:
-        return None if matrices.bias is None else self._sink.expert_biases(matrices, by_turns=by_turns)
 
     def _head_weights(self, norm: QKNorm) -> int:
         """A row per query and key head."""

@@ -45,11 +45,14 @@ class PackedKey:
     """How it was packed, in words. For each source and variant, only the newest packed file is useful."""
 
 
-def packed_key(checkpoint: Checkpoint, config: EngineConfig, panel: int) -> PackedKey:
+def packed_key(checkpoint: Checkpoint, config: EngineConfig, panel: int, part: str | None = None) -> PackedKey:
+    """`part` says which experts are packed, if nothing else is."""
     made = (_FORMAT, library().ostro_version(), panel)
-    facts = [made, config.quantize, config.max_seq_len, dict(checkpoint.config), model_facts(checkpoint)]
+    facts: list[object] = [made, config.quantize, config.max_seq_len, dict(checkpoint.config), model_facts(checkpoint)]
+    if part is not None:
+        facts.append(part)
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:32]
-    variant = f"panels of {panel}"
+    variant = f"panels of {panel}" if part is None else f"panels of {panel}, experts"
     if config.quantize != "none":
         variant += f", {config.quantize}"
     if config.max_seq_len is not None:

@@ -2,7 +2,7 @@
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import NamedTuple, TypeVar
 
@@ -16,32 +16,33 @@ from ostro.kernels.cpu.packed_file import Floats, PackedWriter
 from ostro.kernels.cpu.program_spec import ProgramSpec, RotationSpec
 from ostro.models.architecture import Architecture, ExpertMatrices, ModelShape, StoredTensor
 from ostro.models.encoder import Encoder
+from ostro.models.expert_layers import ExpertLayers
 from ostro.models.rope_frequencies import rope_frequencies
 from ostro.models.rope_settings import RopeSettings
 from ostro.models.tensor_errors import REDUNDANT, lacking, misshapen, no_place, not_finite, not_floats
 from ostro.weights.arrays import Bytes, Weight, WeightArray
-from ostro.weights.checkpoint import Checkpoint
 from ostro.weights.quantized.blocks import DoesNotFit
 from ostro.weights.quantized.weight import QuantizedWeight
 
+Packable = Architecture | Encoder | ExpertLayers
 Addresses = npt.NDArray[np.uint64]
 _log = logging.getLogger(__name__)
 _Number = TypeVar("_Number", np.uint64, np.float32)
 
 
 def pack(
-    described: Architecture | Encoder,
-    checkpoint: Checkpoint,
+    described: Packable,
+    arrays: Iterable[tuple[str, Weight]],
     writer: PackedWriter,
     *,
     bits: int,
     make_room: Callable[[int], None] = lambda nbytes: None,
 ) -> ProgramSpec:
-    """Packs the weights of a model accepted by `native_architecture`, and returns its steps.
+    """Packs a checkpoint's arrays for a model accepted by `native_architecture`, and returns its steps.
 
     `make_room` is called with the file's size before anything is written.
     """
-    tensors = _Tensors(described, checkpoint)
+    tensors = _Tensors(described, arrays)
     sizes = Sizes(writer.panel, tensors.kind)
     lowered(described, sizes, bits=bits)
     make_room(sizes.layout.nbytes)
@@ -73,11 +74,11 @@ class _Matrix(NamedTuple):
 class _Tensors:
     """A checkpoint's tensors, keyed by their names in the description. Matrices stay in the files until packed."""
 
-    def __init__(self, described: Architecture | Encoder, checkpoint: Checkpoint) -> None:
+    def __init__(self, described: Packable, arrays: Iterable[tuple[str, Weight]]) -> None:
         self._matrices: dict[str, _Matrix] = {}
         self._vectors: dict[str, Floats] = {}
         wanted = {tensor.name: tensor for tensor in described.tensors()}
-        for given, weight in checkpoint.arrays():
+        for given, weight in arrays:
             if kind_of(weight.format) is None:
                 raise not_floats(given, weight.format_name)
             name = given if given in wanted else f"{described.backbone}.{given}"

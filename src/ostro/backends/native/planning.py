@@ -1,6 +1,5 @@
 """Whether the native core can run a model, and the memory it takes: the lowering runs with a sink that only counts."""
 
-import os
 import sys
 from collections.abc import Mapping
 from functools import partial
@@ -10,7 +9,7 @@ from ostro.backends.backend import OpenedModel
 from ostro.backends.memory import num_pages, page_bytes
 from ostro.backends.native.lowering import lowered
 from ostro.backends.native.sinks import Sizes, kind_of
-from ostro.backends.native.support import NotNative, native_architecture
+from ostro.backends.native.support import NotNative, check_native
 from ostro.backends.plan import Parts, adapter_values, stored_as
 from ostro.backends.precision import in_words
 from ostro.config import Quantization, ResolvedConfig
@@ -29,6 +28,8 @@ from ostro.kernels.cpu.packed_layout import PackedLayout
 from ostro.kernels.cpu.program_spec import ProgramSpec
 from ostro.models.architecture import MLP, Architecture, Experts
 from ostro.models.encoder import Encoder
+from ostro.models.expert_layers import ExpertLayers
+from ostro.system.topology import threads_here
 from ostro.weights import Checkpoint
 from ostro.weights.stored import Stored
 
@@ -43,7 +44,7 @@ _GROUP_BYTES = GROUP + 12
 # Rows and panels in each thread's own buffers.
 _OWN_ROWS, _OWN_PANELS = 8, 4
 # Rows of queries that each thread compares with all keys of an encoder's text at a time.
-_SCORED_ROWS = 16
+_SCORED_ROWS = 12
 
 
 class Program(NamedTuple):
@@ -58,12 +59,14 @@ class Program(NamedTuple):
         return panel_of(self.isa)
 
 
-def native_program(checkpoint: Checkpoint, described: Architecture | Encoder, quantize: Quantization) -> Program:
+def native_program(
+    checkpoint: Checkpoint, described: Architecture | Encoder | ExpertLayers, quantize: Quantization
+) -> Program:
     """The model's program for the best instruction set that can run it. Raises NotNative if none can."""
     reason = NotNative("this machine has no instruction set with kernels")
     for isa in instruction_sets():
         try:
-            native_architecture(described, panel_of(isa))
+            check_native(described, panel_of(isa))
             formats = {tensor.name: tensor.format for tensor in checkpoint.stored().tensors}
             sizes = Sizes(panel_of(isa), partial(_kind, formats))
             return Program(isa, lowered(described, sizes, bits=BITS[quantize]), sizes.layout)
@@ -136,7 +139,7 @@ def encoder_parts(opened: OpenedModel, encoder: Encoder) -> Parts:
     # Each thread packs one head's keys and values, and has some rows of scores.
     own = 4 * shape.max_seq_len * (2 * shape.head_dim + _SCORED_ROWS)
     rotated = sum(rope.rotary_dim(shape.head_dim) for rope in encoder.ropes)
-    threads = config.threads or os.cpu_count() or 1
+    threads = threads_here(config.threads).number
     other = _PROCESS + rows * row + threads * own + 4 * rotated * shape.max_seq_len
     largest = max(matrix.nbytes for matrix in layout.matrices)
     return Parts(
@@ -184,4 +187,4 @@ def _step_bytes(config: ResolvedConfig, architecture: Architecture, panel: int) 
     asked = 4 * (shape.hidden_size + shape.vocab_size)
     own = (4 * _OWN_ROWS + _OWN_PANELS * panel) * longest
     rows = max(config.max_batch_tokens, config.max_batch_seqs)
-    return rows * (row + read) + config.max_batch_seqs * asked + (config.threads or os.cpu_count() or 1) * own
+    return rows * (row + read) + config.max_batch_seqs * asked + threads_here(config.threads).number * own

@@ -161,8 +161,8 @@ class NativeRunner:
             kv_memory=config.kv_memory,
             max_batch_seqs=config.max_batch_seqs,
             limit=config.kv_memory_limit,
-            # Weights that are mapped and not read yet look free.
-            free=max(0, free_memory() - packed.nbytes),
+            # A mapped file's weights look free.
+            free=max(0, free_memory() - (0 if packed.is_copied else packed.nbytes)),
             slot_bytes=cells.slot_bytes,
             max_tokens=config.max_running_tokens,
         )

@@ -3,9 +3,10 @@
 from collections.abc import Mapping
 
 from ostro.kernels.cpu.library import HEAD_MULTIPLE, MOST_HEAD, After
-from ostro.models.architecture import MLP, Activation, Architecture, Experts
+from ostro.models.architecture import MLP, Activation, Architecture, Experts, ModelShape
 from ostro.models.description import Description, plain_decoder
 from ostro.models.encoder import Encoder
+from ostro.models.expert_layers import ExpertLayers
 
 _EITHER: Mapping[Activation, After] = {"silu": After.SILU, "gelu_tanh": After.GELU, "gelu": After.EXACT_GELU}
 GATED: Mapping[Activation, After] = {**_EITHER, "clamped_silu": After.CLAMPED_SILU}
@@ -34,16 +35,34 @@ def native_architecture(described: Description, panel: int) -> Architecture | En
     return found
 
 
+def check_native(described: Description | ExpertLayers, panel: int) -> None:
+    """Raises NotNative for parts without kernels."""
+    if not isinstance(described, ExpertLayers):
+        native_architecture(described, panel)
+        return
+    _check_hidden_size(described.shape, panel)
+    for mixture in described.mixtures:
+        _check_activation(mixture)
+
+
 def _check_layers(described: Architecture | Encoder, panel: int) -> None:
     shape = described.shape
     if shape.head_dim % HEAD_MULTIPLE or shape.head_dim > MOST_HEAD:
         raise NotNative(f"its heads are {shape.head_dim} wide, not a multiple of {HEAD_MULTIPLE} up to {MOST_HEAD}")
-    if shape.hidden_size % panel:
-        raise WrongPanel(f"its hidden size, {shape.hidden_size}, is not a multiple of {panel}")
+    _check_hidden_size(shape, panel)
     for layer in described.layers:
         for mlp in _mlps(layer.mlp):
-            if mlp.activation not in (ACTIVATIONS if isinstance(mlp, MLP) and not mlp.gated else GATED):
-                raise NotNative(f"its activation, {mlp.activation}, has no native kernel")
+            _check_activation(mlp)
+
+
+def _check_hidden_size(shape: ModelShape, panel: int) -> None:
+    if shape.hidden_size % panel:
+        raise WrongPanel(f"its hidden size, {shape.hidden_size}, is not a multiple of {panel}")
+
+
+def _check_activation(mlp: MLP | Experts) -> None:
+    if mlp.activation not in (ACTIVATIONS if isinstance(mlp, MLP) and not mlp.gated else GATED):
+        raise NotNative(f"its activation, {mlp.activation}, has no native kernel")
 
 
 def _check_encoder(described: Encoder) -> None:

@@ -22,7 +22,7 @@ from pathlib import Path
 from ostro.errors import Unsupported
 
 # Must match native/src/api.cpp.
-_VERSION = 11
+_VERSION = 14
 _SUFFIX = {"darwin": "dylib", "win32": "dll"}.get(sys.platform, "so")
 
 PAGE = 16
@@ -55,6 +55,7 @@ class Op(IntEnum):
     GATE = 16
     ATTEND_TEXT = 17
     TYPE = 18
+    CHOOSE = 19
 
 
 class After(IntEnum):
@@ -149,7 +150,7 @@ class CShape(Structure):
 
 
 class CBuffer(Structure):
-    _fields_ = (("rows", c_int32), ("cols", c_int32))
+    _fields_ = (("rows", c_int32), ("cols", c_int32), ("memory", c_void_p))
 
 
 class CRotation(Structure):
@@ -178,6 +179,16 @@ class CDraw(Structure):
         ("key", c_uint64),
         ("allowed", c_void_p),
         ("num_words", c_int32),
+        ("reserved", c_int32),
+    )
+
+
+class CRowwiseRun(Structure):
+    _fields_ = (
+        ("plan", c_void_p),
+        ("begin", c_int32),
+        ("end", c_int32),
+        ("rows", c_int32),
         ("reserved", c_int32),
     )
 
@@ -267,11 +278,13 @@ def _declared(lib: CDLL) -> CDLL:
         "ostro_buffer": (c_void_p, [c_void_p, c_int]),
         "ostro_copy_page": (c_int, [c_void_p, c_int, c_int]),
         "ostro_run": (c_char_p, [c_void_p, POINTER(CBatch), c_int, c_int]),
+        "ostro_prepare_rowwise": (c_char_p, [c_void_p, c_int, c_int, c_int, POINTER(CRowwiseRun)]),
+        "ostro_run_rowwise": (None, [c_void_p]),
         "ostro_profile": (None, [c_void_p, POINTER(c_double)]),
+        "ostro_page": (c_void_p, [c_void_p, c_int]),
+        "ostro_page_bytes": (c_int64, [c_void_p]),
+        "ostro_set_polling": (None, [c_void_p, c_int]),
     }
-    # Added without a new version: an older library supports everything else.
-    added = {"ostro_page": (c_void_p, [c_void_p, c_int]), "ostro_page_bytes": (c_int64, [c_void_p])}
-    signatures |= {name: each for name, each in added.items() if hasattr(lib, name)}
     for name, (result, arguments) in signatures.items():
         function = getattr(lib, name)
         function.restype, function.argtypes = result, arguments

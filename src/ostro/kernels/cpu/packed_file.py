@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ostro.errors import BadCheckpoint
+from ostro.kernels.cpu import huge_pages
 from ostro.kernels.cpu.library import CMatrix, library
 from ostro.kernels.cpu.packed_layout import ALIGN, MatrixEntry, PackedLayout, VectorEntry
 from ostro.system.file_trust import why_untrusted
@@ -32,6 +33,10 @@ _HEAD = struct.Struct("<16sQQQ16x")
 _SUM = struct.Struct("<Q")
 _MOST_HEADER = 64 << 20
 _READ_BYTES = 1 << 18
+# A CPU's address cache covers as much in small pages.
+_LEAST_HUGE = 4 << 20
+# The last page is rarely whole.
+_MOSTLY = 0.9
 assert _HEAD.size + _SUM.size == ALIGN
 
 Floats = npt.NDArray[np.float32]
@@ -134,6 +139,8 @@ class PackedFile:
         self._vectors = header.vectors
         self._bytes = np.frombuffer(self._map, np.uint8)
         self.nbytes = len(self._map)
+        self.is_copied = False
+        """Whether the weights lie in memory of this process's own rather than in the file's."""
 
     @classmethod
     def open(cls, path: Path, *, key: str = "") -> "PackedFile":
@@ -141,6 +148,29 @@ class PackedFile:
         with path.open("rb") as file:
             _check_owner(file, path)
             return cls(file, path, key=key)
+
+    def take_huge_pages(self, most_copied: int, threads: int) -> None:
+        """Moves the weights into huge pages, before anything points to them: those of the file, which processes share,
+        if the kernel has them for files, and otherwise a copy's, if it takes at most so many bytes.
+        """
+        if self.nbytes < _LEAST_HUGE or not huge_pages.are_there():
+            return
+        huge_pages.gather(self._map)
+        if self.huge_bytes < self.nbytes * _MOSTLY and self.nbytes <= most_copied:
+            try:
+                self._bytes = huge_pages.copied(self._map, threads)
+            except OSError:
+                pass
+            else:
+                self._map.close()
+                self.is_copied = True
+        if not self.is_copied:
+            huge_pages.populate(self._map)
+
+    @property
+    def huge_bytes(self) -> int:
+        """How much of it lies in huge pages."""
+        return huge_pages.count(self._bytes)
 
     def pointed(self) -> "Array[CMatrix]":
         """The matrices in the kernels' format."""

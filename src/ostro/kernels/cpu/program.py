@@ -4,8 +4,8 @@ program = Program(packed, num_pages=…, max_tokens=…, max_asked=…, cells=Ce
 program.run(tokens, pieces, asked, draws)     one native call, which releases the GIL
 """
 
-from collections.abc import Mapping, Sequence
-from ctypes import Array, addressof, byref, c_double, c_float, c_uint8, create_string_buffer
+from collections.abc import Callable, Mapping, Sequence
+from ctypes import Array, addressof, byref, c_double, c_float, c_uint8, c_void_p, cast, create_string_buffer
 from dataclasses import fields
 from typing import NamedTuple
 
@@ -21,6 +21,7 @@ from ostro.kernels.cpu.library import (
     Cells,
     CPiece,
     CRotation,
+    CRowwiseRun,
     CShape,
     CStep,
     CTerm,
@@ -29,9 +30,14 @@ from ostro.kernels.cpu.library import (
 )
 from ostro.kernels.cpu.packed_file import Floats, PackedFile
 from ostro.kernels.cpu.program_spec import BufferSpec, ProgramSpec, RotationSpec, StepSpec, bad_program
+from ostro.system.topology import threads_here
 
 # Room for a refusal, which is a single line.
 _MOST_REASON = 512
+
+
+Allocate = Callable[[tuple[int, int]], Floats]
+"""Makes an array of this shape, of zeros."""
 
 
 class Piece(NamedTuple):
@@ -60,6 +66,23 @@ class Adapted(NamedTuple):
     """Each adapter's term, by step number."""
 
 
+class RowwiseRun(NamedTuple):
+    """A run that is ready to be started, here or as a CUDA host function: without Python. One at a time per program."""
+
+    program: "Program"
+    """Must stay alive."""
+    native: CRowwiseRun
+    function: int
+    """The address of a function that runs it, given its `argument`."""
+
+    @property
+    def argument(self) -> int:
+        return addressof(self.native)
+
+    def __call__(self) -> None:
+        library().ostro_run_rowwise(self.argument)
+
+
 class Program:
     def __init__(
         self,
@@ -72,10 +95,11 @@ class Program:
         cells: Cells = Cells.FLOAT32,
         threads: int = 1,
         adapted: Adapted | None = None,
+        allocate: Mapping[int, Allocate] | None = None,
     ) -> None:
         """Raises BadCheckpoint for a program whose steps do not fit its buffers, pages and weights.
 
-        `adapted` replaces the packed file's own program.
+        `adapted` replaces the packed file's own program. `allocate` makes some of the buffers, by their numbers.
         """
         self.spec = spec = ProgramSpec.from_json(packed.program) if adapted is None else adapted.spec
         _check(spec)
@@ -102,6 +126,11 @@ class Program:
         )
         rows = [(max_asked if each.asked else max_tokens * each.per_token, each.cols) for each in spec.buffers]
         buffers = (CBuffer * len(rows))(*(CBuffer(*each) for each in rows))
+        self._allocated = {number: make(rows[number]) for number, make in (allocate or {}).items()}
+        for number, array in self._allocated.items():
+            assert array.shape == rows[number]
+            assert array.flags.c_contiguous
+            buffers[number].memory = array.ctypes.data
         rotations = (CRotation * len(self._tables))(
             *(CRotation(cos.ctypes.data, sin.ctypes.data, 2 * cos.shape[1], len(cos)) for cos, sin in self._tables)
         )
@@ -130,6 +159,7 @@ class Program:
                 "There is no memory for a step's work, or no thread. Lower kv_memory, max_batch_tokens or threads."
             )
         self._rows = rows
+        self._lib.ostro_set_polling(self._plan, threads_here(threads).has_cpus)
 
     def __del__(self) -> None:
         if getattr(self, "_plan", None) is not None:
@@ -172,6 +202,14 @@ class Program:
         if refusal is not None:
             # Our own bug, not the file's or the caller's: without the check, it would be an out-of-bounds write.
             raise AssertionError(refusal.decode())
+
+    def rowwise_run(self, first: int, last: int, rows: int) -> "RowwiseRun":
+        """A run of steps that read nothing of a batch but its number of rows, such as those of experts."""
+        run = CRowwiseRun()
+        refusal = self._lib.ostro_prepare_rowwise(self._plan, first, last, rows, byref(run))
+        if refusal is not None:
+            raise AssertionError(refusal.decode())
+        return RowwiseRun(self, run, cast(self._lib.ostro_run_rowwise, c_void_p).value or 0)
 
     def buffer(self, number: int) -> Floats:
         """A view of a buffer, [rows, columns], as the last run left it."""
@@ -254,4 +292,4 @@ def _rotation_tables(frequencies: Floats, factor: float, positions: int) -> tupl
     return np.cos(angles) * scale, np.sin(angles) * scale
 
 
-__all__ = ["PAGE", "Adapted", "Piece", "Program", "ProgramSpec", "Term"]
+__all__ = ["PAGE", "Adapted", "Allocate", "Piece", "Program", "ProgramSpec", "RowwiseRun", "Term"]

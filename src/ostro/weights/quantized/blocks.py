@@ -3,6 +3,7 @@
 Q4_0   float16 scale, 32 × 4 bits             value = scale · (code - 8)
 Q4_1   float16 scale, minimum, 32 × 4 bits    value = scale · code + minimum
 Q8_0   float16 scale, 32 × int8               value = scale · code
+MXFP4  exponent, 32 × 4-bit floats             value = 2^(exponent - 127) · float
 """
 
 import numpy as np
@@ -11,7 +12,7 @@ import numpy.typing as npt
 from ostro.weights.arrays import Bytes, Floats
 
 GROUP = 32
-BLOCK_BYTES = {"Q4_0": 18, "Q4_1": 20, "Q8_0": 34}
+BLOCK_BYTES = {"Q4_0": 18, "Q4_1": 20, "Q8_0": 34, "MXFP4": 17}
 _Halves = npt.NDArray[np.float16]
 
 
@@ -29,6 +30,10 @@ def q4_1(codes: npt.NDArray[np.uint8], scales: Floats, minima: Floats) -> Bytes:
 
 def q8_0(codes: npt.NDArray[np.int8], scales: Floats) -> Bytes:
     return _joined(_octets(halves(scales)), codes.view(np.uint8).reshape(len(codes), -1, GROUP))
+
+
+def mxfp4(codes: npt.NDArray[np.uint8], exponents: Bytes) -> Bytes:
+    return _joined(exponents[..., None], _nibbles(codes))
 
 
 def requantized(values: Floats) -> Bytes:

@@ -9,10 +9,9 @@ NAME itself becomes [experts, in, out], as Hub checkpoints that are not quantise
 import re
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, Self, TypeVar
+from typing import ClassVar, Self
 
 import numpy as np
-import numpy.typing as npt
 
 from ostro.models.config import ConfigReader
 from ostro.models.tensor_errors import not_finite
@@ -26,11 +25,9 @@ _BLOCK = 32
 _NAN = 255
 _DOUBLED = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8)
 """Twice the number that each code means: integers."""
-_INTEGER_PAIRS = np.stack((np.tile(_DOUBLED, 16), np.repeat(_DOUBLED, 16)), axis=-1)
+_PAIRS = np.stack((np.tile(_DOUBLED, 16), np.repeat(_DOUBLED, 16)), axis=-1).astype(np.float32)
 """The numbers of the lower and of the upper half of each byte."""
-_FLOAT_PAIRS = _INTEGER_PAIRS.astype(np.float32)
-_Number = TypeVar("_Number", np.int8, np.float32)
-PACKING = Packing("Q8_0", "repacked with scales in float16")
+PACKING = Packing("MXFP4", "repacked exactly")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,23 +69,27 @@ class _Blocks(ABC):
     """Name of the tensor that holds the exponents."""
 
     def decode(self, rows: slice) -> Floats:
-        doubled = self._doubled(rows, _FLOAT_PAIRS).reshape(rows.stop - rows.start, -1, _BLOCK)
-        doubled *= self._scales(rows)[..., None]
+        doubled = self._doubled(rows).reshape(rows.stop - rows.start, -1, _BLOCK)
+        doubled *= np.ldexp(np.float32(1), self._finite_exponents(rows).astype(np.int32) - 128)[..., None]
         return doubled.reshape(len(doubled), -1)
 
     def repack(self, rows: slice) -> Bytes:
-        return blocks.q8_0(self._doubled(rows, _INTEGER_PAIRS), self._scales(rows))
+        return self._blocks(rows, self._finite_exponents(rows))
 
-    def _scales(self, rows: slice) -> Floats:
-        """Scales of the doubled numbers: [rows, blocks]."""
+    def _finite_exponents(self, rows: slice) -> Bytes:
+        """[rows, blocks]"""
         exponents = self._exponents(rows)
         if exponents.max(initial=0) == _NAN:
             raise not_finite(self.name)
-        return np.ldexp(np.float32(1), exponents.astype(np.int32) - 128)
+        return exponents
 
     @abstractmethod
-    def _doubled(self, rows: slice, pairs: npt.NDArray[_Number]) -> npt.NDArray[_Number]:
-        """Twice the numbers, without their powers of two; `pairs` are those of each byte."""
+    def _doubled(self, rows: slice) -> Floats:
+        """Twice the numbers, without their powers of two."""
+
+    @abstractmethod
+    def _blocks(self, rows: slice, exponents: Bytes) -> Bytes:
+        """GGUF's blocks."""
 
     @abstractmethod
     def _exponents(self, rows: slice) -> Bytes: ...
@@ -101,8 +102,13 @@ class BlockFloats(_Blocks):
     exponents: Bytes
     """[rows, columns / 32]"""
 
-    def _doubled(self, rows: slice, pairs: npt.NDArray[_Number]) -> npt.NDArray[_Number]:
-        return _taken(pairs, self.codes[rows])
+    def _doubled(self, rows: slice) -> Floats:
+        return _taken(self.codes[rows])
+
+    def _blocks(self, rows: slice, exponents: Bytes) -> Bytes:
+        pairs = self.codes[rows]
+        codes = np.stack((pairs & np.uint8(15), pairs >> np.uint8(4)), axis=-1)
+        return blocks.mxfp4(codes.reshape(len(pairs), -1), exponents)
 
     def _exponents(self, rows: slice) -> Bytes:
         return self.exponents[rows]
@@ -115,10 +121,14 @@ class GgufBlockFloats(_Blocks):
     raw: Bytes
     """[rows, columns / 32 * 17]"""
 
-    def _doubled(self, rows: slice, pairs: npt.NDArray[_Number]) -> npt.NDArray[_Number]:
+    def _doubled(self, rows: slice) -> Floats:
         octets = self._stored(rows)[..., 1:]
-        by_octet = _taken(pairs, octets).reshape(*octets.shape, 2)
+        by_octet = _taken(octets).reshape(*octets.shape, 2)
         return np.ascontiguousarray(by_octet.swapaxes(-1, -2)).reshape(len(octets), -1)
+
+    def _blocks(self, rows: slice, exponents: Bytes) -> Bytes:
+        del exponents
+        return self.raw[rows]
 
     def _exponents(self, rows: slice) -> Bytes:
         return self._stored(rows)[..., 0]
@@ -127,10 +137,9 @@ class GgufBlockFloats(_Blocks):
         return self.raw[rows].reshape(rows.stop - rows.start, -1, 1 + _BLOCK // 2)
 
 
-def _taken(pairs: npt.NDArray[_Number], octets: Bytes) -> npt.NDArray[_Number]:
+def _taken(octets: Bytes) -> Floats:
     """The pair of each byte. Pairs are looked up as one number each, because numpy is slow with rows of two."""
-    whole = pairs.view(f"u{2 * pairs.itemsize}").reshape(-1)
-    return np.take(whole, octets).view(pairs.dtype)
+    return np.take(_PAIRS.view(np.uint64).reshape(-1), octets).view(np.float32)
 
 
 def gguf_weight(name: str, shape: Shape, raw: Bytes) -> QuantizedWeight:
