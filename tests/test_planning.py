@@ -254,8 +254,8 @@ def test_plan_counts_the_whole_of_an_encoders_longest_text(tmp_path: Path, own_c
         runner = load_runner(open_checkpoint(directory), engine)
         assert isinstance(runner, NativeEncoderRunner)
         program = runner.program
-        # A head's keys and values, and scores of 16 rows.
-        heads = 4 * length * (2 * program.spec.head_dim + 16)
+        # A head's keys and values, and scores of 12 rows.
+        heads = 4 * length * (2 * program.spec.head_dim + 12)
         taken.append(sum(program.buffer(at).nbytes for at in range(len(program.spec.buffers))) + 2 * heads)
         planned.append(plan(directory, engine).total_bytes)
     assert planned[1] - planned[0] == taken[1] - taken[0]

@@ -86,7 +86,7 @@ def test_stacks_of_experts_are_planned_as_they_are_packed(tmp_path: Path) -> Non
     assert found.weights_bytes == pytest.approx(packed.stat().st_size, rel=0.05)
     assert (found.precision, found.stored_as) == (
         runner.spec.precision,
-        "MXFP4; repacked with scales in float16 (Q8_0)",
+        "MXFP4; repacked exactly (MXFP4)",
     )
     assert found.parameters == sum(tensor.numel() for tensor in tensors.values())
 

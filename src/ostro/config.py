@@ -16,10 +16,12 @@ DType = Literal["auto", "float32", "float16", "bfloat16"]
 KVDType = Literal["auto", "fp8", "float32", "float16", "int8"]
 BackendName = Literal["auto", "native", "torch", "jax"]
 Quantization = Literal["none", "fp8", "int8", "int4"]
-TensorParallel = int | Literal["auto"]
+Number = int | Literal["auto"]
+CpuExperts = int | Literal["none", "auto", "all"]
 HrmDialect = Literal["auto", "upstream", "aios"]
 GenerationConfig = Literal["auto", "ignore"]
 Speculative = Literal["auto", "ngram", "off"]
+HugePages = Literal["auto", "always", "off"]
 KernelChoices = Literal["auto", "off"] | str
 # A number of bytes, which users write as 512M or 2G.
 Size = Annotated[int, "bytes"]
@@ -88,7 +90,7 @@ class Setting:
 
     default: object
     meaning: str
-    """Its description, with the default where that is not a plain value: (default: one per core)."""
+    """Its description, with the default where that is not a plain value: (default: the model's own)."""
     most: float | None = None
     """A number's upper limit: more is a typo, and acting on it would be worse than an error. The lower limit is 1 for
     integers, and above 0 for others."""
@@ -303,7 +305,19 @@ class EngineConfig:
     hrm_steps: int | None = _setting(None, "outer steps per token of an HRM (default: the dialect's)", most=1024)
     hrm_halting: bool = _setting(False, "let an HRM stop earlier when its halting head says so")
 
-    threads: int | None = _setting(None, "CPU threads (default: one per core)", most=1024)
+    threads: Number = _setting(
+        "auto",
+        "CPU threads; auto is one per core that is free for them: performance cores, of one socket, within the CPU "
+        "quota",
+        most=1024,
+    )
+    huge_pages: HugePages = _setting(
+        "auto",
+        "huge pages for the native CPU core's weights, on Linux: auto shares the packed file's among processes if the "
+        "kernel can, and otherwise copies the weights if that takes at most half of the free memory; always copies "
+        "them whenever they fit; off maps the file",
+        not_for=(_HRM,),
+    )
     device: Device = _setting(
         "auto",
         "cpu, cuda, tpu, or mps for a Mac's GPU; auto uses a TPU or an NVIDIA GPU if there is one, and with backend "
@@ -320,7 +334,7 @@ class EngineConfig:
     )
     quantize: Quantization = _setting(
         "none",
-        "quantise weights on load: fp8 on a GPU; int8 or int4 on a CPU, smaller and faster",
+        "quantise weights on load: fp8 on a GPU; int8 or int4 on a CPU, smaller and faster, and of cpu_experts",
         in_plan=True,
         not_for=_WITHOUT_KV,
     )
@@ -339,12 +353,21 @@ class EngineConfig:
         names=Names(("cpu_backend",)),
         in_plan=True,
     )
-    tensor_parallel: TensorParallel = _setting(
+    tensor_parallel: Number = _setting(
         1,
         "number of devices that a model is divided over, each of which holds a part of every layer: GPUs with "
         "torch or jax, TPUs with jax; auto is all of them, or as many as the model can be divided over",
         most=1024,
         names=Names(("tensor_parallel_size",), ("trainer.model_axis_size", "trainer.mesh.axes.model")),
+        in_plan=True,
+        not_for=_WITHOUT_KV,
+    )
+    cpu_experts: CpuExperts = _setting(
+        "none",
+        "with a mixture of experts on a GPU, how many layers' experts, from the first on, stay in the machine's own "
+        "memory, where the CPU computes them: a number, none, all, or auto for as few as the GPU's memory asks for",
+        most=1 << 16,
+        metavar="N|none|auto|all",
         in_plan=True,
         not_for=_WITHOUT_KV,
     )
@@ -385,7 +408,7 @@ class EngineConfig:
     def __post_init__(self) -> None:
         for name, most in _INTEGERS.items():
             value = getattr(self, name)
-            if value not in (None, "auto") and not 1 <= value <= most:
+            if isinstance(value, int) and not 1 <= value <= most:
                 limit = "at least 1" if value < 1 else f"at most {most}"
                 raise BadRequest(f"{name} must be {limit}, got {value}.", param=name)
         for name, most in _FLOATS.items():
@@ -502,14 +525,23 @@ def read_size(text: str) -> int:
         raise ValueError("a memory size is written 512M or 2G") from None
 
 
-def read_devices(text: str) -> TensorParallel:
-    """A number of devices, or auto, which Levanter writes as -1. Raises ValueError for anything else."""
+def read_number(text: str) -> Number:
+    """A number, or auto, which Levanter writes as -1. Raises ValueError for anything else."""
     if text.strip() in ("auto", "-1"):
         return "auto"
     try:
         return int(text)
     except ValueError:
-        raise ValueError("a number of devices is written 2 or auto") from None
+        raise ValueError("write a number such as 2, or auto") from None
+
+
+def read_cpu_experts(text: str) -> CpuExperts:
+    """A number of layers, none, auto or all. Raises ValueError for anything else."""
+    words: Mapping[str, CpuExperts] = {"none": "none", "auto": "auto", "all": "all"}
+    try:
+        return words.get(text.strip()) or int(text)
+    except ValueError:
+        raise ValueError("the layers whose experts the CPU computes are written 12, none, auto or all") from None
 
 
 def read_dtype(text: str) -> DType | None:

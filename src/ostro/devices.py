@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import ClassVar, NamedTuple
 
-from ostro.config import Device, DType, EngineConfig, ResolvedConfig, TensorParallel
+from ostro.config import Device, DType, EngineConfig, Number, ResolvedConfig
 from ostro.errors import BadRequest, Unsupported
 from ostro.system.machine import (
     count_gpus,
@@ -59,7 +59,7 @@ class DeviceKind(ABC):
         """
         return 1
 
-    def memory(self, devices: TensorParallel = 1) -> Memory | None:
+    def memory(self, devices: Number = 1) -> Memory | None:
         """The memory of this machine's device, or of the smallest of its first `devices`, "auto" being all; None if
         there are fewer, or if they cannot be queried. CPUs share theirs.
         """
@@ -137,7 +137,7 @@ class _Cuda(DeviceKind):
     max_encoded_tokens = 16384
 
     def check(self, config: EngineConfig) -> None:
-        if config.quantize in ("int8", "int4"):
+        if config.quantize in ("int8", "int4") and config.cpu_experts == "none":
             raise Unsupported(
                 f"quantize {config.quantize} runs on CPUs only for now; on a GPU use fp8.", param="quantize"
             )
@@ -206,6 +206,11 @@ def _check_no_nvidia_settings(config: EngineConfig) -> None:
             "kv_host_memory is for NVIDIA GPUs; elsewhere the KV cache is in host memory already. Use kv_memory.",
             param="kv_host_memory",
         )
+    if config.cpu_experts != "none":
+        raise BadRequest(
+            "cpu_experts is for models on an NVIDIA GPU; elsewhere all experts are in the same memory. Leave it out.",
+            param="cpu_experts",
+        )
     if config.names_kernels:
         raise BadRequest(
             f"kernel_choices {config.kernel_choices} is for NVIDIA GPUs. Leave it out.", param="kernel_choices"
@@ -221,7 +226,9 @@ _NOT_ON_JAX: Mapping[str, object] = {
     "deterministic": False,
     "cuda_graphs": True,
     "cuda_graph_max_bs": None,
-    "threads": None,
+    "cpu_experts": "none",
+    "threads": "auto",
+    "huge_pages": "auto",
 }
 
 

@@ -20,7 +20,16 @@ def test_a_report_names_versions_processors_and_settings(
     assert complaint == ""
     titles = [line for line in told.splitlines() if not line.startswith(" ")]
     assert titles == ["ostro:", "system:", "processors:", "packages:", "variables:"]
-    for row in (f"version: {__version__}", "native core: ", "python: 3.", "gpus: ", "numpy: ", "OSTRO_PORT: 9000"):
+    for row in (
+        f"version: {__version__}",
+        "native core: ",
+        "threads: ",
+        "huge pages: ",
+        "python: 3.",
+        "gpus: ",
+        "numpy: ",
+        "OSTRO_PORT: 9000",
+    ):
         assert f"\n  {row}" in told
     assert "\n  OSTRO_API_KEY: ***\n" in told
     assert "sk-private" not in told

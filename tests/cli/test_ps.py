@@ -138,7 +138,8 @@ def test_of_several_servers_one_must_be_named(
         told = capsys.readouterr().err
         assert "No server of yours is nobody" in told
         assert all(f"{each.url} (pid {each.process.pid}" in told for each in (server, other))
-        assert main(["stop", "other", str(other.process.pid)]) == 0
+        port = other.url.rpartition(":")[2]
+        assert main(["stop", "other", str(other.process.pid), port]) == 0
         assert other.process.wait(60) == 0
         assert [record["url"] for record in listed(capsys)] == [server.url]
         assert main(["stop", "--all"]) == 0

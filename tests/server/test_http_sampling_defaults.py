@@ -107,6 +107,20 @@ def test_the_file_can_be_ignored(model: Path, tmp_path: Path) -> None:
         assert card["sampling_defaults"] == {}
 
 
+def test_a_model_that_is_not_loaded_shows_its_defaults_when_asked_for_alone(model: Path, tmp_path: Path) -> None:
+    """Clients choose their own sampling for models that recommend none, from the first message on."""
+    silent = write_model(model.parent / "silent")
+    args = ("--models", str(model.parent), "--default-max-tokens", "9", "--threads", "1")
+    with live_server(tmp_path, *args, faults="") as live, live.client() as client:
+        cards = {card["id"]: card for card in client.get("/v1/models").json()["data"]}
+        assert [cards[name]["sampling_defaults"] for name in ("model", silent.name)] == [None, None]
+        alone = {name: client.get(f"/v1/models/{name}").json() for name in ("model", silent.name)}
+        assert alone["model"] == cards["model"] | {"sampling_defaults": {"temperature": 0.0, "max_tokens": 9}}
+        assert alone[silent.name]["sampling_defaults"] == {"max_tokens": 9}
+        (silent / "config.json").write_text("{")
+        assert client.get(f"/v1/models/{silent.name}").json()["sampling_defaults"] is None
+
+
 def ostro(directory: Path, *args: str, **env: str) -> str:
     done = warm_run(args, cwd=directory, environment={**os.environ, **env})
     assert done.returncode == 0, done.stderr

@@ -232,7 +232,7 @@ def test_variables_that_are_read_elsewhere_are_no_mistakes() -> None:
         ("dtype: int3", "'float32', 'float16' or 'bfloat16'"),
         ("gpu_memory_utilization: 1.5", "less than or equal to 1"),
         ("tensor_parallel_size: 0", "greater than or equal to 1"),
-        ("tensor_parallel: all", r"^tensor_parallel = 'all' \(.*\): a number of devices is written 2 or auto\.$"),
+        ("tensor_parallel: all", r"^tensor_parallel = 'all' \(.*\): write a number such as 2, or auto\.$"),
         ("enable_chunked_prefill: false", "always computed in chunks"),
         ("log_level: loud", "'debug', 'info', 'warning' or 'error'"),
         ("checkpoint_path: x\nhf_checkpoint: y", "exclude each other"),
@@ -475,8 +475,8 @@ def test_settings_match_another_spelling_unless_another_model_has_that_name(tmp_
     specs = fixed_specs(read(tmp_path, yaml_text=text).settings)
     assert [(spec.name, spec.pinned, spec.config.threads) for spec in specs] == [
         ("org/one", True, 1),
-        ("org/two", False, None),
-        ("org-two", True, None),
+        ("org/two", False, "auto"),
+        ("org-two", True, "auto"),
     ]
 
 

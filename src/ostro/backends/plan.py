@@ -22,6 +22,17 @@ class Fit:
     sequences: int
 
 
+@dataclass(frozen=True, slots=True)
+class CpuPart:
+    """What the CPU computes for a model on a GPU: the experts of some layers."""
+
+    layers: int
+    nbytes: int
+    """The part of the machine's own memory that this takes, with a step's buffers."""
+    formats: str
+    """The formats of these experts' weights, in words."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """Sizes are in bytes of the device's memory: the machine's for a CPU, a GPU's or a TPU's own. With several GPUs or
@@ -58,8 +69,15 @@ class Plan:
     """Weights, KV cache and other, once requests have filled the pages."""
     peak_bytes: int
     """Peak as the system counts it: mapped files count too while a model is loaded or packed."""
+    fits_device: bool
     host_bytes: int
     """The machine's own memory, for the processes of all devices: on a CPU, the total."""
+    cpu: CpuPart | None
+    """The experts that the CPU computes for a model on a GPU; part of `host_bytes`."""
+    movable: int
+    """Layers on the GPU whose experts the CPU could compute; counted for a model that does not fit."""
+    host_memory: int | None
+    """Free memory of this machine, if it has to hold experts; None if it does not, or if the plan is for another."""
     max_seq_len: int
     """Longest sequence that can run: limited by the model's context and by the number of pages."""
     max_batch_seqs: int
@@ -71,7 +89,12 @@ class Plan:
 
     @property
     def fits(self) -> bool:
-        return self.num_pages > 0 and self.total_bytes <= self.memory
+        return self.fits_device and self.fits_host
+
+    @property
+    def fits_host(self) -> bool:
+        """Whether this machine's own memory holds what has to be there."""
+        return self.host_memory is None or self.host_bytes <= self.host_memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,9 +118,25 @@ class Parts:
     """Peak memory; counts only if it exceeds the total."""
     host: int | None = None
     """Host memory; None on a CPU, where it is the total."""
+    cpu: CpuPart | None = None
+    """Experts in that memory."""
+    movable: int = 0
+    """Layers with others that could be there; counted for a model that does not fit."""
     devices: int = 1
     stored_as: str | None = None
     own_kernels: Mapping[str, str] | None = None
+
+    @property
+    def kv(self) -> int:
+        return (self.pages + self.spare) * self.page
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.second + self.kv + self.other
+
+    def fits(self, free: int) -> bool:
+        """Whether this much of the device's memory is enough."""
+        return self.pages > 0 and self.total <= free
 
 
 def stored_as(stored: Stored, packings: Iterable[str]) -> str | None:
@@ -124,8 +163,6 @@ def put_together(
     runs_on: str,
     not_native: str | None,
 ) -> Plan:
-    kv = (parts.pages + parts.spare) * parts.page
-    total = parts.weights + parts.second + kv + parts.other
     longest = min(shape.max_seq_len, min(parts.pages, config.pages_per_seq or parts.pages) * config.page_size)
     return Plan(
         model=name,
@@ -144,11 +181,15 @@ def put_together(
         page_size=config.page_size,
         page_bytes=parts.page,
         num_pages=parts.pages,
-        kv_bytes=kv,
+        kv_bytes=parts.kv,
         other_bytes=parts.other,
-        total_bytes=total,
-        peak_bytes=max(total, parts.peak),
-        host_bytes=total if parts.host is None else parts.host,
+        total_bytes=parts.total,
+        peak_bytes=max(parts.total, parts.peak),
+        fits_device=parts.fits(memory),
+        host_bytes=parts.total if parts.host is None else parts.host,
+        cpu=parts.cpu,
+        movable=parts.movable,
+        host_memory=None,
         max_seq_len=longest,
         max_batch_seqs=config.max_batch_seqs,
         sequences=tuple(

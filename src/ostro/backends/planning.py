@@ -18,6 +18,7 @@ from ostro.backends.plan import Fit, Plan, put_together
 from ostro.config import Device, EngineConfig
 from ostro.devices import DeviceKind, Memory
 from ostro.errors import BadRequest
+from ostro.system.machine import free_memory
 from ostro.weights import Checkpoint, open_headers
 
 __all__ = ["Fit", "Plan", "plan"]
@@ -57,7 +58,9 @@ def plan(
         runs_on=choice.backend.name,
         not_native=choice.not_native if opened.kind.has_native_core else None,
     )
-    return found if memory is None else replace(found, own_kernels=None)
+    if memory is not None:
+        return replace(found, own_kernels=None)
+    return found if found.cpu is None else replace(found, host_memory=free_memory())
 
 
 def _counted(opened: OpenedModel) -> OpenedModel:

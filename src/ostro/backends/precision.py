@@ -12,6 +12,11 @@ def in_words(weights: Iterable[str], cells: str | None) -> str:
     return kept if cells is None else f"{kept}, {cells} keys and values"
 
 
+def with_cpu_experts(precision: str, layers: int, experts: str) -> str:
+    """The same with the experts that the CPU computes, whose formats are given."""
+    return f"{precision}; experts of {layers} layers on the CPU in {experts}"
+
+
 def check_torch_format(described: Causal, quantize: str) -> None:
     """Raises Unsupported if torch cannot quantize the model's modules."""
     if quantize != "none" and described.has_experts:

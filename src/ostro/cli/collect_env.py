@@ -10,6 +10,7 @@ from importlib import metadata
 from pathlib import Path
 
 from ostro.cli.parser import describe
+from ostro.kernels.cpu.huge_pages import setting
 from ostro.system.machine import (
     cpu_limit,
     cpu_model,
@@ -20,6 +21,7 @@ from ostro.system.machine import (
     tpu_memory,
     vector_extensions,
 )
+from ostro.system.topology import threads_here
 from ostro.version import __version__
 
 # Extras that only developers install.
@@ -79,7 +81,9 @@ def _processors() -> dict[str, str]:
     rows = {
         "cpu": f"{cpu_model() or platform.processor() or 'unknown'}, {platform.machine()}",
         "cpus": f"{num_cpus()} of {os.cpu_count()}" + ("" if limit is None else f", limited to {limit}"),
+        "threads": threads_here().reason,
         "extensions": " ".join(vector_extensions()) or "unknown",
+        "huge pages": setting() or "none",
         "free memory": f"{free_memory() >> 20} MiB",
         "gpus": "; ".join(describe_gpus()) or "none",
     }

@@ -8,7 +8,17 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from ostro.cli.files import read_text
-from ostro.config import KINDS, SETTINGS, EngineConfig, Size, TensorParallel, read_devices, read_size
+from ostro.config import (
+    KINDS,
+    SETTINGS,
+    CpuExperts,
+    EngineConfig,
+    Number,
+    Size,
+    read_cpu_experts,
+    read_number,
+    read_size,
+)
 from ostro.errors import BadRequest
 from ostro.sampling_params import PARAMETERS, SamplingParams
 
@@ -24,10 +34,18 @@ def memory_size(text: str) -> int:
         raise argparse.ArgumentTypeError(f"{text!r}: {error}") from None
 
 
-def number_of_devices(text: str) -> TensorParallel:
-    """`read_devices`, with argparse's error."""
+def number_or_auto(text: str) -> Number:
+    """`read_number`, with argparse's error."""
     try:
-        return read_devices(text)
+        return read_number(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r}: {error}") from None
+
+
+def layers_on_cpu(text: str) -> CpuExperts:
+    """`read_cpu_experts`, with argparse's error."""
+    try:
+        return read_cpu_experts(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"{text!r}: {error}") from None
 
@@ -36,7 +54,8 @@ _READERS: Mapping[Any, Callable[[str], object]] = {
     int: int,
     float: float,
     Size: memory_size,
-    TensorParallel: number_of_devices,
+    Number: number_or_auto,
+    CpuExperts: layers_on_cpu,
 }
 
 

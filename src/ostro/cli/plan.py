@@ -4,6 +4,7 @@ downloads weights.
 
 import argparse
 import json
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, replace
 
 from ostro.backends.planning import Plan, plan
@@ -70,7 +71,7 @@ def _table(plan: Plan) -> str:
     if plan.not_native is not None:
         rows["not natively"] = plan.not_native
     if kind.has_own_memory:
-        rows["on the host"] = f"about {_size(plan.host_bytes)}"
+        rows["on the host"] = f"about {_size(plan.host_bytes)}" + _experts(plan)
     if plan.peak_bytes > plan.total_bytes:
         rows["at most"] = f"{_size(plan.peak_bytes)}, {_peak(plan)}"
     if plan.own_kernels is not None:
@@ -87,6 +88,13 @@ def _table(plan: Plan) -> str:
     return "\n".join([*lines, *(f"{fit.length:>12}  {fit.sequences}" for fit in plan.sequences)])
 
 
+def _experts(plan: Plan) -> str:
+    if plan.cpu is None:
+        return ""
+    free = "" if plan.host_memory is None else f" of {_size(plan.host_memory)} that are free"
+    return f"{free}, with {_size(plan.cpu.nbytes)} for the experts of {plan.cpu.layers} layers, which the CPU computes"
+
+
 def _where(plan: Plan) -> str:
     kind = DEVICE_KINDS[plan.device]
     if plan.devices == 1 or not kind.has_own_memory:
@@ -101,14 +109,37 @@ def _peak(plan: Plan) -> str:
 
 
 def _shortage(plan: Plan) -> str:
-    kind, on_jax = DEVICE_KINDS[plan.device], plan.runs_on == "jax"
-    cures = ["Give it more memory", "lower --kv-memory"]
+    if plan.fits_device:
+        return f"This machine's own memory is too small for the experts. {_listed(_host_cures(plan))}"
+    both = "" if plan.fits_host else " Neither does this machine's own memory hold the experts."
+    return f"It does not fit.{both} {_listed(_device_cures(plan))}"
+
+
+def _listed(cures: Iterable[str]) -> str:
+    return f"{', '.join(cures)}, or take a smaller model."
+
+
+def _host_cures(plan: Plan) -> Iterator[str]:
+    yield "Lower --cpu-experts"
+    if plan.cpu is not None and plan.cpu.formats != "int4":
+        yield "try --quantize int4"
+
+
+def _device_cures(plan: Plan) -> Iterator[str]:
+    kind = DEVICE_KINDS[plan.device]
+    yield "Give it more memory"
+    yield "lower --kv-memory"
+    if plan.movable and plan.fits_host:
+        yield "try --cpu-experts auto" if plan.cpu is None else "raise --cpu-experts"
+    on_jax = plan.runs_on == "jax"
+    if kind.name == "cuda" and not on_jax and plan.active_parameters < plan.parameters:
+        # A mixture of experts has 16 bits there, and is on one GPU.
+        return
     if kind.smaller and not on_jax:
-        cures.append(f"try {kind.smaller}")
+        yield f"try {kind.smaller}"
+    # Ranks on a CPU would share its memory.
     if kind.has_own_memory:
-        # Ranks on a CPU would share its memory.
-        cures.append("raise --tensor-parallel")
-    return f"It does not fit. {', '.join(cures)}, or take a smaller model."
+        yield "raise --tensor-parallel"
 
 
 def _size(bytes: int) -> str:

@@ -31,7 +31,7 @@ def shown(record: ServerRecord) -> str:
 
 
 def named(target: str, servers: Sequence[ServerRecord]) -> ServerRecord:
-    """The server with this process id, address or model."""
+    """The server with this process id, port, address or model."""
     found = [record for record in servers if _is_meant(target, record)]
     if len(found) == 1:
         return found[0]
@@ -50,7 +50,8 @@ def only(servers: Sequence[ServerRecord], cure: str) -> ServerRecord:
 
 def _is_meant(target: str, record: ServerRecord) -> bool:
     if target.isdecimal():
-        return record.pid == int(target)
+        place = _place(record.url)
+        return int(target) == record.pid or (place is not None and int(target) == place[1])
     return target in [model.name for model in record.models] or _place(target) == _place(record.url)
 
 

@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "servers",
         nargs="*",
         metavar="SERVER",
-        help="a model's name, a process id or an address, as shown by `ostro ps`",
+        help="a model's name, a process id, a port or an address, as shown by `ostro ps`",
     )
     parser.add_argument("--all", action="store_true", help="end all of your servers on this machine")
     parser.add_argument("--now", action="store_true", help="do not wait for requests that are being answered")

@@ -301,6 +301,8 @@ class Experts:
     """An MLP that every token goes through as well."""
     shared_gate: Projection | None = None
     """A single row, whose product's sigmoid multiplies the shared MLP's output."""
+    on_cpu: bool = False
+    """Whether the experts' matrices are not on the model's device but on the CPU beside it: see `expert_layers`."""
 
     @property
     def count(self) -> int:
@@ -326,9 +328,11 @@ class Experts:
         return max(self.chosen * max(self.down.columns, self.up.columns), shared)
 
     def tensors(self) -> Iterator[StoredTensor]:
+        """Those on the model's device."""
         yield from self.router.tensors()
-        yield from self.up.tensors()
-        yield from self.down.tensors()
+        if not self.on_cpu:
+            yield from self.up.tensors()
+            yield from self.down.tensors()
         if self.weight_scales is not None:
             yield StoredTensor(self.weight_scales, (self.count,))
         if self.shared is not None:
@@ -534,7 +538,8 @@ class Architecture:
         """The matrices of experts and routers, which adapters cannot change."""
         mixtures = [layer.experts for layer in self.layers if layer.experts is not None]
         changeable = {tensor.name for each in mixtures for own in each.projections for tensor in own.tensors()}
-        names = {tensor.name for each in mixtures for tensor in each.tensors()} - changeable
+        whole = (replace(each, on_cpu=False) for each in mixtures)
+        names = {tensor.name for each in whole for tensor in each.tensors()} - changeable
         return frozenset(name.removesuffix(".weight") for name in names)
 
     @property

@@ -24,7 +24,8 @@ class ModelCard(WireModel):
     """The precision of weights and KV cache."""
     sampling_defaults: dict[str, int | float] | None
     """Defaults for chat requests of `temperature`, `top_p`, `top_k`, `min_p`, `repetition_penalty` and
-    `max_tokens`: the server's settings, then the model's own. Null before the model is loaded."""
+    `max_tokens`: the server's settings, then the model's own. Before the model is loaded, they are null in a list;
+    asked for alone, a model shows them if its files are on this machine."""
     state: Literal["available", "fetching", "loading", "ready", "draining", "failed"]
     """An available model is loaded on its first request."""
 

@@ -7,7 +7,7 @@ from ostro.errors import Unsupported
 from ostro.models import architecture as arch
 from ostro.models.cut import vocabulary_share
 from ostro.torch_models.base import AttentionContext, Model, Module
-from ostro.torch_models.experts import Experts, SideExperts
+from ostro.torch_models.experts import CpuExperts, Experts, SideExperts
 from ostro.torch_models.layers import (
     ACTIVATIONS,
     Attention,
@@ -143,10 +143,10 @@ def _attention(
     return ReadingAttention(described, described.kv_layer, shape)
 
 
-def _mlp(described: arch.MLP | arch.Experts, shard: Shard | None) -> GatedMLP | PlainMLP | Experts:
+def _mlp(described: arch.MLP | arch.Experts, shard: Shard | None) -> GatedMLP | PlainMLP | Experts | CpuExperts:
     if isinstance(described, arch.Experts):
         assert shard is None, "experts are not divided over ranks"
-        return Experts(described)
+        return CpuExperts(described) if described.on_cpu else Experts(described)
     return GatedMLP(described, shard) if described.gated else PlainMLP(described, shard)
 
 

@@ -6,6 +6,7 @@
 A token's sum adds its experts in the order of their logits, whatever other tokens a step has.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -136,6 +137,45 @@ class Experts(Module):
         if self.scales_inputs:
             return by_token.sum(1)
         return torch.bmm(weights.to(x.dtype).unsqueeze(1), by_token).squeeze(1)
+
+
+CpuSums = Callable[[Tensor, Tensor, Tensor, Tensor], Callable[[], Tensor]]
+"""Begins to compute rows' weighted sums of experts, [rows, out] in float32, from the rows, each one's experts and their
+weights. The fourth tensor is below zero for rows that only pad, whose sums are zeros. The result waits for the sums.
+"""
+
+
+class CpuExperts(Module):
+    """A mixture whose experts are on the CPU, beside a model on a GPU."""
+
+    def __init__(self, described: arch.Experts) -> None:
+        super().__init__()
+        self.router = Projection(described.whole_router)
+        self.shared = None if described.shared is None else GatedMLP(described.shared)
+        self.described = described
+        # Set by the backend.
+        self.begin: CpuSums | None = None
+        self.formats = ""
+        """The formats of all such experts' weights, in words."""
+
+    @property
+    def num_active(self) -> int:
+        """As of `Experts`."""
+        described = self.described
+        return described.chosen * sum(each.rows * each.columns for each in (described.up, described.down))
+
+    def forward(self, x: Tensor) -> Tensor:
+        described = self.described
+        assert self.begin is not None
+        logits = self.router(x)
+        chosen = route(logits[:, : described.count], described.chosen, normalized=described.normalized)
+        experts, weights = (each.contiguous() for each in chosen)
+        wait = self.begin(x, experts, weights, torch.zeros(len(x), dtype=torch.int64, device=x.device))
+        rows = None if self.shared is None else self.shared(x)
+        total = wait().to(x.dtype)
+        if rows is None:
+            return total
+        return total.add_(rows if described.shared_gate is None else rows.mul_(logits[:, described.count :].sigmoid()))
 
 
 class SideExperts(Module):

@@ -7,6 +7,14 @@ from dataclasses import replace
 
 from ostro.backends.backend import OpenedModel, Reasons
 from ostro.backends.cuda.choices import own_kernels
+from ostro.backends.cuda.cpu_layers import (
+    check_cpu_experts,
+    check_host_memory,
+    divided,
+    movable_layers,
+    on_device,
+    with_cpu_part,
+)
 from ostro.backends.cuda.determinism import check_deterministic
 from ostro.backends.cuda.fusible import why_unfused
 from ostro.backends.cuda.precompiling import Precompiler, precompiler
@@ -17,6 +25,7 @@ from ostro.backends.torch.plain_attention import why_plain_attention
 from ostro.backends.torch.planning import Kept, gpu_parts
 from ostro.devices import Memory
 from ostro.engine.runner import ModelRunner
+from ostro.models.architecture import Architecture
 from ostro.models.description import Causal
 
 _log = logging.getLogger(__name__)
@@ -36,22 +45,42 @@ class CudaBackend:
     def check(self, opened: OpenedModel, reasons: Reasons) -> None:
         config, described = opened.config, _causal(opened)
         config.check_causal()
-        check_torch_format(described, config.quantize)
+        # Other formats are for experts on the CPU.
+        if config.cpu_experts == "none" or config.quantize == "fp8":
+            check_torch_format(described, config.quantize)
+        check_cpu_experts(opened, described)
         if config.deterministic:
             check_deterministic(
                 has_adapters=bool(config.adapters),
                 unfused=why_unfused(described),
-                quantizes=config.quantize != "none",
+                # Experts on the CPU compute each row alone, in whatever format.
+                quantizes=config.quantize != "none" and config.cpu_experts == "none",
             )
 
     def plan(self, opened: OpenedModel, memory: Memory) -> Parts:
-        described, config = _causal(opened), opened.resolved
+        described, there = _causal(opened), on_device(opened)
+        config = there.resolved
+        if (found := divided(opened, described, memory)) is not None:
+            assert isinstance(described, Architecture)
+            parts = gpu_parts(there, found.device, memory, elsewhere=found.experts.names)
+            parts = replace(parts, own_kernels=own_kernels(config, described, {}))
+            return with_cpu_part(parts, opened, described, found)
         forms = kept_weights(opened.checkpoint.stored(), described, config)
-        parts = gpu_parts(opened, described, memory, Kept(forms, largest_packed(described, forms)))
-        return replace(parts, own_kernels=own_kernels(config, described, forms))
+        parts = gpu_parts(there, described, memory, Kept(forms, largest_packed(described, forms)))
+        parts = replace(parts, own_kernels=own_kernels(config, described, forms))
+        return parts if parts.fits(memory.free) else replace(parts, movable=movable_layers(opened, described))
 
     def load(self, opened: OpenedModel, following: Callable[[], None]) -> ModelRunner:
         described, stored = _causal(opened), opened.checkpoint.stored()
+        if (found := divided(opened, described, opened.kind.memory(1))) is not None:
+            check_host_memory(opened, found)
+            from ostro.backends.cuda.load import load_divided
+
+            return load_divided(opened, found)
+        if opened.config.cpu_experts == "auto":
+            unused = "" if opened.config.quantize == "none" else f"; quantize {opened.config.quantize} is not used"
+            _log.info("cpu_experts auto: all experts fit on the GPU%s", unused)
+        opened = on_device(opened)
         # If the number of GPUs is not known yet, one is assumed.
         alone = opened.divided(opened.ranks(1)).config
         keeps_quantized = bool(kept_weights(stored, described, alone))

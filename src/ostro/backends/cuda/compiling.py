@@ -19,7 +19,15 @@ from torch import Tensor
 from ostro.backends.cuda.attention import AttentionWorkspace
 from ostro.backends.cuda.choices import Choices, Gpu, choose, conceivable, keep, known
 from ostro.backends.cuda.fused import FusedDecoder, folds
-from ostro.backends.cuda.layer_plan import AttentionPlan, LayerPlan, MixturePlan, kinds, norm_weights
+from ostro.backends.cuda.layer_plan import (
+    AttentionPlan,
+    CpuMixturePlan,
+    GpuMixturePlan,
+    LayerPlan,
+    MixturePlan,
+    kinds,
+    norm_weights,
+)
 from ostro.backends.cuda.measuring import DeviceClock, l2_cache_bytes, this_gpu
 from ostro.backends.cuda.projections import (
     Fp8Linear,
@@ -40,6 +48,7 @@ from ostro.kernels.gpu.decode_attention import (
 from ostro.kernels.gpu.dot_linear import arrival_counters
 from ostro.kernels.gpu.experts import Ending, Shared, add_up, inner_rows, outer_rows
 from ostro.kernels.gpu.fp8 import quantize_rows
+from ostro.kernels.gpu.handover import hand_over
 from ostro.kernels.gpu.logits import finished_logits
 from ostro.kernels.gpu.mlp import activated
 from ostro.kernels.gpu.norm import NormWeights, add_norm
@@ -386,15 +395,32 @@ def _norms(first: LayerPlan, last: NormWeights, x: Tensor, pdl: bool) -> Jobs:
 def _mixtures(layers: Sequence[LayerPlan], like: Tensor, pdl: bool) -> Jobs:
     """Launches of the kernels of mixtures of experts. `like` is a row of the residual stream."""
     for layer in kinds(layers):
-        if isinstance(layer.mlp, MixturePlan):
+        if isinstance(layer.mlp, GpuMixturePlan):
             yield from _mixture(layer.mlp, layer, like, pdl)
+        elif isinstance(layer.mlp, CpuMixturePlan):
+            yield from _cpu_mixture(layer.mlp, layer, like, pdl)
 
 
-def _mixture(mixture: MixturePlan, layer: LayerPlan, like: Tensor, pdl: bool) -> Jobs:
+def _ending(mixture: MixturePlan, layer: LayerPlan, x: Tensor, logits: Tensor) -> Ending:
+    gate = logits[:, mixture.count] if mixture.gates_shared else None
+    shared = None if mixture.shared is None else Shared(x, gate)
+    return Ending(shared, x.clone(), layer.multiplier) if layer.mlp_post_norm is None else Ending(shared)
+
+
+def _cpu_mixture(mixture: CpuMixturePlan, layer: LayerPlan, like: Tensor, pdl: bool) -> Jobs:
+    chosen, x = mixture.chosen, like.new_zeros(1, len(like))
+    logits = like.new_zeros(1, mixture.router.key.out_features)
+    yield partial(route, logits, mixture.count, chosen, normalized=mixture.normalized, pdl=pdl)
+    routed = Routed(_integers(like, 1, chosen), like.new_zeros(1, chosen, dtype=torch.float32))
+    sums, slots = x.float(), torch.zeros(1, dtype=torch.int64, device=like.device)
+    yield partial(hand_over, x, routed, slots, sums.new_zeros(1, len(like) + 2 * chosen))
+    yield partial(add_up, sums, None, _ending(mixture, layer, x, logits), dtype=like.dtype)
+
+
+def _mixture(mixture: GpuMixturePlan, layer: LayerPlan, like: Tensor, pdl: bool) -> Jobs:
     count, chosen, inner = mixture.count, mixture.chosen, mixture.down.weight.shape[2]
     x, logits = like.new_zeros(1, len(like)), like.new_zeros(1, mixture.router.key.out_features)
-    shared = None if mixture.shared is None else Shared(x, logits[:, count] if mixture.gates_shared else None)
-    ending = Ending(shared, x.clone(), layer.multiplier) if layer.mlp_post_norm is None else Ending(shared)
+    ending = _ending(mixture, layer, x, logits)
     norm = layer.mlp_norm if layer.folds else None
     yield partial(single_inner, x, logits, mixture.up, chosen, mixture.activation, norm=norm, pdl=pdl)
     rows = like.new_zeros(chosen, inner)

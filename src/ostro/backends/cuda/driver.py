@@ -1,4 +1,6 @@
-"""Queries the first GPU and creates its context through the CUDA driver, before the slow import of torch."""
+"""What is asked of the CUDA driver itself: about the first GPU and for its context, before the slow import of torch;
+and host functions, for which torch has no call.
+"""
 
 import ctypes
 import os
@@ -35,6 +37,12 @@ def open_context() -> None:
     with suppress(OSError, AttributeError):
         library, device = _first_device()
         _call(library.cuDevicePrimaryCtxRetain, ctypes.byref(ctypes.c_void_p()), device)
+
+
+def launch_host_function(stream: int, function: int, argument: int) -> None:
+    """Queues a call of a C function on a stream, or captures it. Such a function must not call CUDA."""
+    library = ctypes.CDLL(_LIBRARY)
+    _call(library.cuLaunchHostFunc, ctypes.c_void_p(stream), ctypes.c_void_p(function), ctypes.c_void_p(argument))
 
 
 def _first_device() -> tuple[ctypes.CDLL, ctypes.c_int]:

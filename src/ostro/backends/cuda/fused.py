@@ -15,7 +15,7 @@ on the number of rows.
 """
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -25,7 +25,16 @@ from torch import Tensor
 
 from ostro.backends.cuda.attention import StepAttention
 from ostro.backends.cuda.choices import Choices, adding
-from ostro.backends.cuda.layer_plan import AttentionPlan, LayerPlan, MixturePlan, MlpPlan, layer_plans, norm_weights
+from ostro.backends.cuda.layer_plan import (
+    AttentionPlan,
+    CpuMixturePlan,
+    GpuMixturePlan,
+    LayerPlan,
+    MixturePlan,
+    MlpPlan,
+    layer_plans,
+    norm_weights,
+)
 from ostro.backends.cuda.measuring import Operand
 from ostro.backends.cuda.projections import (
     FusedMatmul,
@@ -156,7 +165,7 @@ class FusedDecoder:
         attended = self._attend(attention, self._matmul(attention.qkv, read, own), step)
         add(attention.output, attended, stream, layer.attention_post_norm)
         if isinstance(mlp, MixturePlan):
-            self._mix(mlp, layer, stream, own)
+            self._mix(mlp, layer, stream, step)
             return
         read = self._reads_mlp(stream, layer, own)
         add(mlp.down, self._inner(mlp, read, own), stream, layer.mlp_post_norm)
@@ -231,38 +240,51 @@ class FusedDecoder:
             return small_matmul(mlp.up, x, prologue, tiling=tiling, pdl=self.overlaps)
         return activated(self._many(mlp.up, x), mlp.activation, gated=mlp.gated, pdl=self.overlaps)
 
-    def _mix(self, mixture: MixturePlan, layer: LayerPlan, stream: _Stream, own: bool) -> None:
+    def _mix(self, mixture: MixturePlan, layer: LayerPlan, stream: _Stream, step: _Step) -> None:
         """Adds a mixture of experts to the stream, or leaves it pending if a norm comes first."""
+        own = step.own
         read = self._reads_mlp(stream, layer, own)
         logits = self._matmul(mixture.router, read, own)
         if read.prologue.delta is not None:
             # The router's kernel has added it.
             read = _Read(stream.x, layer.mlp_prologue)
+        sums = self._begin(mixture, read.x, logits, step) if isinstance(mixture, CpuMixturePlan) else None
         beside = None
         if mixture.shared is not None:
             rows = self._matmul(mixture.shared.down, _Read(self._inner(mixture.shared, read, own)), own)
             beside = Shared(rows, logits[:, mixture.count] if mixture.gates_shared else None)
         adds = adding(normed=layer.mlp_post_norm is not None, reduced=False) == "added"
         ending = Ending(beside, stream.x, layer.multiplier) if adds else Ending(beside)
-        if len(read.x) == 1 and not self.invariant:
-            inner = single_inner(
-                read.x,
-                logits,
-                mixture.up,
-                mixture.chosen,
-                mixture.activation,
-                norm=read.prologue.norm,
-                pdl=self.overlaps,
-            )
-            added = single_outer(
-                inner, logits, mixture.down, normalized=mixture.normalized, ending=ending, pdl=self.overlaps
-            )
+        if isinstance(mixture, GpuMixturePlan):
+            added = self._mix_here(mixture, read, logits, ending)
         else:
-            added = self._mix_rows(mixture, read.x, logits, ending)
+            assert sums is not None
+            added = add_up(sums(), None, ending, dtype=read.x.dtype)
         if not adds:
             stream.delta = Delta(added, layer.mlp_post_norm, layer.multiplier)
 
-    def _mix_rows(self, mixture: MixturePlan, x: Tensor, logits: Tensor, ending: Ending) -> Tensor:
+    def _begin(self, mixture: CpuMixturePlan, x: Tensor, logits: Tensor, step: _Step) -> Callable[[], Tensor]:
+        """Has the CPU compute the rows' experts, while the GPU goes on."""
+        routed = route(logits, mixture.count, mixture.chosen, normalized=mixture.normalized, pdl=self.overlaps)
+        return mixture.begin(x, routed.experts, routed.weights, step.slots)
+
+    def _mix_here(self, mixture: GpuMixturePlan, read: _Read, logits: Tensor, ending: Ending) -> Tensor:
+        if len(read.x) > 1 or self.invariant:
+            return self._mix_rows(mixture, read.x, logits, ending)
+        inner = single_inner(
+            read.x,
+            logits,
+            mixture.up,
+            mixture.chosen,
+            mixture.activation,
+            norm=read.prologue.norm,
+            pdl=self.overlaps,
+        )
+        return single_outer(
+            inner, logits, mixture.down, normalized=mixture.normalized, ending=ending, pdl=self.overlaps
+        )
+
+    def _mix_rows(self, mixture: GpuMixturePlan, x: Tensor, logits: Tensor, ending: Ending) -> Tensor:
         count, chosen, pdl = mixture.count, mixture.chosen, self.overlaps
         # Tiles of a fixed height give each row the same bits whatever the other rows are.
         height = INVARIANT_HEIGHT if self.invariant else tile_height(len(x) * chosen, count)
@@ -311,8 +333,8 @@ def folds(layer: LayerPlan, reader: FusedMatmul, rows: int, choices: Choices) ->
     """Whether a matmul norms this many rows of the stream itself. Every program of its kernel repeats the norm's sum,
     which always pays for a single row, and for more where it was measured. Of float16 no kernel does for several.
     """
-    if rows == 1 or not layer.folds:
-        return layer.folds
+    if rows == 1 or not layer.folds_into(reader):
+        return layer.folds_into(reader)
     tiling = reader.tiling(rows, choices) if isinstance(layer.mlp, MlpPlan) else None
     return norms_itself(tiling, reader.linear.weight.dtype)
 

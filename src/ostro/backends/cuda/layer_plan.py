@@ -5,7 +5,7 @@ the code that carries a plan out (`fused`) knows none of them. The model's own `
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 
 import torch
@@ -21,7 +21,7 @@ from ostro.kernels.gpu.rope_store import QKNormWeights
 from ostro.models import architecture as arch
 from ostro.torch_models.base import Model
 from ostro.torch_models.decoder import Decoder, DecoderLayer, ReadingAttention
-from ostro.torch_models.experts import Experts
+from ostro.torch_models.experts import CpuExperts, CpuSums, Experts
 from ostro.torch_models.layers import (
     Attention,
     CutWidthNorm,
@@ -84,20 +84,14 @@ class MixturePlan:
 
     router: FusedMatmul
     """A row per expert, then, if there is one, that of the shared MLP's gate."""
-    up: Matrices
-    """Gates above ups."""
-    down: Matrices
     activation: arch.Activation
+    count: int
     chosen: int
     normalized: bool
     shared: MlpPlan | None
     """Its result is added to the experts' before the sum joins the stream."""
     gates_shared: bool
     """Whether the shared MLP has a gate."""
-
-    @property
-    def count(self) -> int:
-        return len(self.up.weight)
 
     @property
     def reads(self) -> tuple[FusedMatmul, ...]:
@@ -116,6 +110,18 @@ class MixturePlan:
     @property
     def dense(self) -> MlpPlan | None:
         return self.shared
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuMixturePlan(MixturePlan):
+    up: Matrices
+    """Gates above ups."""
+    down: Matrices
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CpuMixturePlan(MixturePlan):
+    begin: CpuSums
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -144,6 +150,10 @@ class LayerPlan:
             return None not in before and self.attention.output.linear.reduce is self.mlp.reduce is None
         read = (self.attention.qkv, *self.mlp.reads)
         return None not in after and not any(isinstance(each.linear, QuantizedLinear) for each in read)
+
+    def folds_into(self, reader: FusedMatmul) -> bool:
+        """Whether a matmul that reads the stream can do that: not if the CPU reads the normed rows as well."""
+        return self.folds and not (isinstance(self.mlp, CpuMixturePlan) and reader in self.mlp.reads)
 
     @cached_property
     def attention_prologue(self) -> Prologue:
@@ -219,25 +229,38 @@ def _adding(linear: Linear, *, waits: bool, multiplier: float) -> FusedMatmul:
 
 
 def _mlp(
-    mlp: GatedMLP | PlainMLP | Experts, described: arch.MLP | arch.Experts, *, waits: bool, multiplier: float
+    mlp: GatedMLP | PlainMLP | Experts | CpuExperts,
+    described: arch.MLP | arch.Experts,
+    *,
+    waits: bool,
+    multiplier: float,
 ) -> MlpPlan | MixturePlan:
-    if isinstance(mlp, Experts):
+    if isinstance(mlp, Experts | CpuExperts):
         assert isinstance(described, arch.Experts)
-        shared = None
-        if mlp.shared is not None and described.shared is not None:
-            shared = _dense(mlp.shared, described.shared, fused_matmul(mlp.shared.down_proj))
-        return MixturePlan(
-            router=fused_matmul(mlp.router),
-            up=Matrices(mlp.up.weight, mlp.up.bias),
-            down=Matrices(mlp.down.weight, mlp.down.bias),
-            activation=described.activation,
-            chosen=described.chosen,
-            normalized=described.normalized,
-            shared=shared,
-            gates_shared=mlp.is_gated,
-        )
+        return _mixture(mlp, described)
     assert isinstance(described, arch.MLP)
     return _dense(mlp, described, _adding(mlp.down_proj, waits=waits, multiplier=multiplier))
+
+
+def _mixture(mlp: Experts | CpuExperts, described: arch.Experts) -> MixturePlan:
+    shared = None
+    if mlp.shared is not None and described.shared is not None:
+        shared = _dense(mlp.shared, described.shared, fused_matmul(mlp.shared.down_proj))
+    plan = MixturePlan(
+        router=fused_matmul(mlp.router),
+        activation=described.activation,
+        count=described.count,
+        chosen=described.chosen,
+        normalized=described.normalized,
+        shared=shared,
+        gates_shared=described.shared_gate is not None,
+    )
+    own = {each.name: getattr(plan, each.name) for each in fields(MixturePlan)}
+    if isinstance(mlp, CpuExperts):
+        assert mlp.begin is not None, "the backend has not attached its experts"
+        return CpuMixturePlan(**own, begin=mlp.begin)
+    up, down = (Matrices(each.weight, each.bias) for each in (mlp.up, mlp.down))
+    return GpuMixturePlan(**own, up=up, down=down)
 
 
 def _dense(mlp: GatedMLP | PlainMLP, described: arch.MLP, down: FusedMatmul) -> MlpPlan:

@@ -3,34 +3,42 @@
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from threading import Thread
 
 import torch
 
-from ostro.backends.backend import OpenedModel
+from ostro.backends.backend import OpenedModel, Unloadable
+from ostro.backends.cuda.cpu_experts import CpuMixtures
+from ostro.backends.cuda.cpu_layers import MOST_ROWS, Divided
 from ostro.backends.cuda.measuring import this_gpu
 from ostro.backends.cuda.precompiling import Precompiler, Request
 from ostro.backends.cuda.quantize import quantize_fp8
 from ostro.backends.cuda.quantized_loading import load_quantized
 from ostro.backends.cuda.quantized_weights import why_widened
 from ostro.backends.cuda.runner import GpuRunner, fitting_pages, rank_part
+from ostro.backends.native.load import expert_program
 from ostro.backends.ranks.messages import Join
 from ostro.backends.ranks.ranks import Ranks
 from ostro.backends.torch import load as on_torch
 from ostro.backends.torch.devices import pick_device, pick_dtype
 from ostro.backends.torch.plain_attention import why_plain_attention
-from ostro.config import EngineConfig, ResolvedConfig
+from ostro.config import EngineConfig, Number, ResolvedConfig
 from ostro.devices import DEVICE_KINDS
 from ostro.engine.runner import ModelRunner
-from ostro.errors import BadRequest
+from ostro.errors import BadRequest, Unsupported
 from ostro.kernels.gpu.signatures import prepare_keys
 from ostro.models.description import Causal
+from ostro.system.topology import ThreadChoice, threads_here
 from ostro.torch_models.base import Model
 from ostro.torch_models.build import build_described
 from ostro.torch_models.decoder import Decoder
+from ostro.torch_models.loading import load_weights
 from ostro.torch_models.lora import Adapters
 from ostro.torch_models.shard import Collective
 from ostro.weights import Pooling
+from ostro.weights.arrays import tensor_of
 
 _log = logging.getLogger(__name__)
 
@@ -56,6 +64,47 @@ def load_runner(
         if precompiler is not None:
             precompiler.wait()
     return make_runner(model, config, pooling=pooling)
+
+
+def load_divided(opened: OpenedModel, divided: Divided) -> ModelRunner:
+    """A runner for a model on one GPU, some of whose experts the CPU computes."""
+    on_torch.set_threads(opened.config.threads)
+    model = divided_model(opened, divided, pick_device(opened.config.device))
+    return make_runner(model, opened.config, pooling=opened.checkpoint.pooling)
+
+
+def divided_model(opened: OpenedModel, divided: Divided, device: torch.device) -> Decoder:
+    """Its weights are on the device, but for experts, which are packed for the CPU and never go there."""
+    config = opened.config
+    model = build_described(divided.device, dtype=pick_dtype(config.dtype, device), device=device)
+    assert isinstance(model, Decoder)
+    arrays = (each for each in opened.checkpoint.arrays() if each[0] not in divided.experts.names)
+    load_weights(model, ((name, tensor_of(weight)) for name, weight in arrays))
+    make = partial(
+        expert_program,
+        opened,
+        divided.experts,
+        max_rows=min(MOST_ROWS, opened.resolved.max_batch_tokens),
+        threads=cpu_threads(config.threads),
+    )
+    try:
+        mixtures = CpuMixtures(lambda allocate: make(allocate=allocate), device)
+    except Unloadable as error:
+        # No other backend computes experts on the CPU.
+        raise Unsupported(
+            f"cpu_experts cannot be used: {error}. Correct that, or leave cpu_experts out.", param="cpu_experts"
+        ) from error
+    mixtures.attach(model)
+    return model
+
+
+def cpu_threads(asked: Number) -> ThreadChoice:
+    """Threads for experts; by default, one core is left to this process, which launches steps."""
+    choice = threads_here(asked)
+    if asked != "auto" or choice.number == 1:
+        return choice
+    number = choice.number - 1
+    return replace(choice, number=number, reason=f"{number}, and one for launching steps, of {choice.reason}")
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from ostro.backends.cuda.graphs import StepGraphs
 from ostro.backends.cuda.step_plan import Mixed, Padding
 from ostro.kernels.gpu.step_inputs import FIELDS, SLOT, StepInputs, unpack
 from ostro.torch_models.base import Model
-from ostro.torch_models.experts import Experts
+from ostro.torch_models.experts import CpuExperts, Experts
 from ostro.torch_models.layers import Linear
 
 # Close together where padding costs time, far apart where it costs none.
@@ -44,7 +44,7 @@ def max_graph_tokens(model: Model) -> int:
     shape = model.shape
     matrices = [each.shape for each in model.modules() if isinstance(each, Linear)]
     weights = sum(prod(each) for each in matrices if shape.vocab_size not in each)
-    weights += sum(each.num_active for each in model.modules() if isinstance(each, Experts))
+    weights += sum(each.num_active for each in model.modules() if isinstance(each, Experts | CpuExperts))
     most = _HIDDEN_WORK * shape.num_layers / max(1, weights)
     return max((tokens for tokens in _TOKENS if tokens <= most), default=0)
 

@@ -50,7 +50,7 @@ from ostro.backends.cuda.tiers import check_host_memory, page_store, trial_store
 from ostro.backends.cuda.transfer import fetch, send
 from ostro.backends.memory import gpu_num_pages
 from ostro.backends.pooling import pooled_rows
-from ostro.backends.precision import in_words
+from ostro.backends.precision import in_words, with_cpu_experts
 from ostro.backends.ranks.messages import Begin, Peers
 from ostro.backends.sampling.logprobs import logprob_table, read_logprobs
 from ostro.backends.tiers.disk_store import TrialStores
@@ -70,6 +70,7 @@ from ostro.kernels.gpu.step_inputs import FIELDS, LENGTH, POSITION, SAMPLER, SLO
 from ostro.sampling_params import MAX_CHOICES
 from ostro.torch_models.base import Model
 from ostro.torch_models.decoder import Decoder
+from ostro.torch_models.experts import CpuExperts
 from ostro.torch_models.lora import Adapters
 from ostro.torch_models.shard import Collective
 from ostro.weights import Pooling
@@ -143,7 +144,7 @@ class GpuRunner:
             device=self.device.type,
             devices=number,
             backend=f"torch ({self.device.type}" + (f", {number} devices)" if number > 1 else ")"),
-            precision=in_words(weight_formats(model), format_name(kv_dtype or self.dtype)),
+            precision=_precision(model, format_name(kv_dtype or self.dtype)),
         )
         self._sampler = Sampler(max_sampled + MAX_CHOICES, shape.vocab_size, self.device)
         self._masks = TokenMasks(max_sampled, shape.vocab_size, self.device)
@@ -582,6 +583,12 @@ class GpuRunner:
             return sampled
 
         return wait
+
+
+def _precision(model: Model, cells: str) -> str:
+    words = in_words(weight_formats(model), cells)
+    experts = [module for module in model.modules() if isinstance(module, CpuExperts)]
+    return words if not experts else with_cpu_experts(words, len(experts), experts[0].formats)
 
 
 def _is_single(chunk: Chunk) -> bool:

@@ -20,7 +20,7 @@ from ostro.backends.torch.plain_attention import plain_attention_bytes, why_plai
 from ostro.backends.torch.quantize import quantize_matrices, quantized_on_the_way
 from ostro.backends.torch.recompute import RecomputeRunner
 from ostro.backends.torch.runner import TorchRunner
-from ostro.config import EngineConfig, ResolvedConfig
+from ostro.config import EngineConfig, Number, ResolvedConfig
 from ostro.devices import DEVICE_KINDS
 from ostro.engine.runner import ModelRunner
 from ostro.errors import BadRequest
@@ -114,9 +114,9 @@ def load_model(opened: OpenedModel, described: Causal, device: torch.device, sha
 _ALL_THREADS = torch.get_num_threads()
 
 
-def set_threads(number: int | None, ranks: int = 1) -> None:
+def set_threads(number: Number, ranks: int = 1) -> None:
     """torch's threads in this process, which shares the CPU with the other ranks' if there are any."""
-    if number is not None:
+    if isinstance(number, int):
         torch.set_num_threads(number)
     elif (limit := cpu_limit()) is not None or ranks > 1:
         # More threads than the container's CPU quota would only wait for one another.

@@ -41,6 +41,7 @@ def check_plain_attention(config: EngineConfig, reason: str) -> None:
     needs = {
         "kv_dtype": config.kv_dtype == "fp8",
         "deterministic": config.deterministic,
+        "cpu_experts": config.cpu_experts != "none",
         "kernel_choices": config.kernel_choices not in ("auto", "off"),
         **dict.fromkeys(config.tier_settings, True),
     }

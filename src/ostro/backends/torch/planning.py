@@ -102,9 +102,18 @@ def host_parts(opened: OpenedModel, described: Causal, memory: Memory) -> Parts:
     )
 
 
-def gpu_parts(opened: OpenedModel, described: Causal, memory: Memory, kept: Kept | None = None) -> Parts:
-    """On NVIDIA GPUs; sizes are those of one. Tensors that are `kept` are not widened."""
+def gpu_parts(
+    opened: OpenedModel,
+    described: Causal,
+    memory: Memory,
+    kept: Kept | None = None,
+    elsewhere: frozenset[str] = frozenset(),
+) -> Parts:
+    """On NVIDIA GPUs; sizes are those of one. Tensors that are `kept` are not widened, and those `elsewhere` are not
+    there.
+    """
     stored, config, kept = opened.checkpoint.stored(), opened.resolved, kept or Kept()
+    stored = replace(stored, tensors=[tensor for tensor in stored.tensors if tensor.name not in elsewhere])
     own, shape = _rank(stored, described, config.tensor_parallel)
     dtype = opened.compute_dtype
     itemsize = _ITEMSIZE[dtype]
@@ -148,9 +157,14 @@ def gpu_parts(opened: OpenedModel, described: Causal, memory: Memory, kept: Kept
         spare=1 if pages else 0,
         other=_GPU_CONTEXT + step,
         peak=0,
-        host=config.tensor_parallel * _GPU_PROCESS + (config.kv_host_memory or 0),
+        host=gpu_host_bytes(config),
         stored_as=_stored_as(stored, kept),
     )
+
+
+def gpu_host_bytes(config: ResolvedConfig) -> int:
+    """Memory of this machine that a model on NVIDIA GPUs takes."""
+    return config.tensor_parallel * _GPU_PROCESS + (config.kv_host_memory or 0)
 
 
 def encoder_parts(opened: OpenedModel, described: Encoder, memory: Memory) -> Parts:

@@ -101,17 +101,21 @@ def outer_rows(inner: Tensor, down: Matrices, rows: RowTiles, *, pdl: bool = Fal
     return out
 
 
-def add_up(outer: Tensor, routed: Routed, ending: Ending, *, pdl: bool = False) -> Tensor:
-    """outer [slots, out], sorted by row -> [rows, out]: each row's weighted sum, or the residual."""
+def add_up(
+    outer: Tensor, routed: Routed | None, ending: Ending, *, dtype: torch.dtype | None = None, pdl: bool = False
+) -> Tensor:
+    """outer [slots, out], sorted by row -> [rows, out]: each row's weighted sum, or the residual. Without `routed`,
+    outer has the sums. `dtype` is the result's if there is no residual; None is outer's.
+    """
     shared, residual, multiplier = ending
     assert residual is not None or multiplier == 1.0
-    rows, chosen = routed.weights.shape
+    rows, chosen = (len(outer), 1) if routed is None else routed.weights.shape
     width = outer.shape[1]
-    out = torch.empty(rows, width, dtype=outer.dtype, device=outer.device) if residual is None else residual
+    out = torch.empty(rows, width, dtype=dtype or outer.dtype, device=outer.device) if residual is None else residual
     gate = None if shared is None else shared.gate
     _sum_kernel[(rows, triton.cdiv(width, _SUM_BLOCK))](
         outer,
-        routed.weights,
+        outer if routed is None else routed.weights,
         outer if shared is None else shared.rows,
         outer if gate is None else gate,
         out,
@@ -119,6 +123,7 @@ def add_up(outer: Tensor, routed: Routed, ending: Ending, *, pdl: bool = False) 
         out.stride(0),
         0 if gate is None else gate.stride(0),
         chosen=chosen,
+        has_weights=routed is not None,
         has_shared=shared is not None,
         has_gate=gate is not None,
         adds=residual is not None,
@@ -250,6 +255,7 @@ def _sum_kernel(
     out_stride: tl.tensor,
     gate_stride: tl.tensor,
     chosen: tl.constexpr,
+    has_weights: tl.constexpr,
     has_shared: tl.constexpr,
     has_gate: tl.constexpr,
     adds: tl.constexpr,
@@ -266,7 +272,8 @@ def _sum_kernel(
     total = tl.zeros([block], tl.float32)
     for rank in tl.static_range(chosen):
         slot = row * chosen + rank
-        total += tl.load(weights + slot) * tl.load(outer + slot * width + column, mask=inside, other=0.0)
+        own = tl.load(outer + slot * width + column, mask=inside, other=0.0)
+        total += tl.load(weights + slot) * own if has_weights else own
     if has_shared:
         beside = tl.load(shared + row * width + column, mask=inside, other=0.0).to(tl.float32)
         if has_gate:

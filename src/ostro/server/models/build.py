@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING
 from ostro.config import EngineConfig
 from ostro.devices import DEVICE_KINDS, check_settings, runs_on_jax
 from ostro.errors import BadRequest, ModelError, ModelNotFound, OstroError
-from ostro.frontend.requests import sampling_defaults
 from ostro.pool.catalog import Catalog, ModelSpec, resolve
 from ostro.pool.pool import Files, Footprint, ModelPool
 from ostro.sampling_defaults import SamplingDefaults
 from ostro.server.models.files import CachedModelFiles
-from ostro.server.models.plans import Planner, planned
+from ostro.server.models.plans import Planner, planned, recommended_sampling
 from ostro.server.models.served import ANY, Models
 from ostro.server.models.service import ModelService
 from ostro.server.settings import ServeSettings
@@ -26,7 +25,6 @@ from ostro.sources.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from ostro.sources.place import find_place
 from ostro.sources.references import parse_model
 from ostro.system.mesh_hosts import mesh_hosts
-from ostro.weights import open_checkpoint
 from ostro.weights.adapter import read_base
 
 if TYPE_CHECKING:
@@ -156,7 +154,7 @@ def _outlook(spec: ModelSpec, defaults: SamplingDefaults, cap: int | None) -> st
             return "not on this machine yet"
         check_without_torch(place.path, config)
         plan = planned(str(place.path), config)
-        own = sampling_defaults(open_checkpoint(place.path, model_config=config.model_config), config)
+        own = recommended_sampling(place.path, config)
     except OstroError as error:
         return error.message
     reason = "" if plan.not_native is None else f" ({plan.not_native})"

@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 from ostro.config import EngineConfig
 from ostro.devices import device_kind_here
 from ostro.errors import OstroError, Unavailable
+from ostro.frontend.requests import sampling_defaults
+from ostro.sampling_defaults import SamplingDefaults
 from ostro.sources.aliases import Alias
 from ostro.sources.hub import HubModel
 from ostro.sources.model_reference import ModelReference, RemoteFiles
 from ostro.sources.pypi import WheelModel
 from ostro.sources.references import StoredModel, parse_model
-from ostro.weights import open_remote_headers
+from ostro.weights import open_checkpoint, open_remote_headers
 
 if TYPE_CHECKING:
     from ostro.backends.planning import Plan
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 SourceKind = Literal["path", "bucket", "hub", "wheels", "short name"]
 
 _PATIENCE_SECONDS = 30.0
+_GLANCE_SECONDS = 1.0
 _UNREAD = "Its headers cannot be read where it comes from, so its plan is known once it is on this machine."
 
 T = TypeVar("T")
@@ -72,16 +75,26 @@ class Planner:
         """Raises Unavailable if the files, or the plans before it, take too long."""
         return await self._in_thread(lambda: _outlook(config, freed))
 
-    async def _in_thread(self, work: Callable[[], T]) -> T:
+    async def recommended(self, config: EngineConfig) -> SamplingDefaults | None:
+        """The sampling that the model's files recommend; None if they are not on this machine, cannot be read, or take
+        longer than a list of models may.
+        """
         try:
-            async with asyncio.timeout(self._patience_seconds):
+            return await self._in_thread(lambda: _recommended(config), _GLANCE_SECONDS)
+        except (OstroError, OSError):
+            return None
+
+    async def _in_thread(self, work: Callable[[], T], patience_seconds: float | None = None) -> T:
+        patience_seconds = self._patience_seconds if patience_seconds is None else patience_seconds
+        try:
+            async with asyncio.timeout(patience_seconds):
                 while self._busy is not None:
                     await asyncio.wait([self._busy])
                 return await asyncio.shield(self._begin(work))
         except TimeoutError:
             raise Unavailable(
-                f"The model's files did not answer within {self._patience_seconds:g} s. Try again later.",
-                retry_after=round(self._patience_seconds),
+                f"The model's files did not answer within {patience_seconds:g} s. Try again later.",
+                retry_after=round(patience_seconds),
             ) from None
 
     def _begin(self, work: Callable[[], T]) -> "asyncio.Future[T]":
@@ -111,6 +124,15 @@ class Planner:
 
         threading.Thread(target=run, name="plan", daemon=True).start()
         return outcome
+
+
+def recommended_sampling(path: Path, config: EngineConfig) -> SamplingDefaults:
+    return sampling_defaults(open_checkpoint(path, model_config=config.model_config), config)
+
+
+def _recommended(config: EngineConfig) -> SamplingDefaults | None:
+    path = parse_model(config.model).find(newest=False)
+    return None if path is None else recommended_sampling(path, config)
 
 
 def _outlook(config: EngineConfig, freed: int) -> Outlook:

@@ -14,6 +14,7 @@ from ostro.engine.counters import Counters, ModelCounters
 from ostro.errors import BadRequest, OstroError, Unavailable, UnknownModel
 from ostro.pool.catalog import ModelSpec, resolve
 from ostro.pool.pool import ModelPool, ModelView, PoolState
+from ostro.sampling_defaults import SamplingDefaults
 from ostro.server.models.plans import Outlook, Planner
 from ostro.server.models.service import ModelService
 from ostro.sources.aliases import find_alias
@@ -143,6 +144,12 @@ class Models:
         # On the device of all, the memory of models that can be unloaded counts as free.
         freed = sum(each.bytes for each in self.pool.touched() if not each.pinned or each.spec.config is config)
         return await self.planner.outlook(config, freed=freed)
+
+    async def recommended(self, view: ModelView[ModelService]) -> SamplingDefaults | None:
+        """The sampling that a model's files recommend, loaded or not; None if that is not known."""
+        if view.service is not None:
+            return view.service.sampling_defaults
+        return await self.planner.recommended(view.spec.config) if view.spec.base is None else None
 
     def loaded(self) -> list[tuple[str, ModelService]]:
         """Models that have an engine, by their names in responses."""

@@ -5,6 +5,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ostro.pool.pool import ModelView
+from ostro.sampling_defaults import SamplingDefaults
 from ostro.schemas.models import ModelCard, ModelList
 from ostro.server.api import Api, json_response
 from ostro.server.api_docs.document import described
@@ -26,7 +27,11 @@ def router(api: Api) -> APIRouter:
         """
         catalog = api.models.pool.catalog
         await catalog.refresh_if_old(wait_seconds=_LOOK_SECONDS if catalog.specs() else _FIRST_LOOK_SECONDS)
-        cards = [_card(api, view, name) for view in api.models.views() for name in api.models.names(view.spec)]
+        cards = [
+            _card(api, view, name, None if view.service is None else view.service.sampling_defaults)
+            for view in api.models.views()
+            for name in api.models.names(view.spec)
+        ]
         return json_response(dialect_of(http.scope).model_list(cards))
 
     # An id may contain slashes.
@@ -35,15 +40,15 @@ def router(api: Api) -> APIRouter:
         """One model of the list."""
         view = await api.models.view(id)
         names = api.models.names(view.spec)
-        card = _card(api, view, id if id in names else names[0])
+        card = _card(api, view, id if id in names else names[0], await api.models.recommended(view))
         return json_response(dialect_of(http.scope).model(card))
 
     return routes
 
 
-def _card(api: Api, view: ModelView[ModelService], name: str) -> ModelCard:
+def _card(api: Api, view: ModelView[ModelService], name: str, own: SamplingDefaults | None) -> ModelCard:
+    """`own` is the sampling that the model recommends, as far as it is known."""
     info = None if view.service is None else view.service.info
-    own = None if view.service is None else view.service.sampling_defaults
     # The sampling defaults of a request that sets none.
     silent = None if own is None else api.options.defaults.over(own).capped(api.gate.limits.new_tokens)
     return ModelCard(

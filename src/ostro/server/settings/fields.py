@@ -28,12 +28,14 @@ from ostro.config import (
     KINDS,
     PREFIX,
     SETTINGS,
+    CpuExperts,
     DType,
     EngineConfig,
+    Number,
     Size,
-    TensorParallel,
-    read_devices,
+    read_cpu_experts,
     read_dtype,
+    read_number,
     read_size,
 )
 from ostro.devices import DeviceKind, device_kind_here
@@ -97,8 +99,12 @@ def _memory_size(value: object) -> object:
     return read_size(value) if isinstance(value, str) else value
 
 
-def _devices(value: object) -> object:
-    return read_devices(value) if isinstance(value, str) else value
+def _number(value: object) -> object:
+    return read_number(value) if isinstance(value, str) else value
+
+
+def _cpu_experts(value: object) -> object:
+    return read_cpu_experts(value) if isinstance(value, str) else value
 
 
 def _http_address(value: str) -> str:
@@ -141,7 +147,8 @@ _TYPES: Mapping[Any, Any] = {
     float: Annotated[float, Field(gt=0)],
     Size: Bytes,
     DType: Annotated[DType, BeforeValidator(_dtype)],
-    TensorParallel: Annotated[Positive | Literal["auto"], BeforeValidator(_devices)],
+    Number: Annotated[Positive | Literal["auto"], BeforeValidator(_number)],
+    CpuExperts: Annotated[Positive | Literal["none", "auto", "all"], BeforeValidator(_cpu_experts)],
 }
 
 

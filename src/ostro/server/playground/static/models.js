@@ -17,6 +17,8 @@ let cards = [];
 let mayManage = false;
 // {name, state} of the model that is being loaded or unloaded.
 let doing = null;
+// By name: the sampling defaults of models that are not loaded, which the list leaves out.
+const recommended = new Map();
 let timer = 0;
 let listeners = [];
 let page = null;
@@ -38,6 +40,7 @@ export function pick(name) {
   picker.value = name;
   remember("model", picker.value);
   showChosen();
+  learnDefaults();
 }
 
 /** Registers a listener for the chosen model's card, called when the choice or the card changes. */
@@ -71,6 +74,7 @@ export async function refreshModels({ quiet = false } = {}) {
   }
   picker.value = chosen;
   showChosen();
+  learnDefaults();
   if (doing || cards.some((card) => COMING.includes(card.state))) refreshSoon();
 }
 
@@ -92,8 +96,28 @@ export async function refreshRights() {
   showChosen();
 }
 
-function showChosen() {
+/** Asks what the chosen model recommends if the list does not say so, once. */
+async function learnDefaults() {
+  const card = chosenCard();
+  if (!card || card.sampling_defaults || recommended.has(card.id)) return;
+  recommended.set(card.id, null);
+  try {
+    recommended.set(card.id, (await askJson(`/v1/models/${nameInPath(card.id)}`, { quiet: true })).sampling_defaults);
+  } catch {
+    // Its answer will say what is wrong.
+    recommended.delete(card.id);
+    return;
+  }
+  showChosen();
+}
+
+function chosenCard() {
   const card = cards.find((each) => each.id === picker.value);
+  return card && { ...card, sampling_defaults: card.sampling_defaults ?? recommended.get(card.id) ?? null };
+}
+
+function showChosen() {
+  const card = chosenCard();
   const state = card && doing?.name === card.id ? doing.state : card?.state;
   byId("model-dot").dataset.state = state ?? "unknown";
   const length = card?.max_model_len ? `${card.max_model_len.toLocaleString("en")} tokens` : "";
