@@ -92,12 +92,12 @@ test-native-sanitized: dev
 	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so.6)" \
 	$(BIN)/python -m pytest -n 0 $(SANITIZED_TESTS) --ignore=tests/native/test_build.py $(ARGS)
 
-# Plans on several threads under the thread sanitizer. C++ only: Python and torch were built without it.
+# Plans on several threads, and pools, under the thread sanitizer. C++ only: Python and torch were built without it.
 RACES := build/tsan
 test-native-tsan:
 	cmake -S native -B $(RACES) -DCMAKE_CXX_COMPILER=$(CXX) -DOSTRO_SANITIZE=thread -DOSTRO_TESTS=ON
-	cmake --build $(RACES) --target ostro_plan_test --parallel 2
-	TSAN_OPTIONS=halt_on_error=1 ctest --test-dir $(RACES) -R plans --output-on-failure
+	cmake --build $(RACES) --target ostro_plan_test ostro_pool_test --parallel 2
+	TSAN_OPTIONS=halt_on_error=1 ctest --test-dir $(RACES) -R 'plans|pools' --output-on-failure
 
 # Mutated checkpoints on the native core: fifteen minutes or so for all 50,000.
 fuzz-checkpoints: dev

@@ -28,10 +28,11 @@ if [ ! -e "$sources/CMakeLists.txt" ]; then
     tar -xzf "$archive" -C "$directory"
 fi
 
-cmake -G Ninja -S "$sources" -B "$directory/build" -DCMAKE_BUILD_TYPE=Release -DGGML_NATIVE=ON -DBUILD_SHARED_LIBS=OFF \
-    -DLLAMA_CURL=OFF -DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_UI=OFF
+project=$(CDPATH='' cd -- "$(dirname -- "$0")" && pwd)/cpu_peers/llama_turns
+cmake -G Ninja -S "$project" -B "$directory/build" -DLLAMA_CPP="$sources" \
+    -DLLAMA_BUILD_COMMON=ON -DLLAMA_BUILD_TOOLS=ON -DLLAMA_BUILD_SERVER=ON
 if [ $# -gt 1 ]; then
     exit
 fi
-cmake --build "$directory/build" --target llama-server llama-quantize llama-perplexity llama-batched-bench
+cmake --build "$directory/build" --target llama-turns llama-server llama-quantize llama-perplexity llama-batched-bench
 ln -sfn build/bin "$directory/bin"

@@ -35,6 +35,7 @@ from ostro.config import EngineConfig
 from ostro.devices import DEVICE_KINDS
 from ostro.kernels.gpu.signatures import build, build_driver, kernel_name, warm_up
 from ostro.kernels.gpu.tilings import Multiprocessors
+from ostro.system.machine import num_cpus
 
 H200 = Gpu("NVIDIA H200", "9.0", Multiprocessors(132, 220 << 10))
 ARCHIVE = "archive"
@@ -131,7 +132,7 @@ def write_archive(configs: Sequence[Path], number: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", type=Path, nargs="+", required=True, help="a config.json that names the shape")
-    parser.add_argument("--number", type=int, default=os.cpu_count(), help="of threads, and of processes")
+    parser.add_argument("--number", type=int, default=num_cpus(), help="of threads, and of processes")
     parser.add_argument("--kernel-choices", default="off", metavar="auto|off|FILE")
     parser.add_argument("--quantize", choices=["none", "fp8"], default="none")
     parser.add_argument("--kv-dtype", choices=["auto", "fp8"], default="auto")

@@ -153,7 +153,7 @@ def main() -> None:
     parser.add_argument("--save", type=Path, help=f"such as {RESULTS.name}/constrained.json")
     args = parser.parse_args()
 
-    llm = LLM(config=EngineConfig(threads=1 if args.cpu_time else None))
+    llm = LLM(config=EngineConfig(threads=1 if args.cpu_time else "auto"))
     clock = time.process_time if args.cpu_time else time.perf_counter
     rows = []
     print(f"{'streams':>7} {'jump-forward':>12} {'forced':>7} {'free tok/s':>11} {'tok/s':>9} {'ratio':>7}")

@@ -10,7 +10,6 @@ Speed is of all tokens that the servers counted, from the first request sent to 
 
 import argparse
 import json
-import os
 import statistics
 import sys
 import time
@@ -22,6 +21,7 @@ from pathlib import Path
 from constrained import TOOLS, call_schema
 from cpu_peers.llama_cpp import LlamaCpp
 from cpu_peers.servers import Served, free_port, running
+from ostro.system.machine import num_cpus
 from ostro.weights import open_checkpoint
 
 ASKED = "Call the tool {} with arguments of your own for request number {}. Answer with JSON only."
@@ -92,7 +92,7 @@ def main() -> None:
     args = parser.parse_args()
 
     model = open_checkpoint(None).path
-    llama = LlamaCpp(args.directory, threads=os.cpu_count() or 1)
+    llama = LlamaCpp(args.directory, threads=num_cpus())
     print(f"{'streams':>7} {'llama-server':>13} {'ostro':>9} {'ratio':>6} {'jump-forward':>13} {'ratio':>6}   tokens/s")
     for streams in args.streams:
         speeds = compare(model, llama, streams, args.repeats)

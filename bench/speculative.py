@@ -303,7 +303,9 @@ def main() -> int:
     parser.add_argument("--backend", choices=["auto", "native", "torch"], default="auto")
     parser.add_argument("--runs", type=int, default=2)
     parser.add_argument("--count", type=int, default=12, help="requests of a part with one stream")
-    parser.add_argument("--threads", type=int, help="on a busy machine, 1 is the fairest: no thread waits for another")
+    parser.add_argument(
+        "--threads", type=int, default="auto", help="on a busy machine, 1 is the fairest: no thread waits for another"
+    )
     parser.add_argument("--save", action="store_true")
     args = parser.parse_args()
     settings = EngineConfig(model=args.model, backend=args.backend, threads=args.threads, kv_memory=1 << 30)
@@ -315,7 +317,7 @@ def main() -> int:
         "model": bench.off.name,
         "runner": f"{bench.off.core.runner.spec.backend}, {bench.off.core.runner.spec.precision}",
         "runs": args.runs,
-        "threads": args.threads or "all",
+        "threads": args.threads,
     }
     print(json.dumps(about), file=sys.stderr)
     wrong = 0

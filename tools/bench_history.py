@@ -154,7 +154,9 @@ SHOWN: Mapping[str, Shown] = {
     ),
 }
 LEFT_OUT: Mapping[str, str] = {
+    "embeddings.json": "docs/api/embeddings.md has its table",
     "fp8_accuracy.json": "docs/gpu.md has its table",
+    "h200/cpu_experts.json": "docs/gpu.md has its figures",
     "hostile_structures.json": "what is refused, not how fast",
     "hrm_experts.json": "as hrm.json, with experts",
     "lora.json": "docs/lora.md has its table",
@@ -162,6 +164,8 @@ LEFT_OUT: Mapping[str, str] = {
     "simulator.json": "how predictions agree with measurements: docs/simulate.md",
     "simulator_sleeping.json": "as simulator.json",
     "structured.json": "docs/structured-outputs.md has its table",
+    "xeon/1b.json": "ratios in rounds: docs/bench.md has their table",
+    "xeon/two-cores.json": "as xeon/1b.json, with two threads",
 }
 
 

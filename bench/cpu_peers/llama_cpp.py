@@ -33,9 +33,9 @@ class LlamaCpp:
     options: Sequence[str] = field(default=())
     """For every program but the quantiser, such as `-fa on`."""
 
-    def check(self) -> None:
+    def check(self, programs: Sequence[str] = PROGRAMS) -> None:
         """Raises FileNotFoundError that says how to get what is missing."""
-        missing = [name for name in PROGRAMS if not (self.directory / name).is_file()]
+        missing = [name for name in programs if not (self.directory / name).is_file()]
         if missing:
             raise FileNotFoundError(
                 f"{self.directory} lacks {', '.join(missing)}. `bench/build_llama_cpp.sh DIR` builds them, and then "

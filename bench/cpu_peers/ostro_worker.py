@@ -2,6 +2,8 @@
 
     python bench/cpu_peers/ostro_worker.py '{"task": "speed", "model": FILE, "settings": {}, "streams": [1], …}'
 
+The task `turns` answers until its input ends; rounds.py describes that protocol.
+
 What it times is what llama-batched-bench times. First the prompts alone, until each stream has a token. Then the same
 prompts again, which the prefix cache shortens to their last page, and, from the step on that gave the last stream its
 first token, as many steps as tokens are asked for. A step is the whole engine's: schedule, compute, sample, apply.
@@ -13,8 +15,10 @@ import random
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+import ostro
 from ostro import LLM, SamplingParams
 from ostro.config import EngineConfig
 from ostro.engine.request import Request
@@ -26,10 +30,42 @@ SLACK = 64
 
 def main() -> None:
     job = json.loads(sys.argv[1])
+    if "source" in job:
+        check_source(job["source"])
     llm = LLM(config=EngineConfig(model=job["model"], **job["settings"]))
     tasks: dict[str, Callable[[LLM, Mapping[str, Any]], dict[str, object]]]
     tasks = {"describe": lambda *_: {}, "speed": speeds, "perplexity": perplexity}
-    print(json.dumps({"runner": describe(llm), **tasks[job["task"]](llm, job)}))
+    if job["task"] == "turns":
+        turns(llm, job)
+    else:
+        print(json.dumps({"runner": describe(llm), **tasks[job["task"]](llm, job)}))
+
+
+def check_source(directory: str) -> None:
+    """Raises RuntimeError if this process runs another Ostro than it should."""
+    if not Path(ostro.__file__).is_relative_to(directory):
+        raise RuntimeError(f"{ostro.__file__} is imported, and not what is in {directory}.")
+
+
+def turns(llm: LLM, job: Mapping[str, Any]) -> None:
+    """Measures what each line of the input asks for. The prompts that are decoded stay in the prefix cache."""
+    dice, vocab_size = random.Random(0), llm.core.runner.spec.vocab_size
+
+    def prompts(number: int) -> list[list[int]]:
+        return [[dice.randrange(vocab_size) for _ in range(job["input"])] for _ in range(number)]
+
+    kept = prompts(job["streams"])
+    prefill_seconds(llm, kept)
+    print(json.dumps({"about": describe(llm)}), flush=True)
+    for line in sys.stdin:
+        match line.split():
+            case ["prefill", number]:
+                seconds = prefill_seconds(llm, prompts(int(number)))
+            case ["decode", streams, steps]:
+                seconds = decode_seconds(llm, kept[: int(streams)], int(steps))
+            case _:
+                raise ValueError(f"unknown task: {line}")
+        print(json.dumps({"seconds": seconds}), flush=True)
 
 
 def describe(llm: LLM) -> str:

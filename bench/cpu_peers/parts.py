@@ -15,17 +15,16 @@ from cpu_peers.servers import Served, free_port, load, running
 from cpu_peers.verdicts import Bar, Row
 from ostro.weights import read_gguf_header
 
-VARIANTS = ("q4_0", "q8_0", "default")
+VARIANTS = ("q4_0", "q4_k_m", "q8_0", "default")
 
 # By variant: of tokens generated, by streams; and of prompts.
 DECODE_BARS: Mapping[str, Mapping[int, float]] = {
     "q4_0": {1: 1.1, 8: 1.2, 32: 1.3},
+    "q4_k_m": {1: 1.1, 8: 1.2, 32: 1.3},
     "q8_0": {1: 1.1, 8: 1.2, 32: 1.3},
     "default": {1: 1.7, 8: 3.0, 32: 3.5},
-    "1b": {1: 1.1, 8: 1.1},
-    "moe": {1: 1.2, 8: 1.2, 32: 1.2},
 }
-PREFILL_BARS = {"q4_0": 1.3, "q8_0": 1.5, "default": 5.0}
+PREFILL_BARS = {"q4_0": 1.3, "q4_k_m": 1.3, "q8_0": 1.5, "default": 5.0}
 HTTP_BARS = {1: 1.15, 8: 1.15, 32: 1.15}
 TTFT_BARS = {8: 1.0, 32: 1.0}
 PERPLEXITY_BAR = Bar("ratio", most=1.005)
@@ -129,20 +128,6 @@ def offline(setup: Setup) -> Iterator[Row]:
             ]
             ours = [[speed for speed in run if speed.streams in few] for run in ours]
             yield from speed_rows(variant, "transformers", ours, peers, {}, None)
-
-
-def one_billion(setup: Setup) -> Iterator[Row]:
-    for variant in setup.variants:
-        if variant != "default":
-            ours, theirs = _speeds(setup, setup.files.one_billion(variant), setup.few_streams)
-            yield from speed_rows(f"1B {variant}", _PROGRAMS, ours, theirs, DECODE_BARS["1b"], None)
-
-
-def mixture(setup: Setup) -> Iterator[Row]:
-    for variant in setup.variants:
-        if variant != "default":
-            ours, theirs = _speeds(setup, setup.files.mixture(variant), setup.streams)
-            yield from speed_rows(f"MoE {variant}", _PROGRAMS, ours, theirs, DECODE_BARS["moe"], None)
 
 
 def perplexity(setup: Setup) -> Iterator[Row]:
@@ -316,8 +301,6 @@ def _vocab_size(model: Path) -> int:
 
 PARTS: Mapping[str, Callable[[Setup], Iterator[Row]]] = {
     "offline": offline,
-    "1b": one_billion,
-    "moe": mixture,
     "perplexity": perplexity,
     "http": over_http,
     "start": start,

@@ -86,20 +86,24 @@ def with_spread(values: Sequence[float]) -> str:
 
 def table(rows: Sequence[Row]) -> str:
     """Aligned, a line for each row, and how many bars are met below."""
-    lines = [HEAD, *(_cells(row) for row in rows)]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(HEAD))]
-    text = [
+    text = aligned([HEAD, *(_cells(row) for row in rows)], left=[0, 3])
+    verdicts = [row.met for row in rows if row.bar is not None]
+    text += f"\n{verdicts.count(True)} of {len(verdicts)} bars met"
+    if unjudged := verdicts.count(None):
+        text += f", {unjudged} not judged"
+    return text
+
+
+def aligned(lines: Sequence[Sequence[str]], *, left: Sequence[int]) -> str:
+    """Columns as wide as their widest cell; those named by `left` begin alike, the others end alike."""
+    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+    return "\n".join(
         "  ".join(
-            cell.ljust(width) if column in (0, 3) else cell.rjust(width)
+            cell.ljust(width) if column in left else cell.rjust(width)
             for column, (cell, width) in enumerate(zip(line, widths, strict=True))
         ).rstrip()
         for line in lines
-    ]
-    verdicts = [row.met for row in rows if row.bar is not None]
-    text.append(f"{verdicts.count(True)} of {len(verdicts)} bars met")
-    if unjudged := verdicts.count(None):
-        text[-1] += f", {unjudged} not judged"
-    return "\n".join(text)
+    )
 
 
 def _cells(row: Row) -> tuple[str, ...]:

@@ -4,21 +4,24 @@ import math
 import os
 import socket
 import sys
+from collections import Counter
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-from gguf import GGUFWriter
+from gguf import GGUFReader, dequantize
 from model_directory import write_model
 
 from cpu_peers import ostro_worker, transformers_worker
 from cpu_peers.llama_cpp import PROGRAMS, LlamaCpp, Speed, parse_perplexity, parse_speeds
-from cpu_peers.model_files import LlamaShape, ModelFiles, tensor_types, write_random_llama
+from cpu_peers.model_files import ModelFiles, tensor_types
 from cpu_peers.parts import PARTS, Setup, speed_rows
+from cpu_peers.random_llama import KINDS, SHAPES, Shape, bytes_per_token, tensor_dims, tensor_type, write_random_llama
 from cpu_peers.servers import free_port, load, read_load, running
 from cpu_peers.verdicts import Bar, Row, table, with_spread
-from ostro import LLM
+from ostro import LLM, SamplingParams
 from ostro.config import EngineConfig
 
 # Of llama.cpp 0.5.0-dev, commit 0c1e570.
@@ -54,6 +57,11 @@ else:
 """
 
 
+SMALL = Shape(
+    hidden=32, layers=2, heads=4, kv_heads=2, head_dim=8, inner=64, vocab_size=300, context=512, deviation=0.4
+)
+
+
 @pytest.fixture
 def programs(tmp_path: Path) -> LlamaCpp:
     for name in PROGRAMS:
@@ -65,22 +73,8 @@ def programs(tmp_path: Path) -> LlamaCpp:
 
 @pytest.fixture(scope="module")
 def random_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("gguf")
-    vocabulary = directory / "vocabulary.gguf"
-    writer = GGUFWriter(vocabulary, "llama")
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("gpt-2")
-    tokens = [*"abcdefghijklmnopqrstuvwxyz", "Ġ", "th", "<|end|>"]
-    writer.add_token_list(tokens)
-    writer.add_token_types([1] * (len(tokens) - 1) + [3])
-    writer.add_token_merges(["t h"])
-    writer.add_eos_token_id(len(tokens) - 1)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.close()
-    path = directory / "random.gguf"
-    shape = LlamaShape(hidden=32, layers=2, heads=4, kv_heads=2, head_dim=8, inner=64, context=512, deviation=0.4)
-    write_random_llama(path, shape, tokenizer=vocabulary)
+    path = tmp_path_factory.mktemp("gguf") / "random.gguf"
+    write_random_llama(path, SMALL, "f16")
     return path
 
 
@@ -236,6 +230,48 @@ def test_perplexity_is_of_the_second_halves_but_for_their_first_token(
 
 def test_random_llama_has_the_tensors_of_its_shape(random_llama: Path) -> None:
     assert tensor_types(random_llama) == {"F16": 1 + 2 * 7, "F32": 1 + 2 * 2}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_quantised_random_llama_has_the_weights_that_are_asked_for(kind: str, tmp_path: Path) -> None:
+    shape = Shape(hidden=256, layers=8, heads=4, kv_heads=2, head_dim=64, inner=512, vocab_size=300, deviation=0.05)
+    write_random_llama(path := tmp_path / "model.gguf", shape, kind)
+    tensors = GGUFReader(path).tensors
+    for tensor in tensors:
+        weights = dequantize(tensor.data, tensor.tensor_type)
+        if weights.ndim > 1:
+            assert abs(weights.mean()) < 0.003, tensor.name
+            assert weights.std() == pytest.approx(0.05, rel=0.05), tensor.name
+    assert bytes_per_token(shape, kind) == sum(tensor.n_bytes for tensor in tensors)
+    assert len({tensor.data.tobytes() for tensor in tensors if tensor.data.ndim > 1}) == 1 + 8 * 7
+
+
+def test_types_of_a_random_llama_are_those_that_llama_cpps_quantiser_chooses() -> None:
+    def types(part: str, kind: str) -> dict[str, int]:
+        shape, found = SHAPES[part], Counter[str]()
+        for name, dims in tensor_dims(shape).items():
+            found[tensor_type(name, dims, shape, kind).name] += 1
+        return dict(found)
+
+    # SmolLM2's 135M and a Llama 3.2 of 3B, as the quantiser made them.
+    assert types("135m", "q4_0") == {"F32": 61, "Q4_0": 210, "Q8_0": 1}
+    assert types("135m", "q4_k_m") == {"F32": 61, "Q5_0": 166, "Q8_0": 15, "Q4_K": 16, "Q6_K": 14}
+    assert types("3b", "q4_k_m") == {"F32": 57, "Q4_K": 168, "Q6_K": 29}
+    assert types("3b", "q8_0") == {"F32": 57, "Q8_0": 197}
+
+
+def test_a_token_reads_only_the_experts_it_goes_through() -> None:
+    few, all_ = SHAPES["moe"], replace(SHAPES["moe"], chosen=32)
+    experts = 24 * 32 * 3 * 1024 * 512 * 18 // 32
+    assert bytes_per_token(all_, "q4_0") - bytes_per_token(few, "q4_0") == experts * 24 // 32
+
+
+def test_quantised_random_llama_generates(tmp_path: Path) -> None:
+    shape = Shape(hidden=256, layers=2, heads=4, kv_heads=2, head_dim=64, inner=512, vocab_size=300, context=512)
+    write_random_llama(path := tmp_path / "model.gguf", shape, "q4_k_m")
+    llm = LLM(config=EngineConfig(model=str(path), device="cpu", kv_memory=8 << 20))
+    [completion] = llm.generate([[5, 6, 7]], SamplingParams(max_tokens=4, temperature=0, ignore_eos=True))
+    assert completion.num_generated == 4
 
 
 def test_engines_take_turns_and_turns_in_being_first(programs: LlamaCpp, tmp_path: Path) -> None:
