@@ -420,8 +420,9 @@ def test_sliders_show_the_models_own_defaults_and_send_only_what_was_touched(
 
     picker = page.get_by_label("Model", exact=True)
     picker.select_option("org/beta")
+    until(lambda: shown() == ["0.25", "7", "33"], "what generation_config.json says, loaded or not")
     load(page)
-    assert shown() == ["0.25", "7", "33"], "what generation_config.json says"
+    assert shown() == ["0.25", "7", "33"]
     assert sent("the quick") == {"model": "org/beta"}
     set_parameter(page, "Temperature", 0.5)
     assert sent("brown fox") == {"model": "org/beta", "temperature": 0.5}

@@ -8,6 +8,7 @@ page's Content-Security-Policy is switched off here: what the page does must not
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -177,6 +178,7 @@ def test_payloads_in_names_of_models(playground: LiveServer, visit: Visit, count
     page = opened(visit, playground)
     cards = [{"id": text, "object": "model", "state": text, "max_model_len": 9} for text in payloads(count)]
     page.route("**/v1/models", lambda route: route.fulfill(json={"object": "list", "data": cards}))
+    page.route(re.compile("/v1/models/"), lambda route: route.fulfill(json=cards[0] | {"sampling_defaults": {}}))
     page.reload()
     until(lambda: page.locator("#model option").count() == count, "they are not listed")
     for value in payloads(count)[:: max(1, count // 20)]:

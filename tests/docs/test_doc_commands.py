@@ -73,6 +73,7 @@ READ_ONLY: Mapping[str, str] = {
     "ostro models verify": "names what the reader has",
     "ostro stop": "tests/cli/test_ps.py stops servers",
     "ostro launch": "tests/agents starts agents, tests/cli/test_launch.py what stands for them",
+    "ostro serve ./Qwen3-30B-A3B-Q4_0.gguf": "needs a GPU: tests/gpu/test_cpu_experts.py runs such models",
     "ostro simulate --measure": "tests/cli/test_simulate.py measures a model",
     "curl http://127.0.0.1:8001/prefill": "tests/server/test_handing_over.py asks a prefill server",
 }

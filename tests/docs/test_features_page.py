@@ -115,10 +115,14 @@ def test_cell_does_not_depend_on_the_order_in_which_it_is_asked() -> None:
 
 @needs_library
 def test_pair_is_nowhere_where_one_of_the_two_is_not() -> None:
-    for one, other in pairs():
-        for target in TARGETS:
-            alone = {answer(target, one), answer(target, other)}
-            assert alone == {None} or answer(target, one, other) is not None, (target.letter, one.title, other.title)
+    """But where one of them is for the other: experts on the CPU may have bits that a GPU has no kernels for."""
+    possible = [
+        (target.letter, one.title, other.title)
+        for one, other in pairs()
+        for target in TARGETS
+        if {answer(target, one), answer(target, other)} != {None} and answer(target, one, other) is None
+    ]
+    assert possible == [("G", "weights in int8", "its experts on the CPU")]
 
 
 @needs_library

@@ -1,11 +1,16 @@
-"""Accessibility checks of a page: names for controls, contrast for texts, no layout shifts."""
+"""Accessibility checks of a page: axe, names for controls, contrast for texts, no layout shifts."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 if TYPE_CHECKING:
     from playwright.sync_api import Page
+
+# A desktop's and a phone's.
+WIDTHS = (1440, 390)
 
 # What a screen reader must be able to call something.
 _NAMED = {
@@ -96,12 +101,27 @@ def too_faint(page: Page) -> list[str]:
     return [f"{each['text']}: {each['ratio']:.2f}" for each in found if each["ratio"] < (3 if each["large"] else 4.5)]
 
 
+def violations(page: Page) -> list[str]:
+    """The rules of axe that the page violates at its present size, with what violates them."""
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs pip install -e '.[dev]'")
+    found = axe.Axe().run(page).response["violations"]
+    return [f"{each['id']}: {', '.join(str(node['target']) for node in each['nodes'])}" for each in found]
+
+
 def flaws(page: Page) -> list[str]:
-    """Controls without a name, and texts of too little contrast in the light or dark theme."""
+    """Violations of axe's rules on a desktop and on a phone, controls without a name, and texts of too little contrast
+    in the light or dark theme.
+    """
     found = [f"a {role} without a name" for role in nameless(page)]
     for scheme in ("light", "dark"):
         page.emulate_media(color_scheme=scheme)
         found += [f"{scheme}: {each}" for each in too_faint(page)]
+    before = page.viewport_size
+    assert before is not None
+    for width in WIDTHS:
+        page.set_viewport_size({"width": width, "height": before["height"]})
+        found += [f"{width} pixels: {each}" for each in violations(page)]
+    page.set_viewport_size(before)
     return found
 
 

@@ -111,6 +111,7 @@ FEATURES = (
     Feature("deterministic", {"deterministic": True}),
     Feature("quantised checkpoint", formats=_Q4),
     Feature("mixture of experts", config=_MIXTURE),
+    Feature("its experts on the CPU", {"cpu_experts": "all"}, config=_MIXTURE),
     Feature("encoder", config=_ENCODER),
 )
 
@@ -211,7 +212,12 @@ def together() -> str:
 def _pair(one: Feature, other: Feature, reasons: _Reasons) -> str:
     if not go_together(one, other):
         return "–"
-    able = [target for target in TARGETS if answer(target, one) is None and answer(target, other) is None]
+    # Some features are for others alone.
+    able = [
+        target
+        for target in TARGETS
+        if answer(target, one, other) is None or (answer(target, one) is None and answer(target, other) is None)
+    ]
     if not able:
         return "nowhere"
     refused = {target: reason for target in able if (reason := answer(target, one, other)) is not None}

@@ -37,6 +37,7 @@ SEE = {
     "kv_dtype": "cpu.md#precision",
     "backend": "cpu.md",
     "tensor_parallel": "parallel.md",
+    "cpu_experts": "gpu.md#experts-on-the-cpu",
     "deterministic": "gpu.md#options",
     "ui": "playground.md",
     "otlp_endpoint": "observability.md",

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ostro.config import Device
+from ostro.config import Device, Number
 
 _GIB = 1 << 30
 
@@ -15,7 +15,7 @@ class NamedDevice:
     kind: Device
     memory: int
     """Free for a model, in bytes: of each, if there are several."""
-    threads: int | None = None
+    threads: Number = "auto"
 
     @property
     def options(self) -> str:
