@@ -31,6 +31,21 @@ class Chunk(msgspec.Struct, frozen=True, gc=False):
     is_predicted: bool = False
     """Whether the drafts come from the text that the request predicts."""
 
+    captures: tuple[tuple[int, int], ...] = ()
+    """(offset, slot) pairs, by offset: the state after so many of the chunk's tokens, 1 to `length`, is copied to the
+    slot, while the chunk's own state goes on. Drafts are never part of it. Only for runners with states."""
+
+    @property
+    def state(self) -> int:
+        """The slot of the sequence's recurrent state. The step starts from the state in it, which is the one after
+        `start` tokens, or from zeros if `start` is 0, and leaves the state after `end` tokens there.
+
+        With drafts, it leaves that state as well, and the runner keeps what it needs to apply the drafts. The next
+        chunk starts behind those that were accepted, and applies them first. Writing to a slot by other means, which a
+        copy, a capture and a chunk that starts at 0 are, makes the runner forget the drafts.
+        """
+        return self.seq.state
+
     @property
     def num_top(self) -> int:
         """How many of the likeliest tokens to list at each scored position, at most."""
@@ -79,6 +94,9 @@ class Batch:
     chunks: tuple[Chunk, ...]
     page_copies: tuple[tuple[int, int], ...] = ()
     """(from, to) pages to copy before anything is computed: the partly filled pages of forked sequences."""
+    state_copies: tuple[tuple[int, int], ...] = ()
+    """(from, to) state slots to copy before anything is computed, in order: a snapshot into the slot of a sequence that
+    continues from it, or a forked sequence's state. None reads a slot that an earlier one wrote."""
 
     @property
     def num_tokens(self) -> int:

@@ -51,6 +51,9 @@ class Request:
     shares_prompt: bool = False
     """Whether to share the prompt with other engines when the request ends. The answer is `Offered`; the scheduler
     ignores it."""
+    anchors: tuple[int, ...] = ()
+    """Where messages end in the prompt: a later prompt probably has the same tokens up to one of these. Models with
+    recurrent states keep snapshots there, of the last four at most."""
     second_at: int = 0
     """Where the second text of a pair begins, for encoders that tell the two apart; 0 if there is none."""
     puzzle: int = 0

@@ -40,7 +40,15 @@ class RunnerSpec:
     masks_late: bool = False
     """Whether a step may begin before all of its masks are known: `Step.sample`."""
     max_sampled: int = 0
-    """Most positions that a step may sample from, each draft's included; 0 if the runner takes no drafts."""
+    """Most positions that a step may sample from, each draft's included; 0 if the runner takes no drafts. A runner with
+    states takes them only if it can drop the rejected ones: `Chunk.state`."""
+    num_states: int = 0
+    """Slots for recurrent states, numbered from 0; 0 if all that the model keeps is in pages. A slot holds the states
+    of all layers after some tokens of one sequence. A slot that padding needs is the runner's own, and not counted."""
+    state_bytes: int = 0
+    """Bytes of one slot."""
+    state_every: int = 1
+    """A state can be captured after a multiple of this many tokens: 1 if anywhere. `Chunk.captures`."""
     is_invariant: bool = False
     """Whether a row's results are the same, to the last bit, whatever else the step computes."""
     pages_bytes: int = 0

@@ -58,6 +58,7 @@ class Sequence:
         "pooled",
         "request",
         "scores",
+        "state",
         "stop_ids",
         "token_ids",
         "unheard_logprobs",
@@ -98,6 +99,8 @@ class Sequence:
         self.closing = FinishReason.LENGTH
         """The finish reason when `max_len` is reached."""
         self.pages: list[int] = []
+        self.state = -1
+        """Its slot for recurrent states while it runs, if the model has such: the state after `num_computed` tokens."""
         self.finish_reason: FinishReason | None = None
         params = request.params
         penalised = params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1.0
