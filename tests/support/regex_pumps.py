@@ -19,6 +19,7 @@ from re import _parser as parser  # type: ignore[attr-defined]
 from typing import Any
 
 _CALLS = frozenset({"compile", "search", "match", "fullmatch", "sub", "subn", "split", "findall", "finditer"})
+_MENTION = re.compile(rf"\.(?:{'|'.join(sorted(_CALLS))})\b")
 _ENDS = ("", "\x00", "!", "\n", "=", "a", "}")
 _TRIED = (*"aA0 \t\n_-./:;,=<>[](){}'\"#@&%+~\\|^$*?!", "é", "\x00")
 
@@ -37,9 +38,10 @@ class Found:
 
 
 def regexes_in(package: Path) -> list[Found]:
-    """Every pattern that is passed to `re`, by the syntax trees of all modules."""
+    """Every pattern that is passed to `re`, by the syntax trees of all modules that call one of its functions."""
     found = []
-    trees = {path: ast.parse(path.read_text()) for path in sorted(package.rglob("*.py"))}
+    texts = {path: path.read_text() for path in sorted(package.rglob("*.py"))}
+    trees = {path: ast.parse(text) for path, text in texts.items() if _MENTION.search(text)}
     used = {path: _uses(tree) for path, tree in trees.items()}
     for path, tree in trees.items():
         module = ".".join((package.name, *path.relative_to(package).with_suffix("").parts)).removesuffix(".__init__")

@@ -26,10 +26,16 @@ def parts() -> dict[str, str]:
     return {name: text for maker in _MAKERS for name, text in maker.parts().items()}
 
 
+def generated() -> list[Path]:
+    """Pages with a generated part, and the one file that is generated whole."""
+    found = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
+    return [*(path for path in found if "<!-- generated: " in path.read_text(encoding="utf-8")), chart_schema.PATH]
+
+
 @cache
 def pages() -> dict[Path, str]:
-    found = {
-        path: path.read_text(encoding="utf-8") for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
+    """What each of `generated` should contain."""
+    return {
+        path: chart_schema.text() if path == chart_schema.PATH else fill(path.read_text(encoding="utf-8"), parts())
+        for path in generated()
     }
-    filled = {path: fill(text, parts()) for path, text in found.items() if "<!-- generated: " in text}
-    return filled | {chart_schema.PATH: chart_schema.text()}
