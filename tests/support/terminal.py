@@ -51,7 +51,7 @@ class Screen:
         return self.shown[start : self.read_up_to]
 
     def interrupt_until(self, text: str) -> str:
-        """Presses Ctrl-C, and again where nothing comes of it, as people do: Python's `input` looks for signals and then
+        """Presses Ctrl-C, and again where nothing comes of it, as people do: Python's `input` looks for signals, then
         waits for keys, and what arrives in between is kept until the next key or signal.
         """
         for _ in range(int(PATIENCE / _SECOND_THOUGHTS)):
