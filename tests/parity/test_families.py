@@ -60,8 +60,9 @@ class Reference:
 
 @cache
 def reference_of(name: str, *, headless: bool = False) -> Reference:
-    settings = {key: value for key, value in CONFIGS[name].items() if key != "model_type"}
-    config = transformers.AutoConfig.for_model(CONFIGS[name]["model_type"], **settings)
+    # A copy: transformers fills in the tables within.
+    settings = deepcopy(dict(CONFIGS[name]))
+    config = transformers.AutoConfig.for_model(settings.pop("model_type"), **settings)
     auto = transformers.AutoModel if headless else transformers.AutoModelForCausalLM
     # Eager, because the others know no soft-cap.
     model = telling(auto.from_config(config, attn_implementation="eager"))

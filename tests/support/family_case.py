@@ -4,6 +4,7 @@ A case has everything but sizes, which each test chooses for itself: `FamilyCase
 """
 
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -182,7 +183,8 @@ class FamilyCase:
         found: dict[str, object] = {}
         for each in chosen:
             found |= each(head_dim) if callable(each) else each
-        return found
+        # Other configs have tables of their own, whatever becomes of this one's.
+        return deepcopy(found)
 
 
 def _integer(sizes: Config, name: str) -> int:

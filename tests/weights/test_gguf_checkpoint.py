@@ -1,6 +1,7 @@
 """Tiny random models are written as GGUF by the converters' conventions and must come back as they were."""
 
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -76,7 +77,8 @@ CASES = {
 def build(config: Config) -> transformers.PreTrainedModel:
     """The transformers model of this config, with random weights everywhere: norms and biases too."""
     torch.manual_seed(0)
-    settings = dict(config)
+    # A copy: transformers fills in the tables within.
+    settings = deepcopy(dict(config))
     made = transformers.AutoConfig.for_model(settings.pop("model_type"), **settings)
     model: transformers.PreTrainedModel = transformers.AutoModelForCausalLM.from_config(
         made, attn_implementation="eager"
