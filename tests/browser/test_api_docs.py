@@ -48,6 +48,7 @@ def test_the_root_leads_to_swagger_which_shows_every_endpoint_and_tries_one(page
     assert f'"version": "{__version__}"' in answer.first.inner_text()
 
 
+@pytest.mark.full
 def test_with_keys_set_the_page_asks_for_one_and_uses_it(
     chromium: Browser, complaints: Complaints, tmp_path: Path
 ) -> None:

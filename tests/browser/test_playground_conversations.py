@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pytest
 from browser_fixtures import Visit
 from live_server import LiveServer
 from page_checks import is_wider_than_the_screen, nameless, too_faint
@@ -101,6 +102,7 @@ def test_every_turn_can_be_made_again_and_its_versions_stay(playground: LiveServ
     until(lambda: spoken(page) == ["one", "Answer 3.", "three", "Answer 4."], "the version that is shown is kept")
 
 
+@pytest.mark.full
 def test_messages_and_answers_can_be_edited(playground: LiveServer, visit: Visit) -> None:
     page = visit(playground)
     asked = number_answers(page)
@@ -131,6 +133,7 @@ def test_messages_and_answers_can_be_edited(playground: LiveServer, visit: Visit
     assert len(asked) == 4
 
 
+@pytest.mark.full
 def test_messages_can_be_copied(playground: LiveServer, visit: Visit) -> None:
     page = visit(playground, permissions=["clipboard-read", "clipboard-write"])
     fixed_answer(page, "Some **bold** words.")
@@ -142,6 +145,7 @@ def test_messages_can_be_copied(playground: LiveServer, visit: Visit) -> None:
         assert page.evaluate("navigator.clipboard.readText()") == text
 
 
+@pytest.mark.full
 def test_model_is_named_only_where_it_changes(playground: LiveServer, visit: Visit) -> None:
     page = visit(playground)
     number_answers(page)
@@ -154,6 +158,7 @@ def test_model_is_named_only_where_it_changes(playground: LiveServer, visit: Vis
     assert turn(page, 5).locator(".by").is_visible()
 
 
+@pytest.mark.full
 def test_answer_that_did_not_come_leaves_the_one_before(playground: LiveServer, visit: Visit, complaints: Any) -> None:
     complaints.expected.append("503")
     page = visit(playground)
@@ -202,6 +207,7 @@ def test_conversations_are_listed_opened_renamed_and_deleted(playground: LiveSer
     assert "Things" not in page.evaluate("JSON.stringify(localStorage)")
 
 
+@pytest.mark.full
 def test_clear_asks_first(playground: LiveServer, visit: Visit) -> None:
     page = visit(playground)
     number_answers(page)
@@ -218,6 +224,7 @@ def test_clear_asks_first(playground: LiveServer, visit: Visit) -> None:
     assert page.get_by_role("dialog").count() == 0
 
 
+@pytest.mark.full
 def test_exported_conversations_can_be_imported_elsewhere(playground: LiveServer, visit: Visit, tmp_path: Path) -> None:
     page = visit(playground)
     number_answers(page)
@@ -262,6 +269,7 @@ def test_exported_conversations_can_be_imported_elsewhere(playground: LiveServer
     assert sorted(names(elsewhere)) == ["one", "other"]
 
 
+@pytest.mark.full
 def test_file_that_is_not_an_export_is_refused_in_a_sentence(playground: LiveServer, visit: Visit) -> None:
     page = visit(playground)
     alert = page.locator("#chat [role=alert] p")
@@ -309,6 +317,7 @@ def set_parameters(page: Page, system: str, temperature: float) -> None:
     set_parameter(page, "Temperature", temperature)
 
 
+@pytest.mark.full
 def test_system_prompt_and_parameters_belong_to_the_conversation(playground: LiveServer, visit: Visit) -> None:
     page = visit(playground)
     asked = number_answers(page)
@@ -337,6 +346,7 @@ def test_system_prompt_and_parameters_belong_to_the_conversation(playground: Liv
     assert spoken(page) == []
 
 
+@pytest.mark.full
 def test_branches_have_the_parameters_that_they_were_made_with(playground: LiveServer, visit: Visit) -> None:
     page = visit(playground)
     asked = number_answers(page)
@@ -358,6 +368,7 @@ def test_branches_have_the_parameters_that_they_were_made_with(playground: LiveS
     assert shown_parameters(page) == ("Third.", "1.25")
 
 
+@pytest.mark.full
 def test_exports_have_the_parameters_and_older_ones_are_read(
     playground: LiveServer, visit: Visit, tmp_path: Path
 ) -> None:
@@ -397,6 +408,7 @@ def test_exports_have_the_parameters_and_older_ones_are_read(
 # --- finding --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_conversations_are_found_by_titles_and_by_what_was_said(playground: LiveServer, visit: Visit) -> None:
     page = visit(playground)
     asked = number_answers(page)
@@ -431,6 +443,7 @@ def test_conversations_are_found_by_titles_and_by_what_was_said(playground: Live
     assert page.locator("#history-note").inner_text() == ""
 
 
+@pytest.mark.full
 def test_titles_come_from_what_was_said_until_they_are_edited(playground: LiveServer, visit: Visit) -> None:
     page = visit(playground)
     number_answers(page)
@@ -483,6 +496,7 @@ def test_conversation_outlives_a_reload_even_while_the_answer_comes(slow_playgro
     until_idle(slow_playground)
 
 
+@pytest.mark.full
 def test_answer_goes_on_while_another_conversation_is_looked_at(slow_playground: LiveServer, visit: Visit) -> None:
     page = visit(slow_playground, key=KEY)
     set_parameter(page, "Max tokens", LONG)
@@ -509,6 +523,7 @@ def test_answer_goes_on_while_another_conversation_is_looked_at(slow_playground:
     assert names(page) == []
 
 
+@pytest.mark.full
 def test_browser_that_cannot_store_says_so_and_goes_on(playground: LiveServer, visit: Visit) -> None:
     page = visit(playground)
     page.evaluate("() => { Storage.prototype.setItem = () => { throw new Error('full'); }; }")
@@ -519,6 +534,7 @@ def test_browser_that_cannot_store_says_so_and_goes_on(playground: LiveServer, v
     assert names(page) == ["one"]
 
 
+@pytest.mark.full
 def test_two_tabs_have_one_list(playground: LiveServer, visit: Visit) -> None:
     page = visit(playground)
     number_answers(page)
@@ -532,6 +548,7 @@ def test_two_tabs_have_one_list(playground: LiveServer, visit: Visit) -> None:
     until(lambda: spoken(other) == ["one", "Answer 1.", "two", "Answer 2."], "the other tab shows what it was")
 
 
+@pytest.mark.full
 def test_data_stored_by_other_programs_is_left_alone(playground: LiveServer, visit: Visit) -> None:
     page = visit(playground)
     page.evaluate("localStorage.setItem('ostro.conversation.x', '{broken')")
@@ -545,6 +562,7 @@ def test_data_stored_by_other_programs_is_left_alone(playground: LiveServer, vis
 # --- for everybody --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_list_and_versions_have_names_and_can_be_read(playground: LiveServer, visit: Visit) -> None:
     page = visit(playground, reduced_motion="reduce")
     number_answers(page)
@@ -566,6 +584,7 @@ def test_list_and_versions_have_names_and_can_be_read(playground: LiveServer, vi
             assert too_faint(page) == [], (look, scheme)
 
 
+@pytest.mark.full
 def test_on_a_phone_the_list_opens_over_the_chat(playground: LiveServer, visit: Visit) -> None:
     page = visit(playground, viewport={"width": 320, "height": 640}, is_mobile=True, has_touch=True)
     number_answers(page)

@@ -138,6 +138,7 @@ def test_library_is_loaded_with_the_first_formula(playground: LiveServer, visit:
     until_true(page, f"{names}.some((each) => each.includes('stix'))")
 
 
+@pytest.mark.full
 def test_copy_gives_the_formulas_source(playground: LiveServer, visit: Visit) -> None:
     page = visit(playground, permissions=["clipboard-read", "clipboard-write"])
     answered(page, "So \\(x^2\\).")
@@ -147,6 +148,7 @@ def test_copy_gives_the_formulas_source(playground: LiveServer, visit: Visit) ->
     assert page.evaluate("navigator.clipboard.readText()") == "So \\(x^2\\)."
 
 
+@pytest.mark.full
 def test_formula_that_is_still_coming_is_its_source_and_nothing_flickers(playground: LiveServer, visit: Visit) -> None:
     page = visit(playground)
     answered(page, "\\(x\\)")
@@ -194,6 +196,7 @@ UNREADABLE = [
 ]
 
 
+@pytest.mark.full
 def test_what_cannot_be_read_or_would_grow_is_shown_as_its_source(playground: LiveServer, visit: Visit) -> None:
     page = visit(playground)
     answered(page, "\\(x\\)\n\n" + "\n\n".join(UNREADABLE))
@@ -214,6 +217,7 @@ LARGE = {
 }
 
 
+@pytest.mark.full
 def test_large_formula_is_bounded(playground: LiveServer, visit: Visit) -> None:
     page = visit(playground, **DESKTOP)
     for name, tex in LARGE.items():
@@ -227,6 +231,7 @@ def test_large_formula_is_bounded(playground: LiveServer, visit: Visit) -> None:
         assert not is_wider_than_the_screen(page), name
 
 
+@pytest.mark.full
 def test_library_that_cannot_be_loaded_leaves_the_source_and_is_tried_again(
     playground: LiveServer, visit: Visit, complaints: Any
 ) -> None:
@@ -242,6 +247,7 @@ def test_library_that_cannot_be_loaded_leaves_the_source_and_is_tried_again(
     page.locator("math").wait_for()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("options", [DESKTOP, PHONE], ids=["desktop", "phone"])
 def test_wide_formulas_scroll_by_themselves_and_have_names(
     playground: LiveServer, visit: Visit, options: dict[str, Any]
@@ -265,6 +271,7 @@ def test_wide_formulas_scroll_by_themselves_and_have_names(
 WORDS = ("internationalisation", "straightforwardly", "incomprehensibility", "counterrevolutionary", "misunderstanding")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("options", [DESKTOP, PHONE], ids=["desktop", "phone"])
 def test_tables_never_break_inside_words(playground: LiveServer, visit: Visit, options: dict[str, Any]) -> None:
     page = visit(playground, **options)
@@ -294,6 +301,7 @@ def test_tables_never_break_inside_words(playground: LiveServer, visit: Visit, o
     assert flaws(page) == []
 
 
+@pytest.mark.full
 def test_formulas_in_a_conversation_that_is_opened_keep_its_end_in_view(playground: LiveServer, visit: Visit) -> None:
     """They are drawn a moment after the rest, and taller than their source."""
     page = visit(playground)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+import pytest
 from browser_fixtures import Complaints, Visit
 from live_server import LiveServer
 from page_checks import flaws
@@ -59,6 +60,7 @@ def test_key_is_asked_for_checked_and_then_what_was_refused_is_tried_again(
     assert page.locator("#chat [role=alert]").inner_text() == ""
 
 
+@pytest.mark.full
 def test_key_stays_in_its_tab_unless_it_is_to_be_remembered(
     slow_playground: LiveServer, visit: Visit, complaints: Complaints
 ) -> None:
@@ -95,6 +97,7 @@ def test_key_stays_in_its_tab_unless_it_is_to_be_remembered(
     assert KEY not in page.evaluate(STORED)
 
 
+@pytest.mark.full
 def test_cancelled_dialog_leaves_a_sentence_and_comes_back_only_when_asked(
     slow_playground: LiveServer, visit: Visit, complaints: Complaints
 ) -> None:

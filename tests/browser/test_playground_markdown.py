@@ -73,6 +73,7 @@ def test_markdown_is_shown_as_what_it_means(playground: LiveServer, visit: Visit
     assert {"noopener", "noreferrer"} <= set((link.get_attribute("rel") or "").split())
 
 
+@pytest.mark.full
 def test_code_has_its_language_its_colours_and_a_button_that_copies_it(playground: LiveServer, visit: Visit) -> None:
     page = visit(playground, permissions=["clipboard-read", "clipboard-write"])
     code = 'def hello(name: str) -> None:\n    print(f"hello {name}")  # greets & <b>'
@@ -92,6 +93,7 @@ def test_code_has_its_language_its_colours_and_a_button_that_copies_it(playgroun
     assert nameless(page) == []
 
 
+@pytest.mark.full
 def test_long_lines_of_code_and_wide_tables_scroll_by_themselves(playground: LiveServer, visit: Visit) -> None:
     page = visit(playground, viewport={"width": 390, "height": 700}, is_mobile=True, has_touch=True)
     wide = "| " + " | ".join(f"column {index}" for index in range(30)) + " |"
@@ -130,6 +132,7 @@ PARTS: dict[str, tuple[str | None, str, bool]] = {
 }
 
 
+@pytest.mark.full
 def test_thought_and_answer_are_told_apart(playground: LiveServer, visit: Visit) -> None:
     page = visit(playground)
     parts = page.evaluate(
@@ -145,6 +148,7 @@ def test_thought_and_answer_are_told_apart(playground: LiveServer, visit: Visit)
 # --- what comes bit by bit ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_rendered_nodes_are_left_alone_while_more_text_arrives(playground: LiveServer, visit: Visit) -> None:
     """Each token rendered the whole text again: long answers took ever longer, and nothing in them stayed marked."""
     page = visit(playground)
@@ -167,6 +171,7 @@ def test_rendered_nodes_are_left_alone_while_more_text_arrives(playground: LiveS
     assert kept == [1, 1, 1, ["p", "ul", "figure", "p"]]
 
 
+@pytest.mark.full
 def test_text_that_came_bit_by_bit_looks_like_one_that_came_at_once(playground: LiveServer, visit: Visit) -> None:
     page = visit(playground)
     lists = "1. a\n\n2. b\n\n   c\n- x\n\n- y\n\n"
@@ -197,6 +202,7 @@ def test_text_that_came_bit_by_bit_looks_like_one_that_came_at_once(playground: 
     assert unlike == []
 
 
+@pytest.mark.full
 def test_fence_that_is_not_closed_yet_is_code(playground: LiveServer, visit: Visit) -> None:
     page = visit(playground)
     for mark in ("```", "~~~", "```html"):
@@ -275,6 +281,7 @@ DEGENERATE = {
 }
 
 
+@pytest.mark.full
 def test_degenerate_answers_are_shown_whole(playground: LiveServer, visit: Visit) -> None:
     """Models that have lost their way say such things; one of them overflowed the parser's stack."""
     page = visit(playground)

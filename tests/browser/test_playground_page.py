@@ -74,6 +74,7 @@ def test_chat_streams_the_answer_that_the_api_gives_and_remembers_what_was_said(
     assert page.locator("#model-fact").inner_text() == "256 tokens"
 
 
+@pytest.mark.full
 def test_enter_sends_and_shift_enter_starts_a_new_line(playground: LiveServer, visit: Visit) -> None:
     page = visit(playground)
     fixed_answer(page, "Yes.")
@@ -95,6 +96,7 @@ def test_enter_sends_and_shift_enter_starts_a_new_line(playground: LiveServer, v
     assert page.locator(".turns .user .said").all_inner_texts() == ["the quick\nbrown fox", "and"]
 
 
+@pytest.mark.full
 def test_enter_that_ends_a_composition_sends_nothing(playground: LiveServer, visit: Visit) -> None:
     """With an input method for Chinese, say, Enter takes the word that is offered."""
     page = visit(playground)
@@ -110,6 +112,7 @@ def test_enter_that_ends_a_composition_sends_nothing(playground: LiveServer, vis
     assert page.locator(".turns .user .said").inner_text() == "你"
 
 
+@pytest.mark.full
 def test_on_a_touch_screen_enter_starts_a_new_line(playground: LiveServer, visit: Visit) -> None:
     """There is no Shift+Enter there; and a field that is focused by itself would bring up the keyboard."""
     page = visit(playground, viewport={"width": 390, "height": 700}, is_mobile=True, has_touch=True)
@@ -141,6 +144,7 @@ def test_escape_stops_the_answer_and_the_server_sees_it(slow_playground: LiveSer
     assert len(answers(page)[0]) > 20
 
 
+@pytest.mark.full
 def test_nothing_moves_while_an_answer_comes(slow_playground: LiveServer, visit: Visit) -> None:
     page = visit(slow_playground, key=KEY, viewport={"width": 1280, "height": 520})
     set_parameter(page, "Max tokens", LONG)
@@ -236,6 +240,7 @@ def test_scores_are_the_apis_and_the_likeliest_comes_first(playground: LiveServe
 # --- keys, errors, models -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_full_queue_is_a_sentence_with_a_time_and_the_message_is_not_lost(
     slow_playground: LiveServer, visit: Visit, complaints: Complaints
 ) -> None:
@@ -266,6 +271,7 @@ def test_server_refusals_are_reported_in_its_own_words(
     assert "256" in alert.inner_text()
 
 
+@pytest.mark.full
 def test_lost_connection_is_a_sentence(playground: LiveServer, visit: Visit, complaints: Complaints) -> None:
     complaints.expected += ["ERR_INTERNET_DISCONNECTED"]
     page = visit(playground)
@@ -289,6 +295,7 @@ def test_lost_connection_is_a_sentence(playground: LiveServer, visit: Visit, com
     assert "broken off" in page.locator("#chat .facts").inner_text()
 
 
+@pytest.mark.full
 def test_notice_of_a_lost_server_goes_when_it_is_back(
     playground: LiveServer, visit: Visit, complaints: Complaints
 ) -> None:
@@ -314,6 +321,7 @@ def test_notice_of_a_lost_server_goes_when_it_is_back(
     assert page.get_by_text("Write a prompt and at least one continuation.").is_visible()
 
 
+@pytest.mark.full
 def test_model_is_unloaded_and_loaded(slow_playground: LiveServer, visit: Visit) -> None:
     def states() -> list[str]:
         with slow_playground.client(authorization=f"Bearer {KEY}") as client:
@@ -340,6 +348,7 @@ def test_model_is_unloaded_and_loaded(slow_playground: LiveServer, visit: Visit)
     assert page.get_by_role("spinbutton", name="Max tokens").get_attribute("max") == "8192"
 
 
+@pytest.mark.full
 def test_model_that_is_picked_is_asked_and_stays_picked(playground: LiveServer, visit: Visit) -> None:
     page = visit(playground)
     picker = page.get_by_label("Model", exact=True)
@@ -401,6 +410,7 @@ def test_settings_outlive_a_reload_and_can_be_reset(playground: LiveServer, visi
     page.keyboard.press("Escape")
 
 
+@pytest.mark.full
 def test_sliders_show_the_models_own_defaults_and_send_only_what_was_touched(
     playground: LiveServer, visit: Visit
 ) -> None:
@@ -451,6 +461,7 @@ def load(page: Page) -> None:
     page.wait_for_selector("#model-dot[data-state=ready]")
 
 
+@pytest.mark.full
 def test_early_end_of_an_answer_is_explained(playground: LiveServer, visit: Visit) -> None:
     page = visit(playground)
     for finish, told in (("repetition", "the answer was repeating itself"), ("length", "max tokens reached")):
@@ -469,6 +480,7 @@ def text_of_events(events: str) -> str:
     return "".join(choice["delta"].get("content", "") for chunk in chunks for choice in chunk["choices"])
 
 
+@pytest.mark.full
 def test_copied_programs_send_what_the_page_sends(slow_playground: LiveServer, visit: Visit, tmp_path: Path) -> None:
     page = visit(slow_playground, key=KEY, permissions=["clipboard-read", "clipboard-write"])
     page.wait_for_selector("#model-dot[data-state=ready]")
@@ -497,6 +509,7 @@ def test_copied_programs_send_what_the_page_sends(slow_playground: LiveServer, v
     assert copied(page, "curl") == programs["curl"]
 
 
+@pytest.mark.full
 def test_scores_and_completions_can_be_copied_too(playground: LiveServer, visit: Visit, tmp_path: Path) -> None:
     page = visit(playground, permissions=["clipboard-read", "clipboard-write"])
     page.locator("#model option", has_text="alpha").wait_for(state="attached")
@@ -541,6 +554,7 @@ def fill_all_modes(page: Page) -> None:
     page.locator("#score-table").wait_for()
 
 
+@pytest.mark.full
 def test_everything_has_a_name_and_can_be_read_by_day_and_by_night(
     playground: LiveServer, visit: Visit, complaints: Complaints
 ) -> None:
@@ -565,6 +579,7 @@ def test_everything_has_a_name_and_can_be_read_by_day_and_by_night(
         page.keyboard.press("Escape")
 
 
+@pytest.mark.full
 def test_colours_can_be_chosen_and_stay_readable(playground: LiveServer, visit: Visit) -> None:
     page = visit(playground, reduced_motion="reduce")
     page.emulate_media(color_scheme="light")

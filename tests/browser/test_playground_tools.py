@@ -105,6 +105,7 @@ def test_reasoning_is_folded_away_and_kept_with_the_answer(server: LiveServer, v
     wait_for_answer(elsewhere)
 
 
+@pytest.mark.full
 def test_answer_is_shown_as_far_as_it_has_come(server: LiveServer, visit: Visit) -> None:
     """Thoughts first, then text, then calls, whatever the network has cut."""
     page = visit(server)
@@ -205,6 +206,7 @@ def test_calls_are_shown_and_the_model_goes_on_with_their_results(server: LiveSe
     assert turn(page, 3).locator(".prose").inner_text() == "Sun and rain."
 
 
+@pytest.mark.full
 def test_results_are_not_lost_when_the_server_refuses(server: LiveServer, visit: Visit, complaints: Complaints) -> None:
     complaints.expected.append("503")
     page = visit(server)
@@ -223,6 +225,7 @@ def test_results_are_not_lost_when_the_server_refuses(server: LiveServer, visit:
     assert turn(page, 3).locator(".prose").inner_text() == "Sun and rain."
 
 
+@pytest.mark.full
 def test_tool_can_be_chosen_as_long_as_it_is_there(server: LiveServer, visit: Visit) -> None:
     page = visit(server)
     tools = fill_example(page, "Tools")
@@ -304,6 +307,7 @@ JSON_TEXTS = ["{}", "[ ]", '{"a":[],"b":{"c":[1,{"d":"e, \\"[{: \\\\"}]},"n":-1.
 PROSE = ["", "Yes.", "[x](https://a.b)", "[ ] to do", '{"a": 1} is JSON', "{a}", "[1]: note", "12", '"x"']
 
 
+@pytest.mark.full
 def test_json_is_told_from_prose_and_indented_from_its_first_character_on(server: LiveServer, visit: Visit) -> None:
     page = visit(server)
     found = page.evaluate(
@@ -324,6 +328,7 @@ def test_json_is_told_from_prose_and_indented_from_its_first_character_on(server
 # --- the same request elsewhere, and for everybody ------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_copied_programs_send_tools_and_formats_and_print_calls(
     server: LiveServer, visit: Visit, tmp_path: Path
 ) -> None:
@@ -346,6 +351,7 @@ def test_copied_programs_send_tools_and_formats_and_print_calls(
     assert json.loads(copied(page, "curl").split("-d '")[1].rsplit("'", 1)[0]) == body
 
 
+@pytest.mark.full
 def test_calls_forms_and_flaws_can_be_read_and_fit_on_a_phone(server: LiveServer, visit: Visit) -> None:
     page = visit(server, reduced_motion="reduce")
     fill_example(page, "Tools")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from dense_context import dense_logits
-from every_family import CASES, RUN_BY_ALL, TINY, configs_of, some
+from every_family import RUN_BY_ALL, TINY, configs_of, some
 from family_case import Config
 from tiny_models import random_model
 from torch import Tensor
@@ -174,6 +174,11 @@ def some_ids() -> list[list[int]]:
     return [torch.randint(0, VOCAB, (length,)).tolist() for length in LENGTHS]
 
 
+# One of each shape of layers: plain, with windows and norms of what is added, with biases and layer norms, in parallel,
+# with learned positions, with norms of heads, and mixtures with shared experts, with sinks, and without either.
+SHAPES = {"llama", "gemma3", "starcoder2", "gpt_neox", "gpt2", "qwen3", "qwen2_moe", "gpt_oss", "mixtral"}
+
+
 # NumPy warns where an activation's exponential is infinite, as it may be on a GPU.
 @pytest.mark.filterwarnings("ignore:overflow encountered in exp")
 # Each takes seconds in the interpreter. There our own matmuls for several rows run once for each order of the parts.
@@ -182,7 +187,7 @@ def some_ids() -> list[list[int]]:
     [
         *(
             pytest.param(
-                name, nothing, id=f"{name}, library's matmuls", marks=[] if name in CASES else [pytest.mark.full]
+                name, nothing, id=f"{name}, library's matmuls", marks=[] if name in SHAPES else [pytest.mark.full]
             )
             for name in VARIANTS
         ),

@@ -55,7 +55,10 @@ def used(core: EngineCore) -> set[Padding]:
 
 @pytest.mark.parametrize(
     "name",
-    [name if name in ("llama", "gemma2") else pytest.param(name, marks=slow_in_the_interpreter) for name in CONFIGS],
+    [
+        pytest.param(name, marks={"gemma2": (), "llama": pytest.mark.full}.get(name, slow_in_the_interpreter))
+        for name in CONFIGS
+    ],
 )
 def test_greedy_tokens_equal_the_cpus(name: str, device: torch.device) -> None:
     """Prompts that are cut at every length, beside sequences that decode; with and without a window and soft caps."""
@@ -70,6 +73,7 @@ def test_greedy_tokens_equal_the_cpus(name: str, device: torch.device) -> None:
     assert any(not padding.singles for padding in used(core))
 
 
+@pytest.mark.full
 def test_sampled_tokens_equal_the_cpus(device: torch.device) -> None:
     asked = requests(SAMPLED)
     core = padded_engine(random_model(SHALLOW), device, budget=24)

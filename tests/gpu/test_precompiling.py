@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from every_family import TINY
+from every_family import TINY, some
 from model_directory import write_model
 from native_models import ModelCheckpoint, savable_model
 from quantized_packers import FORMATS, write_quantized
@@ -35,7 +35,8 @@ CONFIGS = Path(__file__).parents[2] / "bench" / "configs"
 PROBE = Path(__file__).parents[1] / "support" / "precompile_probe.py"
 H200 = Gpu("NVIDIA H200", "9.0", Multiprocessors(132, 220 << 10))
 
-LIBRARY = "library between slices"
+# The probe's other tests are of this one.
+FIRST, LIBRARY = "qwen3", "library between slices"
 QUANTIZED = {**TINY["llama"], "hidden_size": 64, "intermediate_size": 64, "head_dim": 32}
 
 
@@ -48,7 +49,7 @@ def request(model: dict[str, object], settings: EngineConfig | None = None) -> R
 
 
 REQUESTS: Mapping[str, Request] = {
-    "qwen3": request(config("qwen3-0.6b")),
+    FIRST: request(config("qwen3-0.6b")),
     # Layers with windows and without, norms of what is added.
     "gemma3": request(config("gemma-3-1b", layers=6)),
     "auto": request(config("llama-3.2-1b"), EngineConfig(max_seq_len=4096, kernel_choices="auto")),
@@ -71,15 +72,23 @@ BETWEEN_SLICES = Choices(
 
 
 @pytest.fixture(scope="module")
-def probed(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Any]:
+def asked(request: pytest.FixtureRequest) -> set[object]:
+    """Names of the requests that this session has tests of."""
+    here = (item for item in request.session.items if isinstance(item, pytest.Function) and item.path == request.path)
+    return {item.callspec.params.get("name") for item in here if hasattr(item, "callspec")}
+
+
+@pytest.fixture(scope="module")
+def probed(asked: set[object], tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Any]:
     choices = tmp_path_factory.mktemp("choices") / "library.json"
     choices.write_text(written(BETWEEN_SLICES, H200), encoding="utf-8")
     settings = EngineConfig(max_seq_len=4096, kernel_choices=str(choices))
+    requests = {**REQUESTS, LIBRARY: request(config("qwen3-0.6b"), settings)}
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     caches = {name: str(tmp_path_factory.mktemp("cache")) for name in ("TRITON_CACHE_DIR", "OSTRO_CACHE")}
     ran = subprocess.run(
         [sys.executable, str(PROBE)],
-        input=msgspec.json.encode({**REQUESTS, LIBRARY: request(config("qwen3-0.6b"), settings)}),
+        input=msgspec.json.encode({name: each for name, each in requests.items() if name in {FIRST, *asked}}),
         env={**environment, **caches},
         capture_output=True,
         check=False,
@@ -89,20 +98,21 @@ def probed(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("name", REQUESTS)
+@pytest.mark.parametrize("name", some(REQUESTS, FIRST, "experts"))
 def test_precompiled_kernels_are_those_that_launches_look_for(probed: Mapping[str, Any], name: str) -> None:
     keys = probed["models"][name]["keys"]
     assert keys["signatures"] == keys["keys"] > 20
     assert keys["others"] == 0
 
 
-@pytest.mark.parametrize("name", [*REQUESTS, LIBRARY])
+@pytest.mark.parametrize("name", some((*REQUESTS, LIBRARY), FIRST, "experts", LIBRARY))
 def test_every_kernel_of_a_step_is_compiled_ahead(probed: Mapping[str, Any], name: str) -> None:
     launched = probed["models"][name]["launched"]
     assert launched["kernels"] > 20
     assert launched["missed"] == []
 
 
+@pytest.mark.full
 def test_hashes_of_kernels_do_not_depend_on_the_order_in_which_they_are_asked_for() -> None:
     """A hash included a called kernel's constants only if that was hashed before: six kernels were compiled twice,
     under the key of the process that compiles ahead and under the engine's.

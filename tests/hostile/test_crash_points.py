@@ -22,7 +22,7 @@ def run(shim: Path, *command: str | Path) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("every", [60, pytest.param(15, marks=pytest.mark.full)])
+@pytest.mark.parametrize("every", [120, pytest.param(15, marks=pytest.mark.full)])
 def test_whatever_a_crash_interrupts_the_cache_is_whole_afterwards(shim: Path, every: int) -> None:
     modes = ("--modes", "kill,full,disk,read-only,denied", "--every", str(every))
     said = run(shim, HERE / "crash_points.py", "pack", "evict", "refresh", "cached", *modes)

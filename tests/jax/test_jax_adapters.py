@@ -111,11 +111,13 @@ def tokens(gains: Gains) -> dict[tuple[int, int], list[int]]:
 
 
 def cases() -> Iterator[ParameterSet]:
-    """The other tests of this file have the runner of the short one, too."""
+    """Compiling takes many seconds for each. The other tests of this file have the runner of the quick one, too."""
     for family in FAMILIES:
         for tp in DEGREES if family == "llama" else (2,):
             is_short = (family, tp) == ("llama", TP)
-            yield pytest.param(family, tp, marks=() if is_short else pytest.mark.slow, id=f"{family}-{tp}")
+            yield pytest.param(
+                family, tp, marks=pytest.mark.full if is_short else pytest.mark.slow, id=f"{family}-{tp}"
+            )
 
 
 @pytest.mark.parametrize(("family", "tp"), list(cases()))
@@ -128,6 +130,7 @@ def test_tokens_and_scores_are_those_of_the_torch_runner(family: str, tp: int) -
     assert found[0, 0][1][:4] != pytest.approx(found[6, 0][1][:4], abs=0.1)
 
 
+@pytest.mark.full
 def test_a_row_has_the_same_tokens_alone_and_beside_rows_of_other_adapters() -> None:
     runner = adapted_runner("llama", TP)
     together = tokens(run(engine(runner), requests()))
@@ -136,6 +139,7 @@ def test_a_row_has_the_same_tokens_alone_and_beside_rows_of_other_adapters() -> 
     assert tokens(run(engine(runner, budget=7), requests())) == together
 
 
+@pytest.mark.full
 def test_an_adapter_that_overflows_fails_alone() -> None:
     runner = adapted_runner("llama", TP)
     clean, core = run(engine(runner), requests()), engine(runner)
@@ -149,6 +153,7 @@ def test_an_adapter_that_overflows_fails_alone() -> None:
         assert [token for step in steps if step.request_id == id for token in step.token_ids] == clean[id, choice][0]
 
 
+@pytest.mark.full
 def test_nothing_is_compiled_after_loading_whichever_adapters_a_step_has() -> None:
     runner = adapted_runner("llama", TP)
     random = np.random.default_rng(3)
@@ -171,6 +176,7 @@ def names(runner: JaxRunner) -> set[str]:
     return {" ".join(map(str, key[:2])) for key in runner.programs}
 
 
+@pytest.mark.full
 def test_steps_without_adapters_are_those_of_the_base_alone() -> None:
     """Bit for bit: programs of their own multiply by no adapter."""
     base = jax_runner(FAMILIES["llama"], savable_model(FAMILIES["llama"]), tp=TP)

@@ -167,6 +167,7 @@ def check_that_nothing_is_compiled(runner: JaxRunner, events: Sequence[Event]) -
     assert core.scheduler.counters.recompiles == 0
 
 
+@pytest.mark.full
 @settings(max_examples=25, deadline=None)
 @given(traffic())
 def test_nothing_is_compiled_for_any_traffic(runner: JaxRunner, events: list[Event]) -> None:

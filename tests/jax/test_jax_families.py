@@ -72,13 +72,15 @@ def test_all_families_are_divisible() -> None:
 
 
 def cases() -> Iterator[ParameterSet]:
-    """Compiling takes seconds for each. `make test` has one with norms over all ranks, and lowers the steps of all;
-    `make test-all` has each family on one number of ranks. Tests of the runner have Llama.
+    """Compiling takes seconds for each. `make test` lowers the steps of all, and its tests of the runner have Llama;
+    `make test-all` has each family on one number of ranks, and one with norms over all of them.
     """
     for index, family in enumerate(FAMILIES):
         for tp in DEGREES:
-            marks = [pytest.mark.full] if tp == DEGREES[index % len(DEGREES)] else [pytest.mark.slow]
-            yield pytest.param(family, tp, marks=[] if (family, tp) == ("olmo2", 8) else marks, id=f"{family}-{tp}")
+            is_quick = tp == DEGREES[index % len(DEGREES)] or (family, tp) == ("olmo2", 8)
+            yield pytest.param(
+                family, tp, marks=pytest.mark.full if is_quick else pytest.mark.slow, id=f"{family}-{tp}"
+            )
 
 
 @pytest.mark.parametrize(("family", "tp"), list(cases()))
