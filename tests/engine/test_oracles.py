@@ -15,6 +15,7 @@ from scripted_grammar import EOS, ScriptedGrammars, scripted
 from ostro.engine.constraint import Constraint
 from ostro.engine.request import Request, Task
 from ostro.engine.sequence import FinishReason
+from ostro.engine.states import Spacing
 from ostro.errors import SequenceFailed
 
 VOCABULARY = 13
@@ -44,6 +45,9 @@ class Case:
     keeps_kv: bool
     context_price: float
     max_sampled: int
+    num_states: int
+    state_every: int
+    spacing: Spacing
     accuracy: float
     patience: float
     num_slots: int
@@ -68,6 +72,9 @@ class Case:
             keeps_kv=self.keeps_kv,
             context_price=self.context_price,
             max_sampled=self.max_sampled,
+            num_states=self.num_states,
+            state_every=self.state_every,
+            spacing=self.spacing,
             accuracy=self.accuracy,
             patience=self.patience,
             num_slots=self.num_slots,
@@ -90,6 +97,9 @@ FORK_WITHOUT_PAGE = Case(
     keeps_kv=True,
     context_price=0.0,
     max_sampled=0,
+    num_states=0,
+    state_every=1,
+    spacing=Spacing(),
     accuracy=0.0,
     patience=0.0,
     num_slots=0,
@@ -164,6 +174,41 @@ class Seen:
         self.scored_prompts += sum(bool(outcome.prompt_logprobs) for outcome in driver.outcomes.values())
 
 
+@dataclass
+class SeenStates:
+    """The same for recurrent states."""
+
+    state_hits: int = 0
+    stateless_tokens: int = 0
+    state_captures: int = 0
+    captures_in_outputs: int = 0
+    captures_inside_chunks: int = 0
+    state_copies: int = 0
+    states_moved: int = 0
+    drafts_after_states: int = 0
+    hits_after_preemption: int = 0
+
+    def add(self, driver: Driver) -> None:
+        counters, batches = driver.engine.scheduler.counters, driver.runner.batches
+        self.state_hits += counters.cache_hits
+        self.stateless_tokens += counters.stateless_tokens
+        self.drafts_after_states += counters.accepted_tokens
+        begun: set[int] = set()
+        last: dict[int, int] = {}
+        for batch in batches:
+            self.state_copies += len(batch.state_copies)
+            targets = {target for _, target in batch.state_copies}
+            for chunk in batch.chunks:
+                self.state_captures += len(chunk.captures)
+                self.captures_inside_chunks += any(offset < chunk.length for offset, _ in chunk.captures)
+                self.captures_in_outputs += bool(chunk.captures) and chunk.end > chunk.seq.num_prompt
+                comes = chunk.seq.id not in begun or chunk.start < last[chunk.seq.id]
+                self.hits_after_preemption += chunk.seq.id in begun and comes and chunk.start > 0
+                self.states_moved += comes and chunk.start > 0 and chunk.state not in targets
+                begun.add(chunk.seq.id)
+                last[chunk.seq.id] = chunk.end
+
+
 # Strategies take longer to build than to draw from: each is built once.
 STEM = st.sampled_from(STEMS)
 TAIL = st.lists(st.integers(0, VOCABULARY - 1), max_size=6).map(tuple)
@@ -189,6 +234,9 @@ MAX_SAMPLED = st.sampled_from([0, 4, 16, 64, 64])
 ACCURACY = st.sampled_from([0.0, 0.5, 0.9, 1.0])
 PATIENCE = st.sampled_from((0.0, 0.5, 1.0))
 NUM_SLOTS = st.sampled_from([0, 1, 3, 8, 40])
+NUM_STATES = st.sampled_from([1, 2, 3, 5, 8, 20])
+STATE_EVERY = st.sampled_from([1, 1, 1, 2, 3, 8])
+SPACING = st.builds(Spacing, prompt=st.sampled_from([1, 5, 12, 2048]), output=st.sampled_from([1, 4, 256]))
 LOSS = st.sampled_from([0.0, 0.0, 0.1, 0.5])
 FETCHED = st.sampled_from([0.3, 0.8, 1.0, 1.0])
 CONTEXT_PRICE = st.sampled_from([0.0, 0.0, 0.1])
@@ -237,6 +285,11 @@ def constraints(draw: st.DrawFn) -> Constraint:
         scripted, edges, ends=draw(some_of(states)), free=draw(few_of(states)), jump_forward=draw(st.booleans())
     )
     return made(traps=traps if can_begin(made(traps=traps)) else ())
+
+
+@cache
+def anchors(length: int) -> st.SearchStrategy[tuple[int, ...]]:
+    return st.just(()) | st.lists(st.integers(0, length), max_size=6).map(lambda ends: tuple(sorted(ends)))
 
 
 CONSTRAINT = st.none() | st.none() | constraints()
@@ -292,6 +345,7 @@ def requests(draw: st.DrawFn, id: int, *, page_size: int, max_len: int) -> Reque
         cache_salt=draw(SALT),
         priority=draw(PRIORITY),
         tenant=draw(TENANT),
+        anchors=draw(anchors(len(prompt))),
     )
 
 
@@ -301,7 +355,7 @@ def aborts(draw: st.DrawFn, ids: Sequence[int]) -> Abort:
 
 
 @st.composite
-def cases(draw: st.DrawFn) -> Case:
+def cases(draw: st.DrawFn, keeps_states: bool = False) -> Case:
     page_size = draw(PAGE_SIZE)
     # Few pages, for much of what can go wrong needs them to run out.
     num_pages = draw(st.integers(math.ceil(16 / page_size), math.ceil(64 / page_size)))
@@ -327,6 +381,9 @@ def cases(draw: st.DrawFn) -> Case:
         keeps_kv=keeps_kv,
         context_price=draw(CONTEXT_PRICE),
         max_sampled=draw(MAX_SAMPLED),
+        num_states=draw(NUM_STATES) if keeps_kv and keeps_states else 0,
+        state_every=draw(STATE_EVERY),
+        spacing=draw(SPACING),
         accuracy=draw(ACCURACY),
         patience=draw(PATIENCE),
         num_slots=draw(NUM_SLOTS) if has_tiers else 0,
@@ -419,6 +476,23 @@ def test_random_schedules_give_every_choice_what_it_gets_without_an_engine() -> 
     each_case_holds()
     if IS_FULL:
         assert seen.steps >= 10_000, seen
+        assert all(vars(seen).values()), f"some trouble was never met: {seen}"
+
+
+@pytest.mark.examples
+def test_random_schedules_with_recurrent_states_give_every_choice_the_same() -> None:
+    """The same where a model keeps states too: from one slot for all, to more than sequences and snapshots take."""
+    seen = SeenStates()
+
+    @settings(max_examples=examples(220), suppress_health_check=[HealthCheck.too_slow])
+    @given(cases(keeps_states=True))
+    def each_case_holds(case: Case) -> None:
+        driver, aborted = play(case)
+        check(case, driver, aborted)
+        seen.add(driver)
+
+    each_case_holds()
+    if IS_FULL:
         assert all(vars(seen).values()), f"some trouble was never met: {seen}"
 
 

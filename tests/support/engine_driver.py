@@ -19,6 +19,7 @@ from ostro.engine.runner import RunnerSpec, Step, StepOutput, TokenLogprob
 from ostro.engine.scheduler import Limits, Progress
 from ostro.engine.sequence import PENDING, FinishReason
 from ostro.engine.sequence import Sequence as EngineSequence
+from ostro.engine.states import Spacing
 from ostro.engine.tiers import Tiers
 from ostro.errors import SequenceFailed
 from ostro.sampling_params import SamplingParams
@@ -67,7 +68,9 @@ class CheckedRunner:
                 assert chunk.seq.num_tokens + len(chunk.drafts) < chunk.seq.max_len
         num_drafts = sum(len(chunk.drafts) for chunk in batch.chunks)
         assert not num_drafts or len(batch.chunks) + num_drafts <= self.spec.max_sampled
-        self._check_copies(batch)
+        self._check_copies(batch.page_copies)
+        self._check_copies(batch.state_copies)
+        self._check_states(batch)
         step = self.fake.launch(batch)
         return replace(step, results=partial(self._finish, step))
 
@@ -86,12 +89,27 @@ class CheckedRunner:
         assert sum(passes[:-2]) < max(2, self.limits.max_batch_tokens)
         assert all(chunk.end == chunk.seq.num_tokens or chunk.scored.stop == chunk.end for chunk in batch.chunks)
 
-    def _check_copies(self, batch: Batch) -> None:
+    def _check_copies(self, copies: Sequence[tuple[int, int]]) -> None:
         """One after the other, or all read before any is written: both must do the same."""
-        targets = [target for _, target in batch.page_copies]
+        targets = [target for _, target in copies]
         assert len(set(targets)) == len(targets)
-        for at, (source, _) in enumerate(batch.page_copies):
+        for at, (source, _) in enumerate(copies):
             assert source not in targets[:at]
+
+    def _check_states(self, batch: Batch) -> None:
+        """Every slot is written by one chunk at most, and captures are where they may be."""
+        if not self.spec.num_states:
+            assert not any(chunk.captures for chunk in batch.chunks)
+            return
+        written = [chunk.state for chunk in batch.chunks]
+        for chunk in batch.chunks:
+            assert [offset for offset, _ in chunk.captures] == sorted({offset for offset, _ in chunk.captures})
+            for offset, slot in chunk.captures:
+                assert 0 < offset <= chunk.length
+                assert (chunk.start + offset) % math.lcm(self.spec.page_size, self.spec.state_every) == 0
+                written.append(slot)
+        assert len(set(written)) == len(written)
+        assert set(written) <= set(range(self.spec.num_states))
 
 
 def public_root(salt: Salt) -> bytes | None:
@@ -117,6 +135,9 @@ class Driver:
         keeps_kv: bool = True,
         context_price: float = 0.0,
         max_sampled: int = 0,
+        num_states: int = 0,
+        state_every: int = 1,
+        spacing: Spacing | None = None,
         accuracy: float = 0.0,
         patience: float = 0.0,
         num_slots: int = 0,
@@ -143,6 +164,8 @@ class Driver:
             keeps_kv=keeps_kv,
             context_price=context_price,
             max_sampled=max_sampled,
+            num_states=num_states,
+            state_every=state_every,
         )
         self.runner = CheckedRunner(fake, limits)
         self.speculation = GuessedDrafts(fake, accuracy, patience=patience) if max_sampled else None
@@ -154,6 +177,7 @@ class Driver:
             prefix_caching=prefix_caching,
             speculation=self.speculation,
             tiers=Tiers(self.store, costs=FixedCosts(fetched), root=public_root) if has_tiers else None,
+            spacing=spacing,
         )
         self.grammars = ScriptedGrammars(vocab_size)
         self.outcomes: dict[tuple[int, int], Outcome] = {}
@@ -207,6 +231,7 @@ class Driver:
         usage = self.engine.scheduler.kv.usage
         assert usage.in_use == 0
         assert usage.free + usage.cached == usage.total
+        assert usage.states_free + usage.snapshots == usage.states
         self.engine.check_integrity()
         assert self.engine.step() == []
 
@@ -344,6 +369,7 @@ def make_request(
     tenant: str = "",
     logprobs: int | None = None,
     constraint: Constraint | None = None,
+    anchors: Sequence[int] = (),
 ) -> Request:
     params = SamplingParams(
         n=n,
@@ -366,4 +392,5 @@ def make_request(
         task=task,
         tenant=tenant,
         constraint=constraint,
+        anchors=tuple(anchors),
     )

@@ -2,10 +2,13 @@
 
 Each slot of a page holds a hash of its token and of every slot before it, read through the page table as attention
 would. So one wrong, stale or never written page changes every token after it, and a test that compares outputs sees it.
+With slots for recurrent states, each value also depends on a hash of all tokens so far, in order, that only the
+sequence's slot holds.
 Used by the tests of the engine and by load tests of everything above it.
 """
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from ostro.engine.batch import Batch, Chunk
@@ -25,6 +28,31 @@ def _mix(state: int, value: int) -> int:
 def _slot_value(attended: int, token: int) -> int:
     """The value in the slot of `token`, given the sum of all slots before it."""
     return _mix(attended & _MASK, token + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class FakeState:
+    """A slot's content: the state after some tokens, and the drafts that were computed after them."""
+
+    end: int
+    value: int
+    drafts: tuple[int, ...] = ()
+
+    def at(self, position: int) -> int:
+        """The state there, if that is within the drafts; anywhere else this slot knows nothing."""
+        if not 0 <= position - self.end <= len(self.drafts):
+            return _UNWRITTEN
+        return _folded(self.value, self.drafts[: position - self.end])
+
+
+_NO_STATE = FakeState(-1, _UNWRITTEN)
+
+
+def _folded(state: int, token_ids: Iterable[int]) -> int:
+    """The state after further tokens."""
+    for token in token_ids:
+        state = _mix(state, token + 1)
+    return state
 
 
 class Script(NamedTuple):
@@ -54,6 +82,8 @@ class FakeRunner:
         keeps_kv: bool = True,
         context_price: float = 0.0,
         max_sampled: int = 0,
+        num_states: int = 0,
+        state_every: int = 1,
         scripts: Iterable[Script] = (),
     ) -> None:
         """Without `strict` a slot holds the sum up to it, so that a step reads one slot, not all before it: the same
@@ -75,12 +105,16 @@ class FakeRunner:
             constrains=True,
             masks_late=masks_late,
             max_sampled=max_sampled,
+            num_states=num_states,
+            state_bytes=8 if num_states else 0,
+            state_every=state_every,
             is_invariant=True,
             backend="fake",
             precision="no weights",
         )
         self._strict = strict
         self._slots = [_UNWRITTEN] * (num_pages * page_size)
+        self._states = [_NO_STATE] * num_states
         # The last step's tokens, for sequences whose next step begins before the engine has read them.
         self._sampled: dict[int, SampledToken] = {}
 
@@ -103,6 +137,8 @@ class FakeRunner:
         """Adds to `unmasked` the sequences whose masks are not known yet, with the arguments to sample them later."""
         for source, target in batch.page_copies:
             self.write_page(target, self.read_page(source))
+        for source, target in batch.state_copies:
+            self._states[target] = self._states[source]
         output = StepOutput()
         for chunk in batch.chunks:
             attended = list(self._compute(chunk))
@@ -136,24 +172,33 @@ class FakeRunner:
         size = self._spec.page_size
         self._slots[page * size : (page + 1) * size] = [_UNWRITTEN] * size if slots is None else slots
 
+    def read_state(self, slot: int) -> FakeState:
+        return self._states[slot]
+
+    def write_state(self, slot: int, state: FakeState | None = None) -> None:
+        """Without `state`, marks the slot as never written."""
+        self._states[slot] = state or _NO_STATE
+
     def expected_tokens(self, seq: Sequence, count: int) -> list[int]:
         """The oracle: the tokens that the sequence must generate, ignoring stops, computed without pages."""
         twin = Sequence(seq.id, seq.request, choice=seq.choice, max_len=seq.max_len)
-        *_, attended = _attended(twin.token_ids)
+        attended = state = 0
+        for token in twin.token_ids:
+            attended, state = self._follow(attended, state, token)
         for at in range(count):
             token = self._sample(attended, twin, at).token_id
             twin.token_ids.append(token)
-            attended += _slot_value(attended, token)
+            attended, state = self._follow(attended, state, token)
         return twin.output_ids
 
     def expected_next(self, seq: Sequence) -> SampledToken:
         """The token that the sequence must sample next, under its mask."""
-        *_, attended = _attended(seq.token_ids)
+        *_, attended = self._attended(seq.token_ids)
         return self._sample(attended, seq, seq.num_output)
 
     def expected_logprob(self, token_ids: list[int], at: int) -> TokenLogprob:
         """The log-probability of the token at that position, had it been scored."""
-        *_, attended = _attended(token_ids[:at])
+        *_, attended = self._attended(token_ids[:at])
         return self._score(attended, token_ids[at])
 
     def expected_prompt_logprobs(self, request: Request) -> list[TokenLogprob]:
@@ -161,24 +206,50 @@ class FakeRunner:
         first = max(request.prompt_logprobs_from or 0, 1)
         if request.prompt_logprobs_from is None or first >= len(request.prompt_ids):
             return []
-        sums = list(_attended(request.prompt_ids))
+        sums = list(self._attended(request.prompt_ids))
         return [self._score(sums[at - 1], request.prompt_ids[at]) for at in range(first, len(request.prompt_ids))]
 
     def expected_pooled(self, request: Request) -> list[float]:
-        return [self._pool(list(_attended(request.prompt_ids)))]
+        return [self._pool(list(self._attended(request.prompt_ids)))]
+
+    def _attended(self, token_ids: Iterable[int]) -> Iterator[int]:
+        """For each position, the sum of the values that all slots up to it must hold."""
+        attended = state = 0
+        for token in token_ids:
+            attended, state = self._follow(attended, state, token)
+            yield attended
+
+    def _follow(self, attended: int, state: int, token: int) -> tuple[int, int]:
+        """The sum of all slots' values, and the state, after one more token."""
+        if self._states:
+            state = _mix(state, token + 1)
+        return attended + _slot_value(attended + state, token), state
 
     def _compute(self, chunk: Chunk) -> Iterator[int]:
         """Fills the chunk's slots; yields, for each of its positions, the sum of all slots up to it."""
         if not self._spec.keeps_kv:
-            yield from list(_attended(chunk.seq.token_ids[: chunk.end]))[chunk.start :]
+            yield from list(self._attended(chunk.seq.token_ids[: chunk.end]))[chunk.start :]
             return
         size, pages = self._spec.page_size, chunk.seq.pages
         attended = self._attend(pages, chunk.start)
+        state = self._states[chunk.state].at(chunk.start) if self._states and chunk.start else 0
         for position, token in enumerate(chunk.token_ids, chunk.start):
-            value = _slot_value(attended, self._sampled[chunk.seq.id].token_id if token == PENDING else token)
-            attended += value
-            self._slots[pages[position // size] * size + position % size] = value if self._strict else attended
+            before, known = attended, self._sampled[chunk.seq.id].token_id if token == PENDING else token
+            attended, state = self._follow(attended, state, known)
+            self._slots[pages[position // size] * size + position % size] = (
+                attended - before if self._strict else attended
+            )
+            if self._states:
+                self._keep_state(chunk, FakeState(position + 1, state))
             yield attended
+
+    def _keep_state(self, chunk: Chunk, state: FakeState) -> None:
+        """Keeps the state after one of the chunk's tokens where it is wanted."""
+        for offset, slot in chunk.captures:
+            if chunk.start + offset == state.end:
+                self._states[slot] = state
+        if state.end == chunk.end:
+            self._states[chunk.state] = replace(state, drafts=chunk.drafts)
 
     def _attend(self, pages: list[int], end: int) -> int:
         """The sum over the slots of the first `end` positions."""
@@ -246,11 +317,3 @@ def _allowed(mask: memoryview, draw: int, vocab: int) -> int:
             bits >>= width
             token += width
     return token
-
-
-def _attended(token_ids: Iterable[int]) -> Iterator[int]:
-    """For each position, the sum of the values that all slots up to it must hold."""
-    attended = 0
-    for token in token_ids:
-        attended += _slot_value(attended, token)
-        yield attended

@@ -23,6 +23,7 @@ from ostro.engine.request import Request
 from ostro.engine.runner import ModelRunner, Step
 from ostro.engine.scheduler import Limits, Progress, Scheduler
 from ostro.engine.speculation import Speculation
+from ostro.engine.states import Spacing
 from ostro.engine.tiers import Tiers
 from ostro.errors import BadRequest
 
@@ -48,11 +49,12 @@ class EngineCore:
         adapters: Collection[str] = (),
         speculation: Speculation | None = None,
         tiers: Tiers | None = None,
+        spacing: Spacing | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """`adapters` names the adapters that the runner has loaded. `pages_per_seq` bounds a sequence's length.
-        `speculation` drafts tokens, if the runner can verify them. `tiers` keep this runner's evicted pages. `clock`
-        times the steps, in seconds.
+        `speculation` drafts tokens, if the runner can verify them. `tiers` keep this runner's evicted pages.
+        `spacing` is that of snapshots of recurrent states. `clock` times the steps, in seconds.
         """
         self.runner = runner
         self.tiers = tiers
@@ -66,6 +68,7 @@ class EngineCore:
             adapters=adapters,
             speculation=speculation,
             tiers=tiers,
+            spacing=spacing,
         )
         # Steps in flight: launched, but their results are not applied yet.
         self._under_way: deque[_Launched] = deque()

@@ -19,6 +19,8 @@ class Counters:
     cache_queries: int = 0
     """Prompt tokens looked up in the prefix cache, and how many of them were found."""
     cache_hits: int = 0
+    stateless_tokens: int = 0
+    """Prompt tokens whose pages were found there, but which were computed again for lack of a recurrent state."""
     stored_pages: int = 0
     """Pages copied to host memory when they were evicted, and pages handed on to be written to disk."""
     spilled_pages: int = 0

@@ -7,6 +7,9 @@ A sequence's page table is a path in the tree, then pages of its own:
 
 A page that fills moves into the tree. So every page is free, in the tree, or owned by exactly one sequence, and no page
 needs a reference count.
+
+Where models keep recurrent states too, `engine.states` does the same for their slots, and this module asks it: a hit
+then ends at a state, and pages that are cached behind it are computed again, into pages that `commit` swaps for them.
 """
 
 from collections.abc import Callable, Container
@@ -16,6 +19,7 @@ from enum import Enum, auto
 from ostro.engine.page_store import Arrival
 from ostro.engine.radix import Node, PageKey, RadixCache, Salt
 from ostro.engine.sequence import Sequence
+from ostro.engine.states import States, deepest
 from ostro.engine.tiers import Tiers
 
 _FREE = b"\x01"
@@ -89,9 +93,9 @@ PageName = tuple[Salt, int, PageKey]
 class Admission(Enum):
     GRANTED = auto()
     NO_ROOM = auto()
-    """Too few pages."""
+    """Too few pages, or no slot for a state."""
     SOON_CACHED = auto()
-    """Another sequence is computing a page that this one can share: wait for it."""
+    """Another sequence is computing a page, or a state, that this one can share: wait for it."""
     FETCHING = auto()
     """Pages of the prefix come from a lower tier: wait for them."""
 
@@ -107,20 +111,34 @@ class KVUsage:
     """Pages that have a copy in host memory, pages on disk, and pages that are shared with other engines."""
     disk: int = 0
     shared: int = 0
+    states: int = 0
+    """Slots for recurrent states, how many of them are free, and how many hold snapshots."""
+    states_free: int = 0
+    snapshots: int = 0
 
 
 class KVCache:
     def __init__(
-        self, *, num_pages: int, page_size: int, prefix_caching: bool = True, tiers: Tiers | None = None
+        self,
+        *,
+        num_pages: int,
+        page_size: int,
+        prefix_caching: bool = True,
+        tiers: Tiers | None = None,
+        states: States | None = None,
     ) -> None:
+        """`states` are for models with recurrent ones. Tiers have no place for these, so nothing is fetched then."""
         assert prefix_caching or tiers is None, "lower tiers are part of the prefix cache"
         self.page_size = page_size
         self.prefix_caching = prefix_caching
         self._allocator = PageAllocator(num_pages)
-        self._tree = RadixCache(page_size, tiers)
+        self._tree = RadixCache(page_size, tiers, states)
         self._tiers = tiers
         if tiers is not None:
             tiers.attach(self._tree)
+        self._states = states
+        if states is not None:
+            states.attach(self._tree)
         self._nodes: dict[int, Node] = {}
         self._copies: list[tuple[int, int]] = []
         self.num_evicted = 0
@@ -139,6 +157,10 @@ class KVCache:
     def usage(self) -> KVUsage:
         total, free, cached = self.num_pages, self._allocator.num_free, self._tree.num_evictable
         usage = KVUsage(total=total, free=free, cached=cached, in_use=total - free - cached)
+        if (states := self._states) is not None:
+            usage = replace(
+                usage, states=states.num_states, states_free=states.num_free, snapshots=states.num_snapshots
+            )
         if (tiers := self._tiers) is None:
             return usage
         return replace(usage, host=tiers.num_slots_used, disk=tiers.store.on_disk, shared=tiers.store.num_shared)
@@ -156,6 +178,8 @@ class KVCache:
         """
         assert not seq.pages, f"{seq} is admitted already"
         node = self._tree.match(seq.token_ids, limit=hit_limit, salt=self._salt(seq))
+        if self._states is not None:
+            return self._admit_with_state(self._states, seq, node, hit_limit, spare)
         coming = self._next_page(seq, node, hit_limit)
         if coming is not None and coming in filling:
             return Admission.SOON_CACHED
@@ -163,12 +187,35 @@ class KVCache:
             return Admission.NO_ROOM
         if self._tiers is not None and self._fetches(self._tiers, seq, node, hit_limit, is_turn=True):
             return Admission.FETCHING
+        self._start(seq, node)
+        return Admission.GRANTED
+
+    def _admit_with_state(self, states: States, seq: Sequence, matched: Node, hit_limit: int, spare: int) -> Admission:
+        node = deepest(matched)
+        if states.is_coming(seq, node.depth * self.page_size, hit_limit, node.salt):
+            return Admission.SOON_CACHED
+        if not states.has_room or not self._fits(seq, node, spare):
+            return Admission.NO_ROOM
+        self._start(seq, node)
+        states.begin(seq, node, matched.depth * self.page_size, keeps=self.prefix_caching)
+        return Admission.GRANTED
+
+    def _start(self, seq: Sequence, node: Node) -> None:
+        """Gives the sequence the pages up to a node, and others for the rest of its tokens."""
         self._tree.lock(node)
         self._nodes[seq.id] = node
         seq.pages = [each.page for each in node.path()][::-1]
         self._grow(seq, self.pages_for(seq.num_tokens) - node.depth, after=None)
         seq.num_computed = node.depth * self.page_size
-        return Admission.GRANTED
+
+    def num_lost(self, seq: Sequence) -> int:
+        """Tokens of a running sequence whose pages were cached, but not the state behind them."""
+        return 0 if self._states is None else self._states.num_lost(seq)
+
+    def capture(self, seq: Sequence, start: int, end: int) -> tuple[tuple[int, int], ...]:
+        """`Chunk.captures` for a chunk of these tokens. Only for models with states."""
+        assert self._states is not None
+        return self._states.capture(seq, start, end)
 
     def fetch_ahead(self, seq: Sequence, *, hit_limit: int, spare: int) -> bool:
         """Begins to fetch what a waiting sequence will find in lower tiers. False, and no change, if there is no room
@@ -177,7 +224,7 @@ class KVCache:
         node = self._tree.match(seq.token_ids, limit=hit_limit, salt=self._salt(seq))
         if not self._has_room(seq, node, hit_limit, spare):
             return False
-        if self._tiers is not None:
+        if self._tiers is not None and self._states is None:
             self._fetches(self._tiers, seq, node, hit_limit, is_turn=False)
         return True
 
@@ -189,13 +236,15 @@ class KVCache:
     def num_found(self, token_ids: list[int], salt: Salt) -> int:
         """How many tokens of a prompt are cached, on the device or below."""
         node = self._tree.match(token_ids, limit=len(token_ids), salt=salt, arriving=True)
+        if self._states is not None:
+            return deepest(node).depth * self.page_size
         below = () if self._tiers is None else self._tiers.find(node, token_ids, len(token_ids))
         assert below is not None, "arriving pages are part of the match"
         return (node.depth + len(below)) * self.page_size
 
     def offer(self, token_ids: list[int], salt: Salt, done: Callable[[int], None]) -> None:
         """Shares a prompt's pages with other engines. `done` is told, now or later, how many tokens of it they find."""
-        if self._tiers is None:
+        if self._tiers is None or self._states is not None:
             done(0)
         else:
             node = self._tree.match(token_ids, limit=len(token_ids), salt=salt)
@@ -228,16 +277,18 @@ class KVCache:
         end = min(seq.num_computed, seq.num_known)
         while (node.depth + 1) * self.page_size <= end:
             node = self._share_page(seq, node)
+            if self._states is not None:
+                self._states.note_page(seq, node)
         self._nodes[seq.id] = node
 
     def fork(self, parent: Sequence, child: Sequence) -> bool:
         """Lets the child continue from the parent's computed tokens: shares full pages, copies a partly filled one.
 
-        False, and no change, if there is no page for the copy.
+        False, and no change, if there is no page, or no slot for its state, for the copy.
         """
         node = self._nodes[parent.id]
         partial = parent.num_computed % self.page_size != 0
-        if partial and not self.available:
+        if (partial and not self.available) or not (self._states is None or self._states.has_room):
             return False
         self._tree.lock(node)
         self._nodes[child.id] = node
@@ -246,12 +297,18 @@ class KVCache:
             self._grow(child, 1, after=None)
             self._copies.append((parent.pages[node.depth], child.pages[-1]))
         child.num_computed = parent.num_computed
+        if self._states is not None:
+            self._states.fork(parent, child)
         return True
 
     def take_copies(self) -> tuple[tuple[int, int], ...]:
         """Page copies requested by forks since the last call; they must run before the next step computes anything."""
         copies, self._copies = tuple(self._copies), []
         return copies
+
+    def take_state_copies(self) -> tuple[tuple[int, int], ...]:
+        """The same for states: those of forks, and those that sequences continue from."""
+        return () if self._states is None else self._states.take_copies()
 
     def release(self, seq: Sequence) -> None:
         """Takes back all pages. Those in the tree stay cached, for later requests with the same prefix."""
@@ -261,11 +318,15 @@ class KVCache:
             self._copies = [copy for copy in self._copies if copy[1] not in own]
         self._allocator.release(own)
         self._tree.unlock(node)
+        if self._states is not None:
+            self._states.end(seq)
         seq.pages = []
         seq.num_computed = 0
 
     def clear_cache(self) -> None:
         """Forgets every cached prefix that no sequence uses, except on disk."""
+        if self._states is not None:
+            self._states.forget_all()
         self._allocator.release(self._tree.evict(self._tree.num_evictable, keep=False))
         if self._tiers is not None:
             self._tiers.forget_all()
@@ -273,12 +334,18 @@ class KVCache:
     def abandon_moves(self) -> None:
         """After a failed step: forgets the pending copies and every cached prefix that no sequence uses."""
         self._copies = []
+        if self._states is not None:
+            self._states.abandon()
         if self._tiers is not None:
             self._allocator.release(self._tiers.abandon())
         self.clear_cache()
 
     def check_integrity(self, live: list[Sequence]) -> None:
-        """Asserts that every page is free, in the tree, or owned by one live sequence, and only one of these."""
+        """Asserts that every page is free, in the tree, or owned by one live sequence, and only one of these; and the
+        like of slots for states.
+        """
+        if self._states is not None:
+            self._states.check_integrity(live)
         owners: dict[int, str] = {}
 
         def claim(page: int, owner: str) -> None:
@@ -337,6 +404,9 @@ class KVCache:
         """
         if self.is_moving:
             node = self._tree.match(seq.token_ids, limit=hit_limit, salt=self._salt(seq), arriving=True)
+        return self._fits(seq, node, spare)
+
+    def _fits(self, seq: Sequence, node: Node, spare: int) -> bool:
         newly_locked = sum(not each.locks for each in node.path())
         return self.pages_for(seq.num_tokens) - node.depth + spare <= self.available - newly_locked
 

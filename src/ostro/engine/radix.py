@@ -12,6 +12,9 @@ the tree, stored, if it has a copy. The ancestors of a resident node are residen
     root ── resident ── resident ── stored ── stored
             page 4      page 9                            match ends at page 9; two pages can be fetched
                         slot 3      slot 1    slot 8
+
+Where models keep recurrent states too (`engine.states`), a node may carry the state at the end of its page. Hits end
+there, so a leaf without one is worth nothing by itself, and is evicted before all others.
 """
 
 import heapq
@@ -41,6 +44,7 @@ class Node:
         "parent",
         "salt",
         "slot",
+        "state",
     )
 
     def __init__(self, parent: "Node | None", key: PageKey, page: int, salt: Salt) -> None:
@@ -50,6 +54,8 @@ class Node:
         """The node's page; NOWHERE if it is not resident."""
         self.slot = NOWHERE
         """The slot of its copy in the tier below; NOWHERE if it has none."""
+        self.state = NOWHERE
+        """The slot of the recurrent state at the end of the page; NOWHERE if none is kept."""
         self.is_arriving = False
         """Whether its page is still being fetched: nobody may read it."""
         self.digest: bytes | None = None
@@ -88,19 +94,29 @@ class LowerTier(Protocol):
         """The last child of the node has left the tree."""
 
 
+class Snapshots(Protocol):
+    """What keeps states at nodes: what the tree notifies it of."""
+
+    def lose(self, node: Node) -> None:
+        """The node's page is about to leave the tree: takes back its state."""
+
+
 class RadixCache:
-    def __init__(self, page_size: int, below: LowerTier | None = None) -> None:
+    def __init__(self, page_size: int, below: LowerTier | None = None, snapshots: Snapshots | None = None) -> None:
         self.page_size = page_size
         self.num_pages = 0
         """Pages of resident nodes."""
         self.num_evictable = 0
         """Pages of unlocked nodes. All of them can be evicted, leaves first: none has a locked node below it."""
         self._below = below
+        self._snapshots = snapshots
         self._roots: dict[Salt, Node] = {}
         self._clock = 0
         # (last used, tie-breaker, node) of unlocked resident nodes without resident children; an entry is stale once
         # its node has been used again.
         self._oldest: list[tuple[int, int, Node]] = []
+        # The same for those that lack a state where states are kept.
+        self._stateless: list[tuple[int, int, Node]] = []
         self._pushes = 0
 
     def match(self, token_ids: Sequence[int], *, limit: int, salt: Salt = "", arriving: bool = False) -> Node:
@@ -171,7 +187,7 @@ class RadixCache:
         """
         pages: list[int] = []
         while len(pages) < count:
-            last_used, _, node = heapq.heappop(self._oldest)
+            last_used, _, node = heapq.heappop(self._stateless or self._oldest)
             if not self._is_leaf(node) or node.last_used != last_used:
                 continue
             if keep and self._below is not None:
@@ -206,6 +222,10 @@ class RadixCache:
             yield node
             stack.extend(node.children.values())
 
+    def note_stateless(self, node: Node) -> None:
+        """The node has lost its state."""
+        self._nominate(node)
+
     def drop_page(self, node: Node) -> int:
         """Takes the page of an unlocked leaf out of the tree, and the node as well unless it has a copy below."""
         assert self._is_leaf(node)
@@ -217,6 +237,8 @@ class RadixCache:
         parent = node.parent
         assert parent is not None
         node.page = NOWHERE
+        if node.state != NOWHERE and self._snapshots is not None:
+            self._snapshots.lose(node)
         parent.num_resident -= 1
         self.num_pages -= 1
         self.num_evictable -= 1
@@ -232,8 +254,9 @@ class RadixCache:
         """Makes the node a candidate for eviction if it is an unlocked leaf."""
         if not self._is_leaf(node):
             return
-        if len(self._oldest) > 2 * self.num_pages + 64:
-            self._oldest = [entry for entry in self._oldest if entry[2].parent and entry[0] == entry[2].last_used]
-            heapq.heapify(self._oldest)
+        entries = self._oldest if self._snapshots is None or node.state != NOWHERE else self._stateless
+        if len(entries) > 2 * self.num_pages + 64:
+            entries[:] = [entry for entry in entries if entry[2].parent and entry[0] == entry[2].last_used]
+            heapq.heapify(entries)
         self._pushes += 1
-        heapq.heappush(self._oldest, (node.last_used, self._pushes, node))
+        heapq.heappush(entries, (node.last_used, self._pushes, node))

@@ -32,7 +32,7 @@ import math
 from bisect import insort
 from collections import Counter
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -46,6 +46,7 @@ from ostro.engine.request import Request, Task
 from ostro.engine.runner import NOT_FINITE, RunnerSpec, SampledToken, Solution, StepOutput, TokenLogprob
 from ostro.engine.sequence import FinishReason, Sequence
 from ostro.engine.speculation import Speculation
+from ostro.engine.states import Spacing, States
 from ostro.engine.tenants import Holdings, divide, next_in_line
 from ostro.engine.tiers import Tiers
 from ostro.errors import BadRequest, SequenceFailed
@@ -106,18 +107,29 @@ class Scheduler:
         adapters: Collection[str] = (),
         speculation: Speculation | None = None,
         tiers: Tiers | None = None,
+        spacing: Spacing | None = None,
     ) -> None:
         """`speculation` drafts tokens for runners that can verify them; None drafts nothing. `tiers` keep evicted pages
-        of the prefix cache.
+        of the prefix cache. `spacing` is that of snapshots of recurrent states.
         """
+        states, self._keeps_states = None, spec.num_states > 0
+        if self._keeps_states:
+            states = States(spec.num_states, page_size=spec.page_size, every=spec.state_every, spacing=spacing)
+            # Each sequence in the batch has a slot.
+            limits = replace(limits, max_batch_seqs=min(limits.max_batch_seqs, spec.num_states))
         self.limits = limits
         self.speculation = speculation if spec.max_sampled and spec.keeps_kv else None
         self._max_sampled = spec.max_sampled
         self._keeps_kv = spec.keeps_kv
+        self._keeps_pages_only = spec.keeps_kv and not self._keeps_states
         self._masks_late = spec.masks_late
         self._context_price = spec.context_price
         self.kv = KVCache(
-            num_pages=spec.num_pages, page_size=spec.page_size, prefix_caching=prefix_caching, tiers=tiers
+            num_pages=spec.num_pages,
+            page_size=spec.page_size,
+            prefix_caching=prefix_caching,
+            tiers=tiers,
+            states=states,
         )
         self._tiers = tiers
         self.count_from(Counters())
@@ -218,7 +230,7 @@ class Scheduler:
             return None
         if self.speculation is not None:
             self._add_drafts(self.speculation, chunks, max(budgets.values()))
-        return Batch(tuple(chunks), self.kv.take_copies())
+        return Batch(tuple(chunks), self.kv.take_copies(), self.kv.take_state_copies())
 
     def take_arrival(self, arrival: Arrival) -> None:
         """Makes pages from a lower tier available to the sequences that wait for them."""
@@ -505,7 +517,7 @@ class Scheduler:
         """Lets a sequence catch up as far as the budget allows. Returns how much of it that uses."""
         start = seq.num_computed
         wanted = len(seq.token_ids) - start
-        if wanted == 1 and self._keeps_kv and not seq.scores:
+        if wanted == 1 and self._keeps_pages_only and not seq.scores:
             chunks.append(Chunk(seq, start, 1, self._samplers(seq, start + 1)))
             return 1
         if not self._keeps_kv:
@@ -513,7 +525,8 @@ class Scheduler:
         else:
             end = start + (1 if wanted == 1 else min(wanted, self._affordable(start, budget)))
         scored = range(max(start, seq.next_scored), min(end, seq.scores.stop))
-        chunk = Chunk(seq, start, end - start, self._samplers(seq, end), scored)
+        captures = self.kv.capture(seq, start, end) if self._keeps_states else ()
+        chunk = Chunk(seq, start, end - start, self._samplers(seq, end), scored, captures=captures)
         chunks.append(chunk)
         if not self._keeps_kv:
             return chunk.recomputed
@@ -593,7 +606,7 @@ class Scheduler:
 
     def _admit(self, waiting: list[Sequence], chunks: list[Chunk], budgets: dict[bool, int]) -> None:
         """Adds waiting sequences to the step, in order, while there is budget and room."""
-        filling = {self.kv.next_page(chunk.seq, chunk.end) for chunk in chunks}
+        filling = set() if self._keeps_states else {self.kv.next_page(chunk.seq, chunk.end) for chunk in chunks}
         # A sequence that waits for a page to be cached keeps its seat, so that those behind it do not fill the batch.
         seats = self.limits.max_batch_seqs - len(self.running)
         line = waiting[:seats]
@@ -616,7 +629,8 @@ class Scheduler:
                     break
             if admission is Admission.GRANTED:
                 budgets[kind] -= self._add_chunk(chunks, seq, budgets[kind])
-                filling.add(self.kv.next_page(seq, chunks[-1].end))
+                if not self._keeps_states:
+                    filling.add(self.kv.next_page(seq, chunks[-1].end))
 
     def _fetch_ahead(self, seqs: Iterable[Sequence]) -> None:
         """Fetches what sequences will find in lower tiers when it is their turn, as far as all of them fit."""
@@ -647,6 +661,7 @@ class Scheduler:
             self.begun.append(seq.request.id)
             self.counters.cache_queries += seq.num_prompt
             self.counters.cache_hits += seq.num_cached
+            self.counters.stateless_tokens += self.kv.num_lost(seq)
         return admission
 
     def _end(self, seq: Sequence, reason: FinishReason) -> None:

@@ -157,6 +157,10 @@ class Heartbeat(Message, frozen=True):
     pages_disk: int = 0
     pages_shared: int = 0
     """Pages that other engines find as well."""
+    states_total: int = 0
+    """Slots for recurrent states, those that are free, and those that hold snapshots for prefix hits."""
+    states_free: int = 0
+    snapshots: int = 0
     writing: bool = False
     """Whether no step is taken because a profile is being written."""
 

@@ -275,6 +275,8 @@ class EngineLoop:
         """Crashes an idle engine that has leaked pages: it would stall later, far from the cause."""
         usage = self.core.scheduler.kv.usage
         assert usage.in_use == 0, f"the engine is idle, but {usage.in_use} of its {usage.total} pages are in use"
+        held = usage.states - usage.states_free - usage.snapshots
+        assert not held, f"the engine is idle, but {held} of its {usage.states} slots for states are in use"
 
     def _prepare_when_idle(self) -> None:
         """What the first structured output would otherwise wait for."""
@@ -312,6 +314,9 @@ class EngineLoop:
             pages_host=usage.host,
             pages_disk=usage.disk,
             pages_shared=usage.shared,
+            states_total=usage.states,
+            states_free=usage.states_free,
+            snapshots=usage.snapshots,
         )
 
 

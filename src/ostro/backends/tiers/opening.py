@@ -39,6 +39,14 @@ def open_tiers(checkpoint: Checkpoint, config: EngineConfig, runner: ModelRunner
     """
     if not config.has_tiers:
         return None
+    if runner.spec.num_states:
+        # Pages without the states behind them are of no use to anybody.
+        setting = config.tier_settings[0]
+        raise Unsupported(
+            f"{setting} does not work with models whose layers keep recurrent states: these are not stored there yet. "
+            "Leave it out.",
+            param=setting,
+        )
     if not isinstance(runner, TieredRunner) or runner.spec.devices != 1:
         setting = config.tier_settings[0]
         raise Unsupported(

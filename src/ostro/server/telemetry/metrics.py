@@ -157,11 +157,15 @@ _GAUGES: Sequence[tuple[str, str, Callable[[Heartbeat], float]]] = (
     ("ostro_pages_host", "Pages of cached prefixes in host memory, below a GPU.", lambda beat: beat.pages_host),
     ("ostro_pages_disk", "Pages of cached prefixes on disk.", lambda beat: beat.pages_disk),
     ("ostro_pages_shared", "Pages that other engines find as well.", lambda beat: beat.pages_shared),
+    ("ostro_states_total", "Slots for recurrent states.", lambda beat: beat.states_total),
+    ("ostro_states_free", "Slots for states that are free.", lambda beat: beat.states_free),
+    ("ostro_states_cached", "States kept for prefix hits.", lambda beat: beat.snapshots),
 )
 _COUNTERS: Sequence[tuple[str, str, Callable[[Counters], float]]] = (
     ("vllm:num_preemptions", "Sequences that were preempted.", lambda totals: totals.preemptions),
     ("vllm:prefix_cache_queries", "Prompt tokens looked up in the cache.", lambda totals: totals.cache_queries),
     ("vllm:prefix_cache_hits", "Prompt tokens found there.", lambda totals: totals.cache_hits),
+    ("ostro_stateless_tokens", "Those found without their state, and computed again.", lambda t: t.stateless_tokens),
     ("ostro_pages_stored", "Pages copied to host memory when evicted.", lambda totals: totals.stored_pages),
     ("ostro_pages_spilled", "Pages handed on to be written to disk.", lambda totals: totals.spilled_pages),
     ("ostro_pages_fetched_host", "Pages fetched from host memory.", lambda totals: totals.fetched_pages),

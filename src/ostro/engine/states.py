@@ -1,0 +1,266 @@
+"""State slots beside pages: whose they are, which snapshots the prefix tree keeps, and where the next are captured.
+Knows no schedule and no tensors.
+
+The state of a recurrent layer is of use at one position only: it cannot be cut, shared or taken back. So each running
+sequence has a slot of its own, and a node of the tree may carry a snapshot, the state at the end of its page. A prefix
+hit ends at a snapshot. Where snapshots are matters more than how many there are:
+
+    prompt   [system prompt | question | answer | question | generation prefix]
+                            └ where prompts part           └ end of a message        and every 2,048 tokens
+    output   [… 256 tokens … | … 256 tokens … | … ]
+                                              └ one that follows the output
+
+A sequence's step captures them on its way, if there is a slot for them: chunks are not cut for their sake.
+
+Every slot is free, a running sequence's, a snapshot, or due: a step that was scheduled captures a state there, and the
+node at its position is not in the tree yet.
+"""
+
+import math
+from dataclasses import dataclass, field
+
+from ostro.engine.radix import NOWHERE, Node, RadixCache, Salt
+from ostro.engine.request import Task
+from ostro.engine.sequence import Sequence
+
+# Ends of messages that are worth a snapshot each, counted from the last.
+_MOST_ANCHORS = 4
+# Hits beyond this many make a snapshot no more valuable, so that one that was popular once is forgotten in time.
+_MOST_HITS = 7
+
+
+@dataclass(frozen=True, slots=True)
+class Spacing:
+    """How far snapshots are apart where nothing else calls for one, in tokens."""
+
+    prompt: int = 2048
+    output: int = 256
+
+
+@dataclass(slots=True)
+class _Snapshot:
+    node: Node
+    gap: int
+    """Tokens that a hit computes again without it."""
+    worth: int
+    """The least is given up first: recency, as the age of the cache when it was last used, plus its use by then."""
+    hits: int = 0
+
+
+@dataclass(slots=True)
+class _Held:
+    """What a running sequence has beside its slot."""
+
+    seq: Sequence
+    salt: Salt
+    num_lost: int = 0
+    """Tokens whose pages were found in the tree, but behind the last snapshot."""
+    planned: list[int] = field(default_factory=list)
+    """Positions to capture, in order."""
+    rolled: float = math.inf
+    """Where the output's latest snapshot was captured, or where the output begins; infinite if none is wanted."""
+    rolling: Node | None = None
+    """Where that snapshot is."""
+    due: list[tuple[int, int]] = field(default_factory=list)
+    """(position, slot) pairs, in order."""
+
+
+class States:
+    def __init__(self, num_states: int, *, page_size: int, every: int = 1, spacing: Spacing | None = None) -> None:
+        """`every` is what positions that can be captured are multiples of."""
+        self.num_states = num_states
+        self._page_size = page_size
+        # Snapshots are at the ends of pages.
+        self._grid = math.lcm(page_size, every)
+        self._spacing = spacing or Spacing()
+        self._free = list(range(num_states))[::-1]
+        self._snapshots: dict[int, _Snapshot] = {}
+        self._held: dict[int, _Held] = {}
+        # Those of them that have anything due.
+        self._capturing: dict[int, _Held] = {}
+        self._copies: list[tuple[int, int]] = []
+        # The worth of the snapshot that was given up last (GreedyDual): what is used from now on is worth that more.
+        self._age = 0
+
+    def attach(self, tree: RadixCache) -> None:
+        self._tree = tree
+
+    @property
+    def num_snapshots(self) -> int:
+        return len(self._snapshots)
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a sequence can have a slot: any snapshot can be given up for it, and the one that it needs moved."""
+        return bool(self._free or self._snapshots)
+
+    def is_coming(self, seq: Sequence, start: int, limit: int, salt: Salt) -> bool:
+        """Whether a scheduled step captures a state that the sequence could continue from, after more tokens than
+        `start` and at most `limit`.
+        """
+        return any(
+            start < position <= limit and seq.token_ids[:position] == held.seq.token_ids[:position]
+            for held in self._capturing.values()
+            if held.salt == salt
+            for position, _ in held.due
+        )
+
+    def begin(self, seq: Sequence, start: Node, matched: int, *, keeps: bool) -> None:
+        """Gives the sequence a slot with the state at a node, or an empty one at a root. `matched` is how many of its
+        tokens have pages in the tree. With `keeps`, snapshots are taken of it.
+        """
+        position = start.depth * self._page_size
+        slot = self._take(sparing=start.state)
+        if slot is None:
+            # The only snapshot left is the one that it needs.
+            slot = self._detach(start)
+        elif position:
+            self._note_hit(start)
+            self._copies.append((start.state, slot))
+        seq.state = slot
+        held = _Held(seq, start.salt, num_lost=matched - position)
+        if keeps and seq.request.task is not Task.EMBED:
+            held.planned = self._plan(seq, position, matched)
+            held.rolled = max(seq.num_prompt, position)
+        self._held[seq.id] = held
+
+    def fork(self, parent: Sequence, child: Sequence) -> None:
+        """Gives the child a slot and the parent's state."""
+        slot, origin = self._take(), self._held[parent.id]
+        assert slot is not None, "the caller asks whether there is room"
+        self._copies.append((parent.state, slot))
+        child.state = slot
+        rolled = child.num_prompt if origin.rolled < math.inf else math.inf
+        self._held[child.id] = _Held(child, origin.salt, rolled=rolled)
+
+    def end(self, seq: Sequence) -> None:
+        """Takes back the sequence's slot, and those of captures that have found no node."""
+        held = self._held.pop(seq.id)
+        self._capturing.pop(seq.id, None)
+        if self._copies:
+            self._copies = [copy for copy in self._copies if copy[1] != seq.state]
+        self._free += [seq.state, *(slot for _, slot in held.due)]
+        seq.state = NOWHERE
+
+    def num_lost(self, seq: Sequence) -> int:
+        return self._held[seq.id].num_lost
+
+    def capture(self, seq: Sequence, start: int, end: int) -> tuple[tuple[int, int], ...]:
+        """`Chunk.captures` of a chunk that computes these tokens. What finds no slot is left out."""
+        held = self._held[seq.id]
+        last = end - end % self._grid
+        if not (held.planned and held.planned[0] <= end) and last - held.rolled < self._spacing.output:
+            return ()
+        due: list[tuple[int, int]] = []
+        while held.planned and held.planned[0] <= end:
+            position = held.planned.pop(0)
+            if (slot := self._take()) is not None:
+                due.append((position, slot))
+        if last > start and last - held.rolled >= self._spacing.output:
+            held.rolled = last
+            if not (due and due[-1][0] == last) and (slot := self._give_up_rolling(held)) is not None:
+                due.append((last, slot))
+        held.due += due
+        if due:
+            self._capturing[seq.id] = held
+        return tuple((position - start, slot) for position, slot in due)
+
+    def note_page(self, seq: Sequence, node: Node) -> None:
+        """The sequence's next full page is in the tree: gives the node the state that was captured there, if any."""
+        held = self._held[seq.id]
+        if not held.due or held.due[0][0] != node.depth * self._page_size:
+            return
+        position, slot = held.due.pop(0)
+        if not held.due:
+            del self._capturing[seq.id]
+        if node.state != NOWHERE:
+            # Another sequence has computed the same tokens meanwhile.
+            self._free.append(slot)
+            return
+        gap = position - deepest(node).depth * self._page_size
+        node.state = slot
+        self._snapshots[slot] = _Snapshot(node, gap, self._age + gap)
+        if position == held.rolled:
+            held.rolling = node
+
+    def lose(self, node: Node) -> None:
+        """The tree is about to lose the node's page, without which its state is worth nothing."""
+        self._free.append(self._detach(node))
+
+    def forget_all(self) -> None:
+        """Forgets every snapshot."""
+        for snapshot in list(self._snapshots.values()):
+            self.lose(snapshot.node)
+
+    def abandon(self) -> None:
+        """After a failed step: forgets the pending copies and every snapshot."""
+        self._copies = []
+        self.forget_all()
+
+    def take_copies(self) -> tuple[tuple[int, int], ...]:
+        """State copies asked for since the last call; they must run before the next step computes anything."""
+        copies, self._copies = tuple(self._copies), []
+        return copies
+
+    def check_integrity(self, live: list[Sequence]) -> None:
+        """Asserts that every slot is free, a snapshot, a live sequence's or due, and only one of these."""
+        assert set(self._held) == {seq.id for seq in live}, "a sequence left without releasing its state"
+        running = [seq.state for seq in live]
+        due = [slot for held in self._held.values() for _, slot in held.due]
+        slots = [*self._free, *self._snapshots, *running, *due]
+        assert sorted(slots) == list(range(self.num_states)), "state slots were lost or are owned twice"
+        assert {id for id, held in self._held.items() if held.due} == set(self._capturing)
+        nodes = {node.state: node for node in self._tree.nodes() if node.state != NOWHERE}
+        assert nodes == {slot: each.node for slot, each in self._snapshots.items()}, "a snapshot is not in the tree"
+        assert all(node.is_resident and not node.is_arriving for node in nodes.values()), "a snapshot without its page"
+        assert {target for _, target in self._copies} <= set(running), "a state is copied to nobody's slot"
+
+    def _plan(self, seq: Sequence, start: int, matched: int) -> list[int]:
+        """Positions behind `start` that are worth a snapshot: where the prompt parts from others, the ends of messages,
+        and so many tokens apart. Without ends of messages, the last page and the one before, for the last often holds
+        what a template adds to the last message only.
+        """
+        length = seq.num_prompt
+        ends = seq.request.anchors[-_MOST_ANCHORS:] or (length, length - self._grid)
+        wanted = (matched, *ends, *range(self._spacing.prompt, length + 1, self._spacing.prompt))
+        return sorted({at - at % self._grid for at in wanted if start + self._grid <= at - at % self._grid})
+
+    def _give_up_rolling(self, held: _Held) -> int | None:
+        """A slot for the output's next snapshot: that of its last one, unless others have come to use it."""
+        node, held.rolling = held.rolling, None
+        if node is not None and node.state != NOWHERE and not self._snapshots[node.state].hits:
+            return self._detach(node)
+        return self._take()
+
+    def _take(self, *, sparing: int = NOWHERE) -> int | None:
+        """A free slot, or that of the snapshot worth least, other than the one to spare; None if there is neither."""
+        if self._free:
+            return self._free.pop()
+        spared = (each for slot, each in self._snapshots.items() if slot != sparing)
+        victim = min(spared, key=lambda each: each.worth, default=None)
+        if victim is None:
+            return None
+        self._age = victim.worth
+        return self._detach(victim.node)
+
+    def _detach(self, node: Node) -> int:
+        slot, node.state = node.state, NOWHERE
+        del self._snapshots[slot]
+        self._tree.note_stateless(node)
+        return slot
+
+    def _note_hit(self, node: Node) -> None:
+        snapshot = self._snapshots[node.state]
+        snapshot.hits = min(snapshot.hits + 1, _MOST_HITS)
+        snapshot.worth = self._age + snapshot.gap * (1 + snapshot.hits)
+
+
+def deepest(node: Node) -> Node:
+    """The last node on the path that carries a state; the root if none does."""
+    while node.state == NOWHERE and node.parent is not None:
+        node = node.parent
+    return node
