@@ -55,7 +55,7 @@ void Plan::quantize_slots(const Step& step, int thread) {
   for (int active = 0; active < routing_.num_active(); ++active) {
     const int first = routing_.begin(active), end = routing_.end(active);
     for (int slot = std::max(first, mine.begin); slot < std::min(end, mine.end); ++slot)
-      quantize(step, slot_row(step, slot), slot - first, end - first, own_[thread], codes_.data() + first * row_bytes);
+      quantize(step, slot_row(step, slot), slot - first, end - first, own_[thread], codes_.get() + first * row_bytes);
   }
   pool_.meet();
 }
@@ -83,11 +83,11 @@ void Plan::multiply_slots(const Step& step, int rows, int thread, std::atomic<in
     const float* bias = step.bias ? step.bias + static_cast<long>(expert) * matrix.rows : nullptr;
     auto multiply = [&](const void* x, int first, int count) {
       kernels_.linear(matrix, x, step.cols, count, begin, end, static_cast<After>(step.after), bias,
-                      row(step.out, first) + step.out_at, stride, own.scratch.data());
+                      row(step.out, first) + step.out_at, stride, own.scratch.get());
     };
     const int first = routing_.begin(active), last = routing_.end(active);
     if (codes) {
-      multiply(single ? own.codes.data() : codes_.data() + first * row_bytes, first, last - first);
+      multiply(single ? own.codes.data() : codes_.get() + first * row_bytes, first, last - first);
       return;
     }
     for (int at = first; at < last; at += kTile) {

@@ -8,6 +8,9 @@ extern const Kernels kPlainKernels;
 #if defined(OSTRO_ARM)
 extern const Kernels kNeonKernels;
 #elif defined(OSTRO_X86)
+#if defined(OSTRO_AMX)
+extern const Kernels kAmxKernels;
+#endif
 extern const Kernels kAvx512Kernels;
 extern const Kernels kAvx2Kernels;
 #endif
@@ -18,6 +21,9 @@ const Kernels* const kAll[] = {
 #if defined(OSTRO_ARM)
     &kNeonKernels,
 #elif defined(OSTRO_X86)
+#if defined(OSTRO_AMX)
+    &kAmxKernels,
+#endif
     &kAvx512Kernels,
     &kAvx2Kernels,
 #endif

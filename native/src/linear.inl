@@ -5,17 +5,10 @@
 #pragma once
 
 #include <algorithm>
-#include <bit>
-#include <cmath>
 #include <iterator>
-#include <limits>
-#include <numeric>
 #include <type_traits>
-#include <utility>
 
-#include "format.h"
-#include "kernels.h"
-#include "broadcast.inl"
+#include "panels.inl"
 
 namespace OSTRO_ISA {
 
@@ -28,147 +21,12 @@ OSTRO_INLINE void fetch(const void* from) {
 #endif
 }
 
-// Integer sums start at the bit pattern of 1.5 * 2^23, so that reinterpreted as a float they are 1.5 * 2^23 + sum. No
-// sum of a group (32 * 127 * 128) leaves the range in which that is exact. When it is multiplied by a scale, the same
-// fused multiply-add subtracts the 1.5 * 2^23; with scales of 22 bits, that is exact as well.
-constexpr int32_t kFloatBits = 0x4B400000;
-constexpr uint32_t kScaleBits = ~3u;
-
 // From this many rows on, panels of narrow codes are unpacked first, once for all rows; earlier those that take longer.
 template <Form form>
 constexpr int many_rows = form.high_bits() || form.codes == kFloat4 ? std::min(4 * kTileRows, 24) : 24;
 // Size of the block of rows that panels are multiplied with at a time.
 constexpr long kBlockBytes = 32 << 10;
 constexpr int kLeastBlock = 16;
-
-// One group of a tile of rows, as written by `quantize`.
-template <int rows>
-struct Group {
-  Broadcast base[rows];  // -kFloatBase times the scale
-  int8_t codes[rows][kGroup];
-  float scale[rows];
-  float total[rows];   // of the group's activations after rounding, including its outlier
-  int32_t sum[rows];   // of their codes
-  int16_t half[rows];  // of the first half's codes
-};
-
-// An outlier would set a scale that rounds the rest of its group away. It stays a float, and its code is zero.
-struct Outlier {
-  int32_t column;
-  float value;
-};
-
-// Rounding noise grows with the square of a group's largest activation. An outlier is one whose removal reduces the
-// noise of its whole row by more than 1 / kMostOutliers; so a row has no more of them than that.
-constexpr int kMostOutliers = 10;
-
-// A tile's outliers, stored after its groups: each row's by column, and one at kNoColumn after the last.
-template <int rows>
-struct Outliers {
-  Outlier at[rows][kMostOutliers + 1];
-};
-constexpr int32_t kNoColumn = std::numeric_limits<int32_t>::max();
-
-constexpr long kGroupBytes = sizeof(Group<1>);
-constexpr long kOutlierBytes = (sizeof(Outliers<1>) + 15) / 16 * 16;
-constexpr long row_bytes(int cols) { return cols / kGroup * kGroupBytes + kOutlierBytes; }
-static_assert(sizeof(Group<kTileRows>) <= kTileRows * kGroupBytes);
-
-#if !defined(OSTRO_HAS_QUANTIZE)
-// The largest absolute value of kGroup activations.
-inline float group_peak(const float* from) {
-  Floats most = zeros();
-  for (int i = 0; i < kGroup; i += kPanel) most = max(most, abs(load(from + i)));
-  return largest(most);
-}
-
-// Quantizes them such that 127 stands for `peak`. Returns the sums of the codes.
-inline CodeSums quantize_group(const float* from, float peak, int8_t* codes) {
-  const float inverse = peak > 0.0f ? 127.0f / peak : 0.0f;
-  for (int i = 0; i < kGroup; i += kPanel) store_rounded(codes + i, load(from + i) * all(inverse));
-  const int32_t half = std::accumulate(codes, codes + kGroup / 2, 0);
-  return {half, std::accumulate(codes + kGroup / 2, codes + kGroup, half)};
-}
-#endif
-
-#if !defined(OSTRO_HAS_PEAKS)
-// Those of this many groups at a time.
-constexpr int kPeaks = 1;
-inline void group_peaks(const float* from, float* peaks) { *peaks = group_peak(from); }
-#endif
-
-// Removes a group's largest activation if it is an outlier in a row with this much noise; `peak` becomes the largest of
-// the others. Returns its index, or -1.
-inline int take_outlier(const float* from, float noise, float& peak) {
-  constexpr float parts = kMostOutliers;
-  if (!(peak * peak * parts > noise)) return -1;
-  int index = 0;
-  while (index < kGroup && std::fabs(from[index]) != peak) ++index;
-  if (index == kGroup) return -1;
-  float others[kGroup];
-  std::copy_n(from, kGroup, others);
-  others[index] = 0.0f;
-  const float next = group_peak(others);
-  if (!((peak * peak - next * next) * parts > noise)) return -1;
-  peak = next;
-  return index;
-}
-
-template <int rows>
-inline void quantize_in_tile(const float* x, int row, int cols, uint8_t* tile) {
-  auto* const groups = reinterpret_cast<Group<rows>*>(tile);
-  const int count = cols / kGroup;
-  Outlier* outliers = reinterpret_cast<Outliers<rows>*>(groups + count)->at[row];
-  float noise = 0.0f;
-  auto keep_peak = [&](int i, float peak) {
-    groups[i].scale[row] = peak;
-    noise += peak * peak;
-  };
-  int first = 0;
-  for (; first + kPeaks <= count; first += kPeaks) {
-    float peaks[kPeaks];
-    group_peaks(x + static_cast<long>(first) * kGroup, peaks);
-    for (int i = 0; i < kPeaks; ++i) keep_peak(first + i, peaks[i]);
-  }
-  for (; first < count; ++first) keep_peak(first, group_peak(x + static_cast<long>(first) * kGroup));
-  auto* group = groups;
-  for (int at = 0; at < cols; at += kGroup, ++group) {
-    float peak = group->scale[row];
-    const int outlier = take_outlier(x + at, noise, peak);
-    CodeSums sums = quantize_group(x + at, peak, group->codes[row]);
-    float apart = 0.0f;
-    if (outlier >= 0) {
-      apart = x[at + outlier];
-      *outliers++ = {at + outlier, apart};
-      const int32_t code = std::exchange(group->codes[row][outlier], int8_t{0});
-      sums.all -= code;
-      if (outlier < kGroup / 2) sums.half -= code;
-    }
-    const float scale = std::bit_cast<float>(std::bit_cast<uint32_t>(peak * (1.0f / 127.0f)) & kScaleBits);
-    group->base[row] = broadcast(-kFloatBase * scale);
-    group->scale[row] = scale;
-    group->sum[row] = sums.all;
-    group->half[row] = static_cast<int16_t>(sums.half);
-    group->total[row] = scale * static_cast<float>(sums.all) + apart;
-  }
-  *outliers = {kNoColumn, 0.0f};
-}
-
-// Calls body(rows of the tile, first row) for tiles of kTileRows, then repeatedly for half as many, down to one.
-template <int size = kTileRows, typename Body>
-inline void each_tile(int rows, Body body, int row = 0) {
-  for (; row + size <= rows; row += size) body(std::integral_constant<int, size>{}, row);
-  if constexpr (size > 1)
-    if (row < rows) each_tile<size / 2>(rows, body, row);
-}
-
-// Calls body(rows of the tile, its first row) for the one of these tiles that a row is in.
-template <int size = kTileRows, typename Body>
-inline void in_tile(int row, int rows, Body body, int begin = 0) {
-  const int end = begin + (rows - begin) / size * size;
-  if (row < end) body(std::integral_constant<int, size>{}, row - (row - begin) % size);
-  else if constexpr (size > 1) in_tile<size / 2>(row, rows, body, end);
-}
 
 // Calls body.operator()<panels>(first panel) for kTilePanels panels at a time, then for single ones: numbers of
 // panels are multiples of kTilePanels nearly always, and each size of tiles takes time to compile.
@@ -183,141 +41,6 @@ static void quantize(const float* x, int row, int rows, int cols, uint8_t* to) {
   in_tile(row, rows,
           [&](auto tile, int first) { quantize_in_tile<tile>(x, row - first, cols, to + first * row_bytes(cols)); });
 }
-
-template <int panels, int rows>
-struct Sums {
-  Floats at[panels][rows];
-};
-
-// During summation, sums are in a local array that nothing points to, so they stay in registers.
-template <int panels, int rows>
-OSTRO_INLINE void keep_sums(const Floats (&sums)[panels][rows], Floats (*to)[rows]) {
-  for (int panel = 0; panel < panels; ++panel)
-    for (int row = 0; row < rows; ++row) to[panel][row] = sums[panel][row];
-}
-
-// Post-processes and stores a tile's sums.
-template <int panels, int rows>
-inline void finish(const Sums<panels, rows>& sums, float factor, After after, const float* bias, int panel, float* out,
-                   long stride) {
-  for (int row = 0; row < rows; ++row) {
-    Floats value[panels];
-    for (int i = 0; i < panels; ++i) {
-      value[i] = sums.at[i][row] * factor;
-      if (bias) value[i] = value[i] + load(bias + (panel + i) * kPanel);
-    }
-    float* to = out + row * stride;
-    if (has_gates(after)) {
-      // A single panel of gates is stored where the result will be, for the panel of ups, which comes next.
-      if constexpr (panels == 1) {
-        float* at = to + panel / 2 * kPanel;
-        store(at, panel % 2 ? gated(after, load(at), value[0]) : value[0]);
-      }
-      for (int i = 0; i + 1 < panels; i += 2)
-        store(to + (panel + i) / 2 * kPanel, gated(after, value[i], value[i + 1]));
-      continue;
-    }
-    for (int i = 0; i < panels; ++i) {
-      float* at = to + (panel + i) * kPanel;
-      store(at, after == After::kAdd ? load(at) + value[i] : value[i]);
-    }
-  }
-}
-
-template <Form form>
-constexpr int code_bytes = form.code_bytes(1) * kPanel;
-// Bytes of a group's scales, or of its minima; on average, if blocks have some of their own.
-template <Form form>
-constexpr int number_bytes = form.number_bytes(kBlock) * kPanel / kBlock;
-
-// Codes, scales and minima of consecutive panels of equal length.
-struct Place {
-  const uint8_t* codes;
-  const uint8_t* scales;
-  const uint8_t* minima;
-
-  // The panel that begins this many groups later.
-  template <Form form>
-  Place after(int groups) const {
-    const long count = groups;
-    return {codes + count * code_bytes<form>, scales + count * number_bytes<form>, minima + count * number_bytes<form>};
-  }
-};
-
-// Bytes of one scale or minimum per row of a panel; and of the halves before them that those of a block are multiplied
-// with.
-template <Form form>
-constexpr int number_step = kPanel * (form.scales == kHalfScales    ? 2
-                                      : form.scales == kFloatScales ? 4
-                                                                    : 1);
-template <Form form>
-constexpr int halves_step = form.scales == kBlockScales ? kPanel * 2 : 0;
-template <Form form>
-constexpr int block_groups = form.scales == kBlockScales ? kBlock : 1;
-
-template <Form form>
-OSTRO_INLINE Floats load_halves(const uint8_t* from) {
-  return form.scales == kBlockScales ? load(reinterpret_cast<const Half*>(from)) : zeros();
-}
-
-template <Form form>
-OSTRO_INLINE Floats load_numbers(const uint8_t* from, Floats halves) {
-  if constexpr (form.scales == kHalfScales) return load(reinterpret_cast<const Half*>(from));
-  else if constexpr (form.scales == kFloatScales) return load(reinterpret_cast<const float*>(from));
-  else if constexpr (form.scales == kPowerScales) return load_powers(from);
-  else return halves * load(reinterpret_cast<const int8_t*>(from));
-}
-
-// By index, in a panel's scales or minima.
-template <Form form>
-inline Floats numbers_at(const uint8_t* from, int index) {
-  constexpr int each = block_groups<form> * form.per_group();
-  from += static_cast<long>(index / each) * (halves_step<form> + each * number_step<form>);
-  return load_numbers<form>(from + halves_step<form> + index % each * number_step<form>, load_halves<form>(from));
-}
-
-// Narrow codes unpacked to bytes, with float scales. Signed ones get the same bias, whatever it was, so that they share
-// kernels; codes with minima are unsigned, and need none.
-constexpr int kSpreadBias = 32;
-constexpr Form unpacked(Form form) {
-  const bool has_bias = !form.has_minima && (form.codes != kInt4 || kInt4Bias);
-  const Codes codes = !has_bias ? kSpread : form.per_group() == 2 ? kSpreadHalves : kSpreadBiased;
-  return {codes, kFloatScales, form.has_minima};
-}
-
-// What is added to codes for dot products.
-template <Form form>
-constexpr int code_bias = form.has_minima               ? 0
-                          : form.codes == kSpreadBiased ? kSpreadBias
-                          : form.codes == kSpreadHalves ? kSpreadBias
-                          : form.codes == kInt6Halves   ? 32
-                          : form.codes == kInt5         ? 16
-                          : form.codes == kFloat4       ? kFloatBias
-                          : form.codes == kInt4         ? kInt4Bias
-                          : form.codes == kInt8         ? kInt8Bias
-                                                        : 0;
-
-// A step's codes in the form that dot products take.
-template <Form form, int half, int step>
-OSTRO_INLINE Bytes step_codes(const uint8_t* codes) {
-  if constexpr (!form.is_narrow()) {
-    const Bytes eight = bytes(codes + (4 * half + step) * kPanel * 4);
-    return form.codes == kInt8 ? signed_codes(eight) : eight;
-  } else {
-    const Bytes both = bytes(codes + step * kPanel * 4);
-    if constexpr (form.codes == kInt4) return half ? high_signed(both) : low_signed(both);
-    const Bytes low = half ? high_unsigned(both) : low_unsigned(both);
-    if constexpr (form.codes == kFloat4) return looked_up(low);
-    const uint8_t* planes = codes + 4 * kPanel * 4;
-    if constexpr (form.high_bits() == 1) return with_bits<4 * half + step, 1>(low, bytes(planes));
-    if constexpr (form.high_bits() == 2) return with_bits<2 * step, 2>(low, bytes(planes + half * kPanel * 4));
-    return low;
-  }
-}
-
-// What sums have to be multiplied with.
-template <Form form>
-constexpr float code_factor = form.codes == kInt4 ? 1.0f / kInt4Factor : 1.0f;
 
 template <Form form, int half, int panels, int rows>
 OSTRO_INLINE void half_sums(Ints (&sums)[panels][rows], const Group<rows>& group, const uint8_t* codes,
@@ -522,24 +245,6 @@ struct Product {
   }
 };
 
-// Unpacks the weights of some groups into the scratch: codes, scales, minima.
-template <Form form>
-static Place unpack(const Place& from, int groups, uint8_t* scratch) {
-  constexpr int bias = code_bias<unpacked(form)> - code_bias<form>;
-  const uint8_t* codes = from.codes;
-  uint8_t* to = scratch;
-  for (int group = 0; group < groups; ++group, codes += code_bytes<form>, to += 8 * kPanel * 4)
-    each_lane<8>([&]<int step>() OSTRO_BODY {
-      const Bytes eight = step_codes<form, step / 4, step % 4>(codes);
-      store(to + step * kPanel * 4, bias ? plus<bias>(eight) : eight);
-    });
-  auto* scales = reinterpret_cast<float*>(to);
-  float* minima = scales + groups * form.per_group() * kPanel;
-  for (int i = 0; i < groups * form.per_group(); ++i) store(scales + i * kPanel, numbers_at<form>(from.scales, i));
-  for (int i = 0; form.has_minima && i < groups; ++i) store(minima + i * kPanel, numbers_at<form>(from.minima, i));
-  return {scratch, to, reinterpret_cast<const uint8_t*>(minima)};
-}
-
 // A matmul, panel by panel, and within these tile by tile.
 template <Form form>
 void multiply(const Matrix& matrix, const Product& product, int begin, int end, uint8_t* scratch) {
@@ -550,7 +255,9 @@ void multiply(const Matrix& matrix, const Product& product, int begin, int end, 
     const Place from = all.after<form>(panel * product.groups);
     if constexpr (form.is_narrow())
       if (product.rows >= many_rows<form>) {
-        product.columns<unpacked(form)>(unpack<form>(from, count * product.groups, scratch), panel, count);
+        constexpr Form spread = unpacked(form);
+        const Place place = unpack<form, code_bias<spread>>(from, count * product.groups, scratch);
+        product.columns<spread>(place, panel, count);
         continue;
       }
     product.columns<form>(from, panel, count);

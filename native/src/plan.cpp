@@ -27,10 +27,11 @@ bool same_input(const Step& step, const Step* before) {
 
 bool adds(const Step& step) { return static_cast<After>(step.after) == After::kAdd; }
 
-// Rows of so many floats that are multiplied with panels at a time: their size is a part of a core's L2 cache.
-int float_block(int cols) {
+// Rows of so many floats that are multiplied with panels at a time, in multiples of a tile: their size is a part of a
+// core's L2 cache.
+int float_block(int cols, int tile) {
   constexpr long kBytes = 192 << 10;
-  return static_cast<int>(std::max<long>(kTile, kBytes / (cols * sizeof(float)) / kTile * kTile));
+  return static_cast<int>(std::max<long>(tile, kBytes / (cols * sizeof(float)) / tile * tile));
 }
 
 double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
@@ -104,14 +105,14 @@ Plan::Plan(const Kernels& kernels, const Shape& shape, const std::vector<BufferS
     if (step.norm && !reads_codes(step)) normed_cols = std::max(normed_cols, step.cols);
   }
   const size_t row_codes = coded_cols ? static_cast<size_t>(kernels.row_bytes(coded_cols)) : 0;
-  codes_.resize(std::max(rows * row_codes, slot_codes));
+  codes_ = zeros<uint8_t>(std::max(rows * row_codes, slot_codes));
   if (has_texts) text_starts_.resize(static_cast<size_t>(shape.max_rows) + 1);
   normed_.resize(static_cast<size_t>(rows) * normed_cols);
   for (Own& own : own_) {
     own.codes.resize(kFewRows * row_codes);
     own.normed.resize(static_cast<size_t>(kTile) * most_cols);
     own.inner.resize(static_cast<size_t>(kTile) * most_rank);
-    own.scratch.resize(scratch_bytes(kernels.panel, most_cols));
+    own.scratch = zeros<uint8_t>(scratch_bytes(kernels.panel, most_cols));
     if (has_texts) own.text = zeros<float>(TextHead::floats(shape.head_dim, shape.max_rows, kernels.panel));
   }
   if (shape.num_pages) pages_ = zeros<uint8_t>(static_cast<size_t>(page_bytes()) * shape.num_pages);
@@ -249,7 +250,7 @@ Plan::Input Plan::prepare(const Step& step, int rows, int thread) {
   const int unit = reads_codes(step) ? kernels_.tile : 1;
   const Share mine = few ? Share(rows, 0, 1) : Share(rows, thread, pool_.size(), unit);
   if (reads_codes(step)) {
-    uint8_t* codes = few ? own.codes.data() : codes_.data();
+    uint8_t* codes = few ? own.codes.data() : codes_.get();
     for (int i = mine.begin; i < mine.end; ++i) quantize(step, row(step.in, i) + step.in_at, i, rows, own, codes);
     if (!few) pool_.meet();
     return {codes, 0};
@@ -288,14 +289,14 @@ void Plan::linear(const Step& step, const Input& input, int rows, const Step* ac
   // Rows of floats are taken in blocks that stay in the cache from panel to panel, and so are those that an activation
   // follows. Codes have blocks of their own.
   const bool coded = reads_codes(step);
-  const int block = coded && !activation ? rows : float_block(step.cols);
+  const int block = coded && !activation ? rows : float_block(step.cols, coded ? kCodeTile : kTile);
   const long row_bytes = coded ? kernels_.row_bytes(step.cols) : input.stride * static_cast<long>(sizeof(float));
   take(taken, panels, piece_size(panels, pool_.size(), kPanels), [&](int begin, int end) {
     for (int at = 0; at < rows; at += block) {
       const int count = std::min(block, rows - at);
       kernels_.linear(*step.matrix, static_cast<const uint8_t*>(input.x) + at * row_bytes, input.stride, count, begin,
                       end, static_cast<After>(step.after), step.bias, row(step.out, at) + step.out_at,
-                      buffers_[step.out].shape.cols, own.scratch.data());
+                      buffers_[step.out].shape.cols, own.scratch.get());
       if (!activation) continue;
       for (int i = at; i < at + count; ++i)
         kernels_.apply(row(step.out, i) + begin * kernels_.panel, (end - begin) * kernels_.panel,

@@ -158,7 +158,7 @@ class Plan {
     std::vector<uint8_t> codes;    // of rows so few that each thread quantizes them itself
     std::vector<float> normed;     // a tile of rows, or those few
     std::vector<float> inner;      // a tile of rows times an adapter's A
-    std::vector<uint8_t> scratch;  // for matmuls
+    Memory<uint8_t> scratch;       // for matmuls
     Memory<float> text;            // a TextHead
     DrawScratch draws;
   };
@@ -209,7 +209,7 @@ class Plan {
   const std::vector<Step> steps_;
   std::vector<Buffer> buffers_;
   Memory<uint8_t> pages_;
-  std::vector<uint8_t> codes_;
+  Memory<uint8_t> codes_;
   std::vector<float> normed_;
   std::vector<Own> own_;
   std::vector<Taken> taken_;

@@ -324,7 +324,7 @@ Values run(const Packed& packed, const float* x, int rows) {
              matrix.rows);
 }
 
-constexpr int kMostRows = 26;  // more than it takes for panels of narrow codes to be unpacked first
+constexpr int kMostRows = 35;  // more than it takes for panels of narrow codes to be unpacked first, and two of AMX's tiles
 
 void check_products(const Kind& kind) {
   const int panel = table->panel, cols = kind.is_float() ? 75 : kind.columns(160);
@@ -335,7 +335,7 @@ void check_products(const Kind& kind) {
     for (int i = 0; i < 7 * panel; ++i) want.push_back(product(meaning, i, &x[long(row) * cols]));
   for (int panels : {1, 2, 3, 5, 7}) {
     const Packed packed(meaning, panel, panels * panel);
-    for (int rows : {1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 13, 23, 24, kMostRows}) {
+    for (int rows : {1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 13, 16, 23, 24, kMostRows}) {
       const Values out = run(packed, x.data(), rows);
       remember(out);
       for (int row = 0; row < rows; ++row)
@@ -389,8 +389,26 @@ void check_blocks(const Kind& kind) {
   }
 }
 
+// Every number of tiles, with and without rows beside them.
+void check_many_rows(const Kind& kind) {
+  const int panel = table->panel, cols = kind.columns(96), out_rows = 3 * panel, most = 200;
+  const Meaning meaning(kind, out_rows, cols);
+  const Packed packed(meaning, panel, out_rows);
+  const Values x = activations(most, cols);
+  Values alone;
+  for (int row = 0; row < most; ++row) {
+    const Values one = run(packed, &x[long(row) * cols], 1);
+    alone.insert(alone.end(), one.begin(), one.end());
+  }
+  remember(alone);
+  for (int rows : {15, 17, 31, 32, 47, 64, 113, most}) {
+    const Values all = run(packed, x.data(), rows);
+    expect(same_bits(all.data(), alone.data(), long(rows) * out_rows), "many rows with " + kind.name);
+  }
+}
+
 void check_after(const Kind& kind) {
-  const int panel = table->panel, cols = kind.columns(64), panels = 6, out_rows = panels * panel, rows = 5;
+  const int panel = table->panel, cols = kind.columns(64), panels = 6, out_rows = panels * panel, rows = 21;
   const long stride = out_rows + 3;
   const Meaning meaning(kind, out_rows, cols);
   const Packed packed(meaning, panel, out_rows);
@@ -477,7 +495,7 @@ void check_extremes(const Kind& kind) {
 
 // Rows with nothing in them, with what no number is, with the smallest and the largest numbers.
 void check_odd_rows(const Kind& kind) {
-  const int panel = table->panel, cols = kind.columns(64), out_rows = 3 * panel, rows = 6;
+  const int panel = table->panel, cols = kind.columns(64), out_rows = 3 * panel, rows = 18;
   const Meaning meaning(kind, out_rows, cols);
   const Packed packed(meaning, panel, out_rows);
   Values x = numbers(long(rows) * cols, -1, 1);
@@ -785,6 +803,7 @@ Values check(const Kernels* kernels) {
     check_products(kind);
     check_rows_are_alone(kind);
     check_blocks(kind);
+    check_many_rows(kind);
     check_after(kind);
     check_odd_rows(kind);
     if (!kind.is_float()) check_extremes(kind);
@@ -818,8 +837,9 @@ int main(int count, char** names) {
   const std::vector<const Kernels*> twins = {find_kernels("plain"), &kPlain8Kernels, &kPlain16Kernels};
   std::vector<Values> expected(twins.size());
   if (count == 1) std::transform(twins.begin(), twins.end(), expected.begin(), check);
-  for (int i = 0; i < kernels_count(); ++i) {
-    const Kernels* kernels = kernels_begin()[i];
+  std::vector<const Kernels*> tables(kernels_begin(), kernels_begin() + kernels_count());
+  tables.push_back(&kTiles16Kernels);
+  for (const Kernels* kernels : tables) {
     const bool named =
         std::any_of(names + 1, names + count, [&](const char* name) { return !std::strcmp(name, kernels->name); });
     if (count > 1 && !named) continue;

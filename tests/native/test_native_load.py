@@ -21,7 +21,7 @@ from ostro.engine.core import EngineCore
 from ostro.engine.request import Request
 from ostro.engine.runner import NOT_FINITE
 from ostro.errors import BadCheckpoint, BadRequest, Unsupported
-from ostro.kernels.cpu.library import Cells
+from ostro.kernels.cpu.library import Cells, instruction_sets
 from ostro.sampling_params import SamplingParams
 
 pytestmark = needs_library
@@ -141,6 +141,21 @@ def test_a_library_of_another_version_is_not_used(
     monkeypatch.setenv("OSTRO_NATIVE_LIBRARY", str(tmp_path / "broken.so"))
     assert isinstance(load(write(tmp_path / "model")), TorchRunner)
     assert "The native core cannot be loaded" in caplog.text
+
+
+def test_better_instruction_sets_can_be_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    *_, last = instruction_sets()
+    monkeypatch.setenv("OSTRO_NATIVE_ISA", last)
+    assert instruction_sets() == [last]
+    runner = load(write(tmp_path / "model"))
+    assert isinstance(runner, NativeRunner)
+    assert runner.isa == last
+
+
+def test_an_instruction_set_that_is_not_here_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OSTRO_NATIVE_ISA", "abacus")
+    with pytest.raises(Unsupported, match=r"OSTRO_NATIVE_ISA=abacus: this machine and library have .*plain"):
+        instruction_sets()
 
 
 @pytest.mark.parametrize("name", ["float32", "float16", "int8"])

@@ -10,6 +10,7 @@ from importlib import metadata
 from pathlib import Path
 
 from ostro.cli.parser import describe
+from ostro.errors import Unsupported
 from ostro.kernels.cpu.huge_pages import setting
 from ostro.system.machine import (
     cpu_limit,
@@ -64,7 +65,10 @@ def _sections() -> dict[str, Mapping[str, str]]:
 def _native_core() -> str:
     from ostro.kernels.cpu.library import instruction_sets, why_missing
 
-    return why_missing() or ", ".join(instruction_sets())
+    try:
+        return why_missing() or ", ".join(instruction_sets())
+    except Unsupported as error:
+        return str(error)
 
 
 def _system() -> dict[str, str]:

@@ -229,11 +229,19 @@ def is_built() -> bool:
 
 
 def instruction_sets() -> list[str]:
-    """The instruction sets supported by both the library and this CPU, best first."""
+    """The instruction sets supported by both the library and this CPU, best first.
+
+    Those better than OSTRO_NATIVE_ISA, if that is set, are left out.
+    """
     found: list[str] = []
     while (name := library().ostro_isa(len(found))) is not None:
         found.append(name.decode())
-    return found
+    most = os.environ.get("OSTRO_NATIVE_ISA")
+    if not most:
+        return found
+    if most not in found:
+        raise Unsupported(f"OSTRO_NATIVE_ISA={most}: this machine and library have {', '.join(found)}")
+    return found[found.index(most) :]
 
 
 def panel_of(isa: str) -> int:

@@ -38,7 +38,7 @@ NOT_SETTINGS = frozenset(
         *(CONFIG_VARIABLE, *CACHE_VARIABLES),
         *("OSTRO_COMPARE_KEY_A", "OSTRO_COMPARE_KEY_B"),
         # The native core and its build; tests of engines that fail.
-        *("OSTRO_NATIVE_LIBRARY", "OSTRO_NATIVE_REQUIRED", "OSTRO_FAULTS"),
+        *("OSTRO_NATIVE_LIBRARY", "OSTRO_NATIVE_REQUIRED", "OSTRO_NATIVE_ISA", "OSTRO_FAULTS"),
         # compose.yaml, whose .env may be passed to the container as a whole, and scripts/run_server.sh.
         *("OSTRO_MODELS_DIR", "OSTRO_PUBLISHED_PORT", "OSTRO_VENV"),
         # Benchmarks and tests, which start servers.
