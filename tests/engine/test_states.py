@@ -136,6 +136,24 @@ def test_ends_of_messages_are_hit_though_the_next_turn_renders_the_end_otherwise
     assert cached(driver, (*PROMPT[:21], *range(500, 540)), id=3) == 20
 
 
+def test_each_turn_of_a_chat_finds_the_last_though_its_template_strips_thinking() -> None:
+    """Eight turns; 900 ends a message, 901 begins an answer and 902 its thinking, which the next prompt is without."""
+    driver = Driver(page_size=16, num_pages=400, num_states=12, steps_ahead=1)
+    history = [*PROMPT[:150], 900]
+    for turn in range(8):
+        question = [*PROMPT[200 + 40 * turn : 240 + 40 * turn], 900]
+        prompt = [*history, *question, 901, 902]
+        request = make_request(turn, prompt, max_tokens=60, eos_ids=(900,))
+        before = driver.engine.scheduler.counters.cache_hits
+        driver.run(request)
+        driver.check_outcomes(request)
+        computed = len(prompt) - (driver.engine.scheduler.counters.cache_hits - before)
+        answer = [901, *PROMPT[700 + turn : 730 + turn], 900]
+        # The last turn's answer, as history has it, and this turn's question.
+        assert not turn or computed <= len(answer) + len(question) + 2 + 16
+        history += [*question, *answer]
+
+
 def test_no_more_than_the_last_four_ends_of_messages_count() -> None:
     driver = Driver(num_states=8, spacing=NONE_BETWEEN)
     driver.run(make_request(1, PROMPT[:60], anchors=range(4, 60, 8)))

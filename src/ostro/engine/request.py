@@ -53,7 +53,7 @@ class Request:
     ignores it."""
     anchors: tuple[int, ...] = ()
     """Where messages end in the prompt: a later prompt probably has the same tokens up to one of these. Models with
-    recurrent states keep snapshots there, of the last four at most."""
+    recurrent states keep snapshots there, of the last four at most. Empty: behind each of `eos_ids` in the prompt."""
     second_at: int = 0
     """Where the second text of a pair begins, for encoders that tell the two apart; 0 if there is none."""
     puzzle: int = 0

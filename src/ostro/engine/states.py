@@ -18,9 +18,10 @@ node at its position is not in the tree yet.
 
 import math
 from dataclasses import dataclass, field
+from itertools import islice
 
 from ostro.engine.radix import NOWHERE, Node, RadixCache, Salt
-from ostro.engine.request import Task
+from ostro.engine.request import Request, Task
 from ostro.engine.sequence import Sequence
 
 # Ends of messages that are worth a snapshot each, counted from the last.
@@ -224,10 +225,10 @@ class States:
         and so many tokens apart. Without ends of messages, the last page and the one before, for the last often holds
         what a template adds to the last message only.
         """
-        length = seq.num_prompt
-        ends = seq.request.anchors[-_MOST_ANCHORS:] or (length, length - self._grid)
+        length, first = seq.num_prompt, start + self._grid
+        ends = [at for at in _ends_of_messages(seq.request, first) if at >= first] or [length, length - self._grid]
         wanted = (matched, *ends, *range(self._spacing.prompt, length + 1, self._spacing.prompt))
-        return sorted({at - at % self._grid for at in wanted if start + self._grid <= at - at % self._grid})
+        return sorted({at - at % self._grid for at in wanted if at >= first})
 
     def _give_up_rolling(self, held: _Held) -> int | None:
         """A slot for the output's next snapshot: that of its last one, unless others have come to use it."""
@@ -257,6 +258,18 @@ class States:
         snapshot = self._snapshots[node.state]
         snapshot.hits = min(snapshot.hits + 1, _MOST_HITS)
         snapshot.worth = self._age + snapshot.gap * (1 + snapshot.hits)
+
+
+def _ends_of_messages(request: Request, first: int) -> tuple[int, ...]:
+    """The last ends of messages in the prompt, at `first` or later: where the caller says, or else behind the tokens
+    that end an answer, which end the messages before it too.
+    """
+    if request.anchors:
+        return request.anchors[-_MOST_ANCHORS:]
+    last = (
+        at + 1 for at in range(len(request.prompt_ids) - 1, first - 2, -1) if request.prompt_ids[at] in request.eos_ids
+    )
+    return tuple(islice(last, _MOST_ANCHORS))
 
 
 def deepest(node: Node) -> Node:
