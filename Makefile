@@ -90,7 +90,7 @@ test-native-sanitized: dev
 	OMP_NUM_THREADS=1 OSTRO_NATIVE_LIBRARY=$(CURDIR)/$(SANITIZED)/libostro_native.so \
 	ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
 	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so.6)" \
-	$(BIN)/python -m pytest -n 0 $(SANITIZED_TESTS) --ignore=tests/native/test_build.py $(ARGS)
+	$(BIN)/python -m pytest -n 0 -m "not slow" $(SANITIZED_TESTS) --ignore=tests/native/test_build.py $(ARGS)
 
 # Plans on several threads, and pools, under the thread sanitizer. C++ only: Python and torch were built without it.
 RACES := build/tsan

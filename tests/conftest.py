@@ -1,6 +1,6 @@
 """Hypothesis profiles, signals, certificates, and the device for tests of GPU kernels.
 
-A property test tries a quarter of its examples, and all of them with `HYPOTHESIS_PROFILE=full`, as in `make test-all`.
+A property test tries an eighth of its examples, and all of them with `HYPOTHESIS_PROFILE=full`, as in `make test-all`.
 Each run tries new ones, except in CI, which repeats the same examples, so a red build stays red.
 """
 
@@ -18,7 +18,7 @@ import pytest
 import torch
 from examples import IS_FULL, examples
 from hypothesis import is_hypothesis_test, settings
-from products import mark_products
+from products import mark_cases, mark_products
 
 pytest_plugins = ("browser_fixtures", "client_fixtures")
 
@@ -69,6 +69,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         is_property = isinstance(item, pytest.Function) and is_hypothesis_test(item.obj)
         if IS_FULL and (is_property or item.get_closest_marker("examples")):
             item.add_marker("full")
+    mark_cases(items)
     mark_products(item for item in items if PRODUCTS.intersection(item.path.parts))
 
 

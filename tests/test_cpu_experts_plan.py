@@ -74,6 +74,7 @@ def test_other_bits_are_those_of_the_experts_alone(mixture: Path) -> None:
     assert few.cpu.nbytes < 0.5 * plain.cpu.nbytes
 
 
+@pytest.mark.full
 def test_auto_is_as_few_layers_as_the_memory_asks_for(mixture: Path) -> None:
     assert planned(mixture, "auto").cpu is None
     found = []

@@ -56,6 +56,7 @@ def judge(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_judge(tmp_path_factory.mktemp("judge") / "model")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("backend", ["torch", "auto"])
 def test_scores_are_those_of_transformers(judge: Path, backend: str) -> None:
     llm = LLM(judge, EngineConfig(device="cpu", backend=backend))  # type: ignore[arg-type]
@@ -119,6 +120,7 @@ def test_files_that_lie_are_refused_by_name(
         read_judge(directory, {"vocab_size": 290})
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     ("template", "why"),
     [
@@ -141,6 +143,7 @@ def test_ranking_with_a_template_that_cannot_rank_is_refused(template: str | Non
     assert caught.value.param == "model"
 
 
+@pytest.mark.full
 def test_over_http_scores_are_the_same_and_a_pair_counts_once(judge: Path) -> None:
     llm = LLM(judge, CPU)
     scores = llm.relevance(PAIRS)

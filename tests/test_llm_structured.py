@@ -55,6 +55,7 @@ def checked(text: str) -> object:
     return value
 
 
+@pytest.mark.full
 def test_drafts_change_nothing_within_a_structure(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """The prompt shows what an answer may look like: drafts come from there, and meet masks."""
     example = '{"name": "Ada", "age": 36, "born": "1815-12", "titles": ["Countess"], "address": {"zip": "12345"}}'
@@ -73,6 +74,7 @@ def test_drafts_change_nothing_within_a_structure(llm: LLM, monkeypatch: pytest.
 FORCED = pytest.mark.parametrize("jump_forward", [pytest.param(False, marks=pytest.mark.full), True])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("jump_forward", "settings"),
     [
@@ -201,6 +203,7 @@ def test_a_schema_that_cannot_be_enforced_is_refused_before_anything_is_generate
     assert llm.core.scheduler.counters.steps == steps
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("template", [pytest.param(OPEN, marks=pytest.mark.full), QWEN], ids=["open", "by variable"])
 def test_a_structured_answer_to_a_conversation_is_not_written_into_the_reasoning(tmp_path: Path, template: str) -> None:
     (tmp_path / "chat.jinja").write_text(template, encoding="utf-8")

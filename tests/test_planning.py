@@ -139,6 +139,7 @@ def agree(planned: int, found: int) -> None:
     assert planned == pytest.approx(found, rel=0.1), f"planned {planned / MIB:.0f} MiB, found {found / MIB:.0f}"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("config", "dtype"),
     [
@@ -261,6 +262,7 @@ def test_plan_counts_the_whole_of_an_encoders_longest_text(tmp_path: Path, own_c
     assert planned[1] - planned[0] == taken[1] - taken[0]
 
 
+@pytest.mark.full
 @needs_library
 def test_plan_agrees_for_the_default_model() -> None:
     config = replace(SERVED, threads=2)
@@ -392,6 +394,7 @@ def test_native_pages_are_as_many_as_a_runner_gets(
     assert (found.num_pages, found.precision) == (spec.num_pages, spec.precision)
 
 
+@pytest.mark.full
 @needs_library
 @pytest.mark.parametrize("quantize", ["none", "int8"])
 def test_gguf_is_counted_at_its_own_precision(

@@ -52,6 +52,7 @@ def without_numbers(directory: Path) -> None:
     path.write_bytes(data[: 8 + size].ljust(len(data), b"\0"))
 
 
+@pytest.mark.cases(3)
 @needs_library
 @pytest.mark.parametrize("name", FORMATS)
 def test_the_packed_file_is_as_large_as_was_planned(

@@ -140,6 +140,7 @@ def test_command_of_every_setup_is_one_that_serve_takes() -> None:
             }
 
 
+@pytest.mark.full
 def test_settings_of_recipes_are_accepted_by_the_server(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -178,6 +178,7 @@ def test_engines_ran_natively_and_nobody_imported_torch(client: httpx.Client, se
     assert {"chat", "tuned", "vectors"} <= models.keys()
 
 
+@pytest.mark.full
 def test_llm_generates_and_scores(tmp_path: Path) -> None:
     model = write_model(tmp_path / "model")
     program = (
@@ -190,6 +191,7 @@ def test_llm_generates_and_scores(tmp_path: Path) -> None:
     assert done.stdout.splitlines()[-1] == "False"
 
 
+@pytest.mark.full
 def test_pickles_are_read(tmp_path: Path) -> None:
     """Until this was so, the image without torch could not serve the models of many buckets."""
     model = write_model(tmp_path / "model")

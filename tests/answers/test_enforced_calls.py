@@ -56,6 +56,7 @@ def written(grammar: Grammar, seed: int) -> Iterator[int]:
 ODD_NAMES = ("my key", "a=b", "a", "x>y", 'é\n"ü"', "1st", "$ref()")
 
 
+@pytest.mark.cases(10)
 @pytest.mark.parametrize("format", [*CALLS, "harmony"])
 @pytest.mark.parametrize("cut", [False, True])
 def test_arguments_may_have_any_names(format: str, cut: bool) -> None:
@@ -74,6 +75,7 @@ def test_arguments_may_have_any_names(format: str, cut: bool) -> None:
     assert cut or json.loads(reader.calls[0].arguments) == whole
 
 
+@pytest.mark.cases(33)
 @pytest.mark.parametrize("format", [*CALLS, "harmony"])
 @pytest.mark.parametrize("seed", range(6))
 def test_every_output_of_the_grammar_is_read_as_valid_calls(format: str, seed: int) -> None:

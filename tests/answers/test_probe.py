@@ -203,6 +203,7 @@ def test_unknown_format_is_refused() -> None:
     assert raised.value.param == "tool_format"
 
 
+@pytest.mark.full
 def test_template_that_hangs_with_tools_is_one_without_support(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is killed twice, and then let be."""
     monkeypatch.setattr("ostro.text.renderer.RenderLimits", partial(RenderLimits, seconds=0.3))

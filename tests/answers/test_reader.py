@@ -442,6 +442,7 @@ def test_plain_text_is_text_in_every_format(format: str) -> None:
     assert read(text, format) == [Text(text)]
 
 
+@pytest.mark.cases(5)
 @pytest.mark.parametrize("format", [*MANY])
 def test_every_beginning_of_an_answer_is_read_alike_at_every_cut(format: str) -> None:
     raw, _ = MANY[format]
@@ -592,6 +593,7 @@ class Counted(str):
         return Counted(text)
 
 
+@pytest.mark.cases(8)
 @pytest.mark.parametrize("kind", COSTLY)
 @pytest.mark.parametrize("format", ["hermes", "mistral_v11", "harmony"])
 def test_reading_costs_what_the_text_is_long_not_its_square(format: str, kind: str) -> None:

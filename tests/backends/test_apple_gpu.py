@@ -47,6 +47,7 @@ def answers(llm: LLM) -> list[tuple[str, list[float]]]:
     ]
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("_gpu")
 def test_tokens_and_logprobs_are_those_of_the_cpu(model: Path) -> None:
     cpu = LLM(model, EngineConfig(device="cpu", backend="torch", threads=1))

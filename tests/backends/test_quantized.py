@@ -73,6 +73,7 @@ def packed(model: Model) -> dict[str, Int8Weight | Int4Weight]:
     }
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("bits", BITS)
 @pytest.mark.parametrize("family", ALL)
 def test_alone_equals_batched_and_whole_equals_chunked(family: str, bits: Bits) -> None:

@@ -66,6 +66,7 @@ def draw_many(logits: list[float], seqs: list[Sequence]) -> list[int]:
     return [token.token_id for token in sample(torch.tensor(logits).expand(len(seqs), -1), seqs)]
 
 
+@pytest.mark.full
 @given(data=st.data(), vocab=st.integers(2, 12))
 @settings(max_examples=150, deadline=None)
 def test_token_is_the_one_a_plain_reading_of_the_settings_gives(data: st.DataObject, vocab: int) -> None:
@@ -80,6 +81,7 @@ def test_token_is_the_one_a_plain_reading_of_the_settings_gives(data: st.DataObj
     assert (sampled.error is None) is (expected.token_id is not None)
 
 
+@pytest.mark.full
 @given(
     seed=st.integers(0, 2**32),
     scale=st.sampled_from([0.0, 0.5, 2.0, 6.0]),
@@ -102,6 +104,7 @@ def test_nucleus_narrow_or_wide_is_the_one_a_full_sort_gives(
     assert sample(logits.unsqueeze(0), [seq])[0].token_id == expected.token_id
 
 
+@pytest.mark.full
 @given(batch=st.integers(2, 12).flatmap(batches_of))
 @settings(max_examples=80, deadline=None)
 def test_row_is_sampled_alike_alone_and_in_any_batch(batch: list[tuple[list[float], Sequence]]) -> None:
@@ -138,6 +141,7 @@ def test_same_seed_draws_the_same_tokens_and_other_seeds_choices_and_positions_d
     assert len(set(draw_many(logits, [make_seq(output=(1,) * length) for length in range(8)]))) > 6
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "cut",
     [{}, *(pytest.param(cut, marks=pytest.mark.full) for cut in ({"top_k": 50}, {"min_p": 0.01})), {"top_p": 0.95}],
@@ -173,6 +177,7 @@ def test_draw_depends_on_the_kept_tokens_and_not_on_how_they_were_found() -> Non
     assert by_rank == by_nucleus == whole
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("numbered", "kept"),
     [

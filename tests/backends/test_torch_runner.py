@@ -82,6 +82,7 @@ def dense_greedy(model: Model, prompt: list[int], count: int) -> list[int]:
     return ids[len(prompt) :]
 
 
+@pytest.mark.cases(2)
 @FAMILIES
 def test_paged_generation_equals_a_dense_cacheless_loop(config: Mapping[str, object]) -> None:
     model = random_model(config, max_seq_len=512)
@@ -115,6 +116,7 @@ def test_whole_equals_chunked_in_models_that_torch_alone_runs(config: Mapping[st
     assert run(engine(model, budget=budget), prompts) == run(engine(model), prompts)
 
 
+@pytest.mark.cases(3)
 @FAMILIES
 def test_cold_equals_prefix_hit(config: Mapping[str, object]) -> None:
     model = random_model(config, max_seq_len=512)
@@ -127,6 +129,7 @@ def test_cold_equals_prefix_hit(config: Mapping[str, object]) -> None:
     assert warm == run(engine(model, prefix_caching=False), prompts)
 
 
+@pytest.mark.cases(3)
 @FAMILIES
 def test_unpreempted_equals_preempted(config: Mapping[str, object]) -> None:
     model = random_model(config, max_seq_len=512)

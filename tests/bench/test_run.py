@@ -264,6 +264,7 @@ def test_self_test_of_a_slow_server_is_short_and_an_interrupt_ends_it() -> None:
             interrupting.join()
 
 
+@pytest.mark.full
 def test_self_test_says_what_measuring_adds() -> None:
     with null_server(ttft=0.005, itl=0.005) as url:
         found = run(url, closed(4, requests=8), self_test=True).self_test

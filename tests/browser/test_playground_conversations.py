@@ -484,6 +484,7 @@ def test_titles_come_from_what_was_said_until_they_are_edited(playground: LiveSe
 # --- what is kept ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_conversation_outlives_a_reload_even_while_the_answer_comes(slow_playground: LiveServer, visit: Visit) -> None:
     page = visit(slow_playground, key=KEY)
     set_parameter(page, "Max tokens", LONG)

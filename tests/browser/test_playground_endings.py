@@ -119,6 +119,7 @@ def test_answer_that_broke_off_is_marked_and_continued(playground: LiveServer, v
     assert page.get_by_role("alert").inner_text() == ""
 
 
+@pytest.mark.full
 def test_refusal_to_continue_is_told_and_the_answer_stays(
     playground: LiveServer, visit: Visit, complaints: Complaints
 ) -> None:

@@ -99,6 +99,7 @@ FORMULAS: dict[str, list[list[Any]]] = {
 }
 
 
+@pytest.mark.full
 def test_formulas_are_told_from_prices_code_and_escapes(playground: LiveServer, visit: Visit) -> None:
     page = visit(playground)
     assert page.evaluate(READ, [NO_FORMULAS, False]) == [[] for _ in NO_FORMULAS]
@@ -126,6 +127,7 @@ def test_formulas_are_drawn_as_mathml_and_everything_else_is_left_alone(playgrou
     assert len(drawn(page)) == 12
 
 
+@pytest.mark.full
 def test_library_is_loaded_with_the_first_formula(playground: LiveServer, visit: Visit) -> None:
     """A font that another page has brought into its memory is there from the start in Chromium, the library is not."""
     page = visit(playground)

@@ -108,6 +108,7 @@ def test_long_lines_of_code_and_wide_tables_scroll_by_themselves(playground: Liv
         assert box.evaluate("node => getComputedStyle(node).outlineStyle") != "none"
 
 
+@pytest.mark.full
 def test_thoughts_are_folded_away(playground: LiveServer, visit: Visit) -> None:
     page = visit(playground, permissions=["clipboard-read", "clipboard-write"])
     answered(page, "<think>\nThe user **greets**.\n</think>\n\nGood day!")

@@ -174,6 +174,7 @@ def test_nothing_moves_while_an_answer_comes(slow_playground: LiveServer, visit:
 # --- completion and score -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_completion_colours_its_tokens_and_shows_the_alternatives(playground: LiveServer, visit: Visit) -> None:
     page = visit(playground)
     page.get_by_role("tab", name="Complete").click()
@@ -217,6 +218,7 @@ def test_completion_colours_its_tokens_and_shows_the_alternatives(playground: Li
     box.wait_for(state="hidden")
 
 
+@pytest.mark.full
 def test_scores_are_the_apis_and_the_likeliest_comes_first(playground: LiveServer, visit: Visit) -> None:
     page = visit(playground)
     page.get_by_role("tab", name="Score").click()
@@ -364,6 +366,7 @@ def test_model_that_is_picked_is_asked_and_stays_picked(playground: LiveServer, 
     assert sent.value.post_data_json["model"] == "org/beta"
 
 
+@pytest.mark.full
 def test_settings_outlive_a_reload_and_can_be_reset(playground: LiveServer, visit: Visit) -> None:
     page = visit(playground)
     # Before that nobody knows the model's defaults, to which the fields are reset.
@@ -613,6 +616,7 @@ def test_colours_can_be_chosen_and_stay_readable(playground: LiveServer, visit: 
         assert page.evaluate(paper) == colour
 
 
+@pytest.mark.full
 def test_phone_shows_everything_without_scrolling_sideways(playground: LiveServer, visit: Visit) -> None:
     page = visit(playground, viewport={"width": 390, "height": 700}, is_mobile=True, has_touch=True)
     assert not is_wider_than_the_screen(page)
@@ -631,6 +635,7 @@ def test_phone_shows_everything_without_scrolling_sideways(playground: LiveServe
     assert not is_wider_than_the_screen(page)
 
 
+@pytest.mark.full
 def test_keyboard_alone_reaches_everything_and_shows_where_it_is(playground: LiveServer, visit: Visit) -> None:
     page = visit(playground)
     # Greedily: what is drawn may end at once.

@@ -125,6 +125,7 @@ REFUSED = [
 ]
 
 
+@pytest.mark.full
 def test_binary_empty_and_large_files_are_refused_in_a_sentence(playground: LiveServer, visit: Visit) -> None:
     page = visit(playground)
     add(page, *(file for file, _ in REFUSED), given("good.txt", b"fox"))

@@ -67,6 +67,7 @@ def sent_by(page: Page, act: Any) -> dict[str, Any]:
 # --- reasoning ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_reasoning_is_folded_away_and_kept_with_the_answer(server: LiveServer, visit: Visit, tmp_path: Path) -> None:
     page = visit(server, permissions=["clipboard-read", "clipboard-write"])
     say(page, f"Hello {GREETING}")

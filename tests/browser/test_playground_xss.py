@@ -75,6 +75,7 @@ def assert_nothing_ran(page: Page, least: int) -> None:
     assert found == clean
 
 
+@pytest.mark.full
 def test_payloads_do_run_in_a_page_that_takes_them_for_html(
     playground: LiveServer, visit: Visit, complaints: Complaints
 ) -> None:
@@ -158,6 +159,7 @@ def conversation(index: int, texts: tuple[str, ...]) -> dict[str, Any]:
     }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("count", COUNTS)
 def test_payloads_in_imported_conversations(playground: LiveServer, visit: Visit, tmp_path: Path, count: int) -> None:
     page = opened(visit, playground)
@@ -173,6 +175,7 @@ def test_payloads_in_imported_conversations(playground: LiveServer, visit: Visit
         assert_nothing_ran(page, least=10 * each)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("count", COUNTS)
 def test_payloads_in_names_of_models(playground: LiveServer, visit: Visit, count: int) -> None:
     page = opened(visit, playground)
@@ -222,6 +225,7 @@ def test_payloads_in_errors(playground: LiveServer, visit: Visit, complaints: Co
 ENTITIES = ("constructor", "toString", "__proto__", "valueOf", "hasOwnProperty", "__defineGetter__", "nosuch")
 
 
+@pytest.mark.full
 def test_names_of_prototypes_are_not_entities(playground: LiveServer, visit: Visit) -> None:
     """&constructor; was shown as the source text of a function of the browser's."""
     page = visit(playground)

@@ -321,6 +321,7 @@ TOOLS = """\
 </tool_call>{% endfor %}{% endfor %}{% for tool in tools or [] %}{{ tool.function.name }}{% endfor %}"""
 
 
+@pytest.mark.full
 def test_structured_outputs_are_as_over_http(batch: Batch) -> None:
     format = {"type": "json_schema", "json_schema": {"name": "colour", "schema": COLOUR, "strict": True}}
     messages = [{"role": "user", "content": PROMPT}]
@@ -334,6 +335,7 @@ def test_structured_outputs_are_as_over_http(batch: Batch) -> None:
 COLOUR = {"enum": ["red", "blue"]}
 
 
+@pytest.mark.full
 def test_tools_are_as_over_http(tmp_path: Path) -> None:
     batch = Batch(tmp_path, write_model(tmp_path / "caller", chat_template=TOOLS))
     messages = [{"role": "user", "content": PROMPT}]

@@ -180,6 +180,7 @@ def test_one_key_of_several_is_sent_and_a_header_replaces_it(
     assert main(["bench", "--url", server.url, *options, "--header", f"authorization: Bearer {KEY}"]) == 0
 
 
+@pytest.mark.full
 @pytest.mark.skipif(os.name != "posix", reason="interrupts are signals here")
 def test_interrupt_shows_what_there_is(server: LiveServer, tmp_path: Path) -> None:
     output = tmp_path / "r.json"

@@ -322,6 +322,7 @@ def test_files_and_saved_conversations_are_loaded(server: LiveServer, tmp_path: 
     assert json.loads(Path(f"{saved}2").read_text())["messages"] == said
 
 
+@pytest.mark.full
 def test_a_model_is_served_for_the_conversation_and_no_longer(model: Path) -> None:
     with chat(str(model), "--max-tokens", "2", *ENDLESS, env={"OSTRO_FAULTS": "fake"}) as screen:
         address = screen.until(". /help").split(" at ")[1].split(". /help")[0]
@@ -363,6 +364,7 @@ def test_output_is_constrained_to_the_structure(server: LiveServer) -> None:
     assert (done.returncode, done.stdout.strip() in ("red", "green"), done.stderr) == (0, True, "")
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     ("text", "args", "told", "status"),
     [

@@ -121,6 +121,7 @@ def test_every_setting_of_a_server_is_in_the_table() -> None:
     assert flags >= {"--" + name.replace("_", "-") for name in ServeSettings.model_fields.keys() - ONLY_IN_FILES}
 
 
+@pytest.mark.full
 def test_models_are_those_with_short_names_and_those_in_both_caches(tmp_path: Path) -> None:
     (tmp_path / "hub" / "models--acme--tiny--one").mkdir(parents=True)
     (tmp_path / "cache" / "pypi" / "llm-tiny-1.0").mkdir(parents=True)

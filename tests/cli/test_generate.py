@@ -54,6 +54,7 @@ def test_a_file_of_prompts_becomes_json_lines_in_order(model: Path, tmp_path: Pa
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.jsonl", "prompts.txt"]
 
 
+@pytest.mark.full
 def test_standard_input_is_a_prompt(model: Path) -> None:
     done = subprocess.run(
         [*OSTRO, "generate", "-", "--model", model, "--max-tokens", "8", "--seed", "1", "--ignore-eos"],
@@ -73,6 +74,7 @@ def test_a_chat_prompt_goes_through_the_template(model: Path, capsys: pytest.Cap
     assert capsys.readouterr().out != as_chat
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     ("args", "pattern"),
     [
@@ -107,6 +109,7 @@ def test_structure_that_cannot_be_enforced_is_one_line(model: Path, capsys: pyte
         assert words in told
 
 
+@pytest.mark.full
 def test_an_interrupt_ends_quietly(model: Path) -> None:
     command = [*OSTRO, "generate", "the fox", "--model", str(model), "--max-tokens", "200", "--ignore-eos"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
@@ -119,6 +122,7 @@ def test_an_interrupt_ends_quietly(model: Path) -> None:
     assert b"Traceback" not in stderr
 
 
+@pytest.mark.full
 def test_a_closed_pipe_ends_quietly(model: Path) -> None:
     command = [*OSTRO, "generate", "the fox", "--model", str(model), "--max-tokens", "200", "--ignore-eos"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:

@@ -25,6 +25,7 @@ def help_of_serve() -> str:
     return ostro("serve", "--help-all").stdout
 
 
+@pytest.mark.full
 def test_ostro_alone_prints_its_help() -> None:
     alone = ostro()
     assert (alone.returncode, alone.stderr) == (0, "")
@@ -38,6 +39,7 @@ def test_ostro_models_alone_prints_its_help() -> None:
     assert alone.stdout == ostro("models", "--help").stdout
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize(
     ("args", "told"),
     [
@@ -60,6 +62,7 @@ def test_a_mistyped_word_gets_the_one_that_was_meant(args: list[str], told: str)
     assert complaint.endswith(told)
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize(
     "args",
     [
@@ -123,6 +126,7 @@ def test_the_help_says_what_each_flag_takes_and_its_default(help_of_serve: str) 
     assert all(len(line) <= 80 for line in help_of_serve.splitlines())
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("command", ["", *COMMANDS])
 def test_examples_in_the_help_can_be_typed(command: str) -> None:
     shown = ostro(*filter(None, [command]), "--help").stdout
@@ -133,6 +137,7 @@ def test_examples_in_the_help_can_be_typed(command: str) -> None:
         _parser(words).parse_args(_translated(words))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("command", ["serve", *(pytest.param(each, marks=pytest.mark.full) for each in COLD)])
 def test_a_cold_start_shows_the_same_help(command: str) -> None:
     """All others here are forked from a process that has imported the command."""

@@ -165,6 +165,7 @@ def test_ctrl_c_is_the_agents_to_answer(server: LiveServer, tmp_path: Path) -> N
         assert screen.end() == 3
 
 
+@pytest.mark.full
 def test_an_agent_ends_with_the_command(server: LiveServer, tmp_path: Path) -> None:
     install(tmp_path, "continue", "#!/bin/sh\necho it runs\nexec sleep 1000\n")
     command = [*OSTRO, "launch", "continue", "--url", server.url]

@@ -87,6 +87,7 @@ def test_a_server_is_listed_from_its_start_to_its_end(
     assert listed(capsys) == []
 
 
+@pytest.mark.full
 def test_a_server_finishes_what_it_answers_before_it_stops(model: Path, tmp_path: Path) -> None:
     pieces: list[str] = []
     begun = threading.Event()
@@ -195,6 +196,7 @@ def test_a_server_may_stay_unlisted(model: Path, tmp_path: Path, capsys: pytest.
         assert listed(capsys) == []
 
 
+@pytest.mark.full
 def test_the_server_of_a_conversation_is_not_listed(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """It has a key that nobody else knows, and ends with the conversation."""
     with terminal("chat", str(model), env={"OSTRO_FAULTS": "fake"}) as screen:

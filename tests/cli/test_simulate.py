@@ -98,6 +98,7 @@ def test_a_conversation_needs_lengths_and_the_chat_endpoint(
         assert 'line 1: a "conversation" has an "input_len"' in capsys.readouterr().err
 
 
+@pytest.mark.full
 def test_the_same_load_gives_the_same_run_in_another_process(costs: Path, tmp_path: Path) -> None:
     """The router once went through its candidates in the order of a set of names, which differs by process."""
     command = [sys.executable, "-m", "ostro", "simulate", "--costs", str(costs), "--replicas", "8"]
@@ -201,6 +202,7 @@ def test_no_load_can_be_chosen_to_measure_by(tmp_path: Path, capsys: pytest.Capt
     assert not (tmp_path / "c.json").exists()
 
 
+@pytest.mark.full
 def test_what_is_measured_can_be_simulated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model, costs = write_model(tmp_path / "tiny", context=4096), tmp_path / "costs.json"
     assert main(["simulate", "--measure", str(costs), "--model", str(model)]) == 0

@@ -21,6 +21,7 @@ def test_a_command_that_needs_unix_says_wsl_in_one_line(
     assert line.startswith(f"ostro: ostro {command} needs Linux or macOS. On Windows run it within WSL")
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("module", ["ostro", "ostro.client.client", "ostro.client.async_client", "ostro.cli.bench"])
 def test_what_talks_to_servers_imports_no_module_of_unix(module: str) -> None:
     code = f"import sys; sys.modules.update(dict.fromkeys({UNIX_ONLY})); import {module}"

@@ -72,6 +72,7 @@ def test_an_answer_may_be_read_as_a_dict_is(ask: Asker) -> None:
         answer["tokens"]
 
 
+@pytest.mark.full
 def test_texts_are_those_of_the_model_in_process(ask: Asker, model: Path) -> None:
     params = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
     llm = LLM(model, EngineConfig(threads=1))

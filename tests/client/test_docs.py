@@ -28,6 +28,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
         yield server
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("code", [code for code in blocks("python") if "from ostro " in code])
 def test_python_examples_work_as_written(server: LiveServer, code: str, tmp_path: Path) -> None:
     assert ADDRESS in code

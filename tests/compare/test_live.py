@@ -245,6 +245,7 @@ def test_a_place_that_cannot_be_written_to_costs_no_work(prompts: Path, capsys: 
     assert "Cannot write" in capsys.readouterr().err
 
 
+@pytest.mark.full
 def test_an_interrupt_does_not_wait_for_a_silent_server(prompts: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"

@@ -217,6 +217,7 @@ def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sources:
     return made
 
 
+@pytest.mark.full
 def test_without_a_gpu_a_cuda_build_is_refused_with_what_to_set(
     sources: Sources, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -245,6 +246,7 @@ def test_a_cpu_build_is_taken_and_its_size_is_reported(sources: Sources) -> None
     assert install._size_of_packages([], torch).endswith(f"torch {torch.version} 0 MB")
 
 
+@pytest.mark.full
 def test_what_the_tests_add_is_said_before_it_is_fetched(sources: Sources, capsys: pytest.CaptureFixture[str]) -> None:
     """`make test` in an environment that one serves from."""
     sources.add_torch("+cpu", ())

@@ -72,6 +72,7 @@ def _variables(manifests: list[Manifest]) -> dict[str, Any]:
     return {each["name"]: each.get("value") for each in _container(manifests)["env"]}
 
 
+@pytest.mark.cases(5)
 @pytest.mark.parametrize("version", [OLDEST, NEWEST])
 def test_every_manifest_follows_the_schema(manifests: list[Manifest], version: str) -> None:
     kinds = [each["kind"] for each in manifests]

@@ -35,6 +35,7 @@ def _run(*arguments: str, cwd: Path, env: dict[str, str]) -> subprocess.Complete
     return subprocess.run([SHELL, *arguments], cwd=cwd, env=env, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.full
 def test_arguments_and_variables_reach_the_server_from_any_directory(
     tmp_path: Path, environment: dict[str, str]
 ) -> None:
@@ -48,6 +49,7 @@ def test_arguments_and_variables_reach_the_server_from_any_directory(
     assert "./a model" in result.stdout
 
 
+@pytest.mark.full
 def test_script_runs_from_a_path_with_spaces(tmp_path: Path, environment: dict[str, str]) -> None:
     linked = tmp_path / "my projects"
     linked.symlink_to(ROOT)
@@ -56,6 +58,7 @@ def test_script_runs_from_a_path_with_spaces(tmp_path: Path, environment: dict[s
     assert result.returncode == 0
 
 
+@pytest.mark.full
 def test_a_signal_reaches_the_server_itself(tmp_path: Path, environment: dict[str, str]) -> None:
     environment |= {"OSTRO_FAULTS": "fake", "PORT": "0", "OSTRO_LOG_FORMAT": "json"}
     log = tmp_path / "log"
@@ -94,6 +97,7 @@ def noting(environment: dict[str, str], tmp_path: Path) -> Path:
     return noted
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     ("arguments", "variables", "dotenv", "installed"),
     [

@@ -415,6 +415,7 @@ def refusal(client: httpx.Client, path: str, body: Mapping[str, object]) -> tupl
     return response.status_code, response.json()["error"]["message"]
 
 
+@pytest.mark.full
 @shows(LEVANTER, "/v1/models", "/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/healthz")
 def test_levanters_command_line_serves_its_checkpoint(tmp_path: Path) -> None:
     export = write_model(tmp_path / "tok")
@@ -450,6 +451,7 @@ def test_levanters_command_line_serves_its_checkpoint(tmp_path: Path) -> None:
         assert "/v1/completions" not in live.log_text
 
 
+@pytest.mark.full
 @shows(SFLLM, "/docs", "/redoc", "/v1/models", "/v1/completions", "/v1/chat/completions", "/health")
 def test_sfllms_command_line_serves_its_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = write_model(tmp_path / "my-model") / "config.json"
@@ -486,6 +488,7 @@ def test_sfllms_command_line_serves_its_model(tmp_path: Path, monkeypatch: pytes
         assert (tmp_path / "bench.json").stat().st_size > 0
 
 
+@pytest.mark.full
 @shows(AIOS, "/generate", "/generate_stream", "/loglikelihood", "/healthz", "/readyz", "--ui")
 def test_the_command_line_of_ai_os_serves_its_brain(tmp_path: Path) -> None:
     write_brain(tmp_path / "brains" / "actv1", vocab=700)
@@ -519,6 +522,7 @@ def test_the_command_line_of_ai_os_serves_its_brain(tmp_path: Path) -> None:
         assert refusal(client, "/loglikelihood", {"prompts": ["a"], "continuations": []})[0] in (400, 422)
 
 
+@pytest.mark.full
 @shows(AIOS, "--dry-run")
 def test_dry_run_loads_the_brain_reports_and_exits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -531,6 +535,7 @@ def test_dry_run_loads_the_brain_reports_and_exits(
     assert (report["longest sequence"], report["at a time"]) == ("64 tokens", "8 requests")
 
 
+@pytest.mark.full
 def test_ai_os_acceptance_line_needs_no_brain_json(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -548,6 +553,7 @@ def test_ai_os_acceptance_line_needs_no_brain_json(
     assert "64 tokens" in capsys.readouterr().out
 
 
+@pytest.mark.full
 @shows(
     GCS,
     "/v1/models",

@@ -184,6 +184,7 @@ def read_only(command: Command) -> bool:
     return OUTSIDE.search(command.text) is not None or command.text.startswith(tuple(READ_ONLY))
 
 
+@pytest.mark.cases(46)
 @pytest.mark.parametrize("command", of_program("ostro"), ids=name)
 def test_arguments_are_known(command: Command) -> None:
     words = list(command.words[1:])
@@ -191,6 +192,7 @@ def test_arguments_are_known(command: Command) -> None:
         _parser(words).parse_args(_translated(words))
 
 
+@pytest.mark.cases(22)
 @pytest.mark.parametrize("command", [each for each in of_program("ostro") if each.words[1] == "serve"], ids=name)
 def test_settings_of_a_server_are_accepted(
     command: Command, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -232,6 +234,7 @@ LOCAL = ("generate", "batch", "score", "plan", "recipe", "models", "simulate", "
 ASKING = ("compare", "bench", "chat")
 
 
+@pytest.mark.cases(9)
 @pytest.mark.parametrize(
     "command", [each for each in of_program("ostro") if each.words[1] in LOCAL and not read_only(each)], ids=name
 )
@@ -241,6 +244,7 @@ def test_command_without_a_server_succeeds(command: Command, here: Path, capsys:
     assert status == 0 or (status, command.words[1]) == (1, "plan"), capsys.readouterr().err
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize(
     "command", [each for each in of_program("ostro") if each.words[1] in ASKING and not read_only(each)], ids=name
 )
@@ -283,6 +287,7 @@ def lighter(words: list[str]) -> list[str]:
 # --- other programs -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize(
     "block", [b for b in of_language(*SHELL) if any(c.program == "curl" for c in commands(b))], ids=name
 )
@@ -405,6 +410,7 @@ def test_python_compiles_and_its_packages_are_known(block: Block) -> None:
     assert {each for each in imported(block.text) if importlib.util.find_spec(each) is None} <= PACKAGES.keys()
 
 
+@pytest.mark.full
 def test_python_runs(server: LiveServer, scratch: Path) -> None:
     run_python([block for block in of_language("python") if not imported(block.text) & HEAVY.keys()], server, scratch)
 

@@ -86,6 +86,7 @@ def check(target: Target, features: tuple[Feature, ...], tmp_path: Path) -> None
     assert (told is None) == (found is None), (told, found)
 
 
+@pytest.mark.cases(4)
 @needs_library
 @pytest.mark.parametrize("target", ON_CPU, ids=title)
 @pytest.mark.parametrize("features", FEW, ids=title)
@@ -105,6 +106,7 @@ def test_pair_goes_together_where_a_model_loads_with_both(
     check(target, features, tmp_path)
 
 
+@pytest.mark.full
 @needs_library
 def test_cell_does_not_depend_on_the_order_in_which_it_is_asked() -> None:
     for one, other in pairs():

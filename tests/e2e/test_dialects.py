@@ -38,6 +38,7 @@ def in_messages(**fields: object) -> Json:
     return {"model": "default", "messages": asked, "max_tokens": 120, "temperature": 0, **fields}
 
 
+@pytest.mark.full
 def test_formats_hold_in_both_dialects(client: httpx.Client) -> None:
     form = {"type": "json_schema", "name": "place", "schema": SCHEMA, "strict": True}
     response = answered(client, RESPONSES, input=QUESTION, max_output_tokens=120, temperature=0, text={"format": form})
@@ -48,6 +49,7 @@ def test_formats_hold_in_both_dialects(client: httpx.Client) -> None:
     assert message["content"] == [{"type": "text", "text": output_text(response)}]
 
 
+@pytest.mark.full
 def test_a_call_that_is_required_comes_and_fits_in_both_dialects(client: httpx.Client) -> None:
     tool = {"type": "function", "name": "note", "parameters": SCHEMA}
     response = answered(

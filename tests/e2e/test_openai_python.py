@@ -115,6 +115,7 @@ def test_error_classes_are_those_that_people_catch(client: OpenAI, server: LiveS
     assert refused.value.code == "invalid_api_key"
 
 
+@pytest.mark.full
 def test_error_inside_a_stream_is_raised(tmp_path_factory: pytest.TempPathFactory) -> None:
     with (
         live_server(tmp_path_factory.mktemp("crash"), faults="fake,crash_after=30,step_seconds=0.01") as server,

@@ -140,6 +140,7 @@ def test_alone_equals_batched(config: Mapping[str, object], terms: Terms) -> Non
         assert run(engine(model, terms), request) == {(request.id, 0): together[request.id, 0]}
 
 
+@pytest.mark.cases(2)
 @FAMILIES
 @pytest.mark.parametrize("budget", [1, 3, 8])
 def test_whole_equals_chunked(config: Mapping[str, object], terms: Terms, budget: int) -> None:
@@ -243,6 +244,7 @@ def test_an_adapter_that_overflows_fails_alone(tmp_path: Path, llama: Terms) -> 
         assert tokens == clean[id, choice]
 
 
+@pytest.mark.full
 @pytest.mark.examples
 def test_random_schedules_give_every_request_what_it_gets_alone(llama: Terms) -> None:
     """Random arrivals, lengths, page pressure, chunks and forks, on a real model."""
@@ -316,6 +318,7 @@ def test_two_adapters_of_one_name_are_refused() -> None:
 # ---- on a GPU, or in Triton's interpreter
 
 
+@pytest.mark.full
 def test_the_gpus_runner_gives_the_same_tokens(device: torch.device, qwen3: Terms) -> None:
     params = SamplingParams(max_tokens=3, temperature=0)
     asked = [
@@ -419,6 +422,7 @@ def test_texts_are_embedded_by_their_adapters(tmp_path: Path, adapter_paths: dic
     assert plain != red
 
 
+@pytest.mark.full
 def test_an_engine_process_serves_its_adapters_and_refuses_others(
     directory: Path, adapter_paths: dict[str, Path]
 ) -> None:

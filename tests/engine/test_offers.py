@@ -178,6 +178,7 @@ def test_a_failed_step_ends_offers_that_had_not_begun() -> None:
     assert not made.engine.has_work
 
 
+@pytest.mark.full
 @pytest.mark.examples
 @pytest.mark.parametrize("steps_ahead", [0, 1])
 def test_random_schedules_of_engines_that_share_give_what_is_computed_without_pages(steps_ahead: int) -> None:

@@ -459,6 +459,7 @@ def is_prefix(given: Outcome, expected: Outcome) -> bool:
     return given.token_ids == expected.token_ids[: len(given.token_ids)]
 
 
+@pytest.mark.full
 @pytest.mark.examples
 def test_random_schedules_give_every_choice_what_it_gets_without_an_engine() -> None:
     """Random arrivals, lengths, page pressure, forks and aborts; pages whole after each case."""

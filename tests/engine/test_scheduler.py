@@ -441,6 +441,7 @@ def test_common_prefix_is_computed_once_when_the_first_request_is_done() -> None
     assert driver.engine.scheduler.counters.cache_hits == 31 * 1000
 
 
+@pytest.mark.cases(7)
 @pytest.mark.parametrize("max_batch_tokens", [7, 64, 512, 1000, 1001, 100_000])
 @pytest.mark.parametrize("max_batch_seqs", [3, 64])
 def test_common_prefix_is_computed_once_when_all_arrive_together(max_batch_tokens: int, max_batch_seqs: int) -> None:

@@ -60,6 +60,7 @@ async def texts(stream: Stream) -> list[str]:
     return [tokenizer().decode([t for step in steps for t in step.token_ids]) for _, steps in sorted(found.items())]
 
 
+@pytest.mark.full
 def test_choices_follow_their_grammars_and_forced_tokens_are_counted() -> None:
     async def scenario() -> None:
         async with ready() as handle:
@@ -72,6 +73,7 @@ def test_choices_follow_their_grammars_and_forced_tokens_are_counted() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.full
 def test_a_grammar_that_does_not_compile_fails_alone_while_others_go_on() -> None:
     async def scenario() -> None:
         async with ready() as handle:
@@ -87,6 +89,7 @@ def test_a_grammar_that_does_not_compile_fails_alone_while_others_go_on() -> Non
     asyncio.run(scenario())
 
 
+@pytest.mark.full
 def test_a_request_that_is_aborted_while_it_is_compiled_never_runs() -> None:
     async def scenario() -> None:
         async with ready() as handle:

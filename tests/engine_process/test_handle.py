@@ -264,6 +264,7 @@ def test_output_before_the_engine_died_is_read_before_the_error(monkeypatch: pyt
     asyncio.run(scenario())
 
 
+@pytest.mark.full
 def test_settled_waits_for_the_new_engine_after_a_death() -> None:
     async def scenario() -> None:
         async with started() as handle:
@@ -298,6 +299,7 @@ def test_model_that_cannot_be_loaded_fails_once_with_the_reason() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.full
 def test_engine_that_dies_again_and_again_while_loading_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     set_faults(monkeypatch, "crash_loading")
 
@@ -310,6 +312,7 @@ def test_engine_that_dies_again_and_again_while_loading_is_given_up(monkeypatch:
     asyncio.run(scenario())
 
 
+@pytest.mark.full
 def test_engine_that_follows_another_is_restarted_as_often_as_that_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """It counted as an engine that dies while it loads, and was given up after three times."""
     set_faults(monkeypatch, "follow=0")
@@ -365,6 +368,7 @@ def test_one_profile_at_a_time_and_one_left_early_makes_room(tmp_path: Path) -> 
     asyncio.run(scenario())
 
 
+@pytest.mark.full
 def test_engine_that_writes_a_profile_is_not_stuck_unless_it_takes_as_long_as_loading_may(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

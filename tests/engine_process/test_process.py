@@ -182,6 +182,7 @@ def test_model_that_cannot_be_found_is_reported_and_the_engine_ends() -> None:
         assert running.exit_status() == 1
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("faults", ["fake", "fake,load_seconds=60", "fake,stall_after=0"])
 def test_engine_ends_when_its_socket_does(monkeypatch: pytest.MonkeyPatch, faults: str) -> None:
     """Idle, loading, and stuck in a step."""

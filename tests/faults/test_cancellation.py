@@ -25,6 +25,7 @@ async def assert_all_freed(service: ModelService) -> None:
     assert service.restarts == 0
 
 
+@pytest.mark.full
 def test_caller_who_leaves_while_queued_frees_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     set_faults(monkeypatch, "step_seconds=0.005")
 
@@ -56,6 +57,7 @@ def test_caller_who_leaves_while_the_prompt_is_computed_frees_everything(monkeyp
     asyncio.run(scenario())
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("how", ["close", "cancel"])
 def test_caller_who_leaves_while_streaming_frees_everything(monkeypatch: pytest.MonkeyPatch, how: str) -> None:
     set_faults(monkeypatch, "step_seconds=0.005")
@@ -92,6 +94,7 @@ def test_caller_who_leaves_while_waiting_for_the_whole_frees_everything(monkeypa
     asyncio.run(scenario())
 
 
+@pytest.mark.full
 def test_stream_that_was_never_read_asks_nothing_of_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     set_faults(monkeypatch)
 

@@ -62,6 +62,7 @@ def test_killed_engine_fails_its_streams_at_once_and_is_replaced(monkeypatch: py
     asyncio.run(scenario())
 
 
+@pytest.mark.full
 def test_engine_that_crashes_in_a_step_is_replaced_as_often_as_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     set_faults(monkeypatch, "crash_after=5")
 
@@ -205,6 +206,7 @@ def test_long_load_is_not_called_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.full
 def test_load_that_makes_no_progress_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a dead file system the model stayed `loading` for good."""
     set_faults(monkeypatch, "load_seconds=600")
@@ -243,6 +245,7 @@ def test_slow_load_that_gets_on_is_not_given_up(monkeypatch: pytest.MonkeyPatch)
     asyncio.run(scenario())
 
 
+@pytest.mark.full
 def test_request_that_kills_the_engine_twice_is_refused_a_third_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients send again what failed, and with every retry all other requests were lost."""
     set_faults(monkeypatch, "crash_length=7")
@@ -263,6 +266,7 @@ def test_request_that_kills_the_engine_twice_is_refused_a_third_time(monkeypatch
     asyncio.run(scenario())
 
 
+@pytest.mark.full
 def test_requests_that_ran_beside_a_killer_are_not_refused_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever's retries ran beside those of a killer was refused for ten minutes, too."""
     set_faults(monkeypatch, "crash_length=7")
@@ -285,6 +289,7 @@ def test_requests_that_ran_beside_a_killer_are_not_refused_with_it(monkeypatch: 
     asyncio.run(scenario())
 
 
+@pytest.mark.full
 def test_requests_that_only_waited_when_the_engine_died_are_not_blamed(monkeypatch: pytest.MonkeyPatch) -> None:
     set_faults(monkeypatch, "crash_length=7")
 

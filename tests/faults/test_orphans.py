@@ -87,6 +87,7 @@ def test_no_engine_outlives_its_api_process(
             time.sleep(0.05)
 
 
+@pytest.mark.full
 @pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
 def test_nothing_is_compiled_for_a_process_that_is_gone() -> None:
     with subprocess.Popen([sys.executable, "-c", _PRECOMPILE], stdout=subprocess.PIPE, text=True) as loading:

@@ -74,6 +74,7 @@ def text_body(path: str, size: int) -> bytes:
 rare = partial(pytest.param, marks=pytest.mark.full)
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     ("path", "body", "status"),
     [
@@ -166,6 +167,7 @@ def trickle(host: str, port: int, head: bytes, drop: bytes) -> tuple[bytes, floa
     return answer, time.monotonic() - began
 
 
+@pytest.mark.full
 def test_body_that_trickles_in_is_a_408(monkeypatch: pytest.MonkeyPatch) -> None:
     set_faults(monkeypatch)
     head = (
@@ -211,6 +213,7 @@ async def _no_app(scope: object, receive: object, send: object) -> None:
     raise AssertionError("nothing asks for it")
 
 
+@pytest.mark.full
 @pytest.mark.skipif(sys.platform != "linux", reason="makes a pipe small")
 def test_log_that_nobody_reads_holds_up_no_request_and_not_the_end(tmp_path: Path) -> None:
     """A pipe takes 64 KB; the line after that stopped the event loop for good."""

@@ -129,6 +129,7 @@ def test_the_torch_modules_of_such_a_model_are_the_twin(name: str, tmp_path: Pat
     assert tokens(given) == tokens(on_cpu(savable_model(CONFIGS[name]), asked()))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("bits", [4] if not ON_GPU else [0, 4, 8])
 def test_a_row_is_the_same_alone_and_in_a_batch(bits: int, device: torch.device, tmp_path: Path) -> None:
     """With deterministic, to the last bit: the CPU's part always is."""
@@ -235,6 +236,7 @@ def test_graphs_compute_the_same(name: str, graphs: bool, device: torch.device, 
         assert core.runner.part.graphs.made  # type: ignore[attr-defined]
 
 
+@pytest.mark.full
 def test_a_checkpoint_is_divided_and_its_experts_are_packed_once(
     device: torch.device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -121,6 +121,7 @@ def test_logits_have_the_same_bits_token_by_token(device: torch.device, dtype: t
     assert torch.equal(Stream(model, device, dtype).logits(tokens, [1] * LENGTH), whole)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_logits_have_the_same_bits_beside_another_sequence(device: torch.device, dtype: torch.dtype) -> None:
     model = a_model("qwen3", device, dtype)
@@ -198,6 +199,7 @@ def run(core: EngineCore, requests: Sequence[Request]) -> dict[int, Gain]:
     return gains
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_request_has_the_same_numbers_alone_and_in_any_batch(device: torch.device, dtype: torch.dtype) -> None:
     model = a_model("qwen3", device, dtype)

@@ -73,6 +73,7 @@ def drafted(model: Model, device: torch.device, asked: Sequence[Request], expect
     assert_drafted(core)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("params", "padded"),
     [
@@ -91,6 +92,7 @@ def test_sampled_tokens_and_log_probabilities_equal_the_cpus(
     drafted(random_model(SHALLOW), device, asked, expected, padded=padded)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "name", ["gemma2", *(pytest.param(n, marks=slow_in_the_interpreter) for n in ("llama", "mistral"))]
 )
@@ -101,6 +103,7 @@ def test_greedy_tokens_equal_the_cpus(name: str, device: torch.device) -> None:
     drafted(random_model(CONFIGS[name]), device, asked, expected)
 
 
+@pytest.mark.full
 def test_constrained_rows_draw_under_the_masks_along_their_drafts(device: torch.device) -> None:
     params = [
         SamplingParams(max_tokens=LENGTH, temperature=1.0),
@@ -132,6 +135,7 @@ def test_deterministic_outputs_have_the_same_bits_with_drafts(device: torch.devi
     assert_drafted(core)
 
 
+@pytest.mark.full
 def test_an_answer_that_its_request_predicts_takes_a_fraction_of_the_steps(device: torch.device) -> None:
     [request] = requests([SamplingParams(max_tokens=16, temperature=0)])
     expected = on_cpu(random_model(SHALLOW), [request])

@@ -100,6 +100,7 @@ def two_ranks(
         ranks.close()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "name", ["llama", *(pytest.param(name, marks=slow_in_the_interpreter) for name in MODELS if name != "llama")]
 )

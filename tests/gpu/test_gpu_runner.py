@@ -149,6 +149,7 @@ STRUCTURE = {0: dict.fromkeys(range(10, 30), 1), 1: {30: 2, 31: 2}, 2: {40: 3}, 
 THINKING = {0: dict.fromkeys(range(VOCAB // 2), 1), 1: dict.fromkeys(range(40, 50), 1)}
 
 
+@pytest.mark.full
 def test_constrained_rows_draw_as_on_the_cpu_beside_free_ones(device: torch.device) -> None:
     params = [
         SamplingParams(max_tokens=LENGTH + 1, temperature=1.0),
@@ -226,6 +227,7 @@ ANY_PREFIX = PrefixLimits(rows=2, tokens=64, saved=1)
 SHARING = [*[SamplingParams(max_tokens=LENGTH + 1, temperature=1.0)] * 2, SamplingParams(max_tokens=LENGTH, n=2)]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["qwen3", pytest.param("gemma2", marks=slow_in_the_interpreter)])
 def test_rows_that_read_a_prefix_together_give_the_same_tokens(name: str, device: torch.device) -> None:
     """With other rows beside them, in steps with prompts and in steps without, and among choices of one request."""

@@ -89,6 +89,7 @@ def engine(num_pages: int, *, slots: int) -> EngineCore:
     return EngineCore(runner, tiers=Tiers(runner.host_store(slots), costs=FixedCosts(1.0)))
 
 
+@pytest.mark.full
 def test_a_prompt_that_is_fetched_gets_the_same_token() -> None:
     """Two prompts in turn, where there is room for one."""
     core, found = engine(3, slots=8), []

@@ -231,6 +231,7 @@ def test_fused_layers_give_the_twins_logits(name: str, own: Own, device: torch.d
 INVARIANT = ("gemma3", "gpt_oss", "olmo2", "gpt_neox", "granite", "qwen2_moe")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", some(INVARIANT, "gemma3", "gpt_oss"))
 def test_invariant_layers_give_the_twins_logits_and_the_same_bits_token_by_token(
     name: str, device: torch.device

@@ -53,6 +53,7 @@ def used(core: EngineCore) -> set[Padding]:
     return {padding for _, padding in mixed(core).graphs.made}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "name",
     [
@@ -82,6 +83,7 @@ def test_sampled_tokens_equal_the_cpus(device: torch.device) -> None:
     assert used(core)
 
 
+@pytest.mark.full
 def test_prompts_are_scored_as_on_the_cpu(device: torch.device) -> None:
     params = SamplingParams(max_tokens=2, temperature=0, prompt_logprobs=2)
     asked = [
@@ -96,6 +98,7 @@ def test_prompts_are_scored_as_on_the_cpu(device: torch.device) -> None:
     assert used(core)
 
 
+@pytest.mark.full
 def test_deterministic_outputs_have_the_same_bits_with_padding_and_without(device: torch.device) -> None:
     asked = requests([SamplingParams(max_tokens=3, temperature=1.0, logprobs=0)] * 3, longest=30)
     found: list[Gains] = []

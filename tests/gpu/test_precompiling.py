@@ -154,6 +154,7 @@ def test_weights_of_any_aligned_width_are_loaded_several_words_at_once(
 # ---- the process
 
 
+@pytest.mark.full
 def test_process_answers_what_it_compiled(compiling: Precompiler) -> None:
     compiling.begin(request(config("qwen3-0.6b"), EngineConfig(deterministic=True)))
     answer = compiling.wait()

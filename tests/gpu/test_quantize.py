@@ -83,6 +83,7 @@ def test_float32_is_refused_on_a_gpu(device: torch.device) -> None:
         quantize_fp8(random_model(QWEN3).to(device))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("length", [1, 7, MOST_UNROUNDED + 4], ids=["one row", "few rows", "many rows"])
 @pytest.mark.parametrize(
     "config",

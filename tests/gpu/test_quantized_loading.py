@@ -111,6 +111,7 @@ def scores(runner: ModelRunner, prompt: tuple[int, ...]) -> list[float]:
     return found
 
 
+@pytest.mark.cases(9)
 @pytest.mark.parametrize("name", FORMATS)
 def test_every_format_means_on_the_gpu_what_the_file_means(
     name: str, weights: dict[str, Tensor], tmp_path: Path

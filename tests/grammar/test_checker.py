@@ -81,6 +81,7 @@ def test_structure_that_takes_too_long_is_refused_and_the_next_is_checked() -> N
     assert checker.check(OBJECT).grammar
 
 
+@pytest.mark.full
 def test_structure_that_takes_too_much_memory_is_refused_and_the_next_is_checked() -> None:
     checker = GrammarChecker(byte_level(), limits=CheckLimits(seconds=60, bytes=128 << 20))
     large = StructuredOutput(regex="(((abc){90}){90}){90}")
@@ -195,6 +196,7 @@ def test_a_process_that_is_killed_is_not_the_schemas_fault() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.full
 def test_a_grammar_that_runs_out_of_time_costs_no_new_process() -> None:
     checker = GrammarChecker(byte_level(), limits=CheckLimits(seconds=0.1))
     checker.check(OBJECT)
@@ -236,6 +238,7 @@ def tool(schema: object) -> Constraint:
     return Constraint(grammar=f"start: /[a-z]*/ <[{end}]> %json {json.dumps(schema)}\n", lazy=True)
 
 
+@pytest.mark.full
 def test_a_grammar_that_was_made_elsewhere_is_checked_with_the_schemas_in_it() -> None:
     checker = GrammarChecker(byte_level(), limits=QUICK)
     checker.check_constraint(tool({"type": "integer"}), "tools")

@@ -31,6 +31,7 @@ HOSTILE = (
 )
 
 
+@pytest.mark.full
 @given(st.text(max_size=300) | st.text("ab./-_", max_size=20))
 @example("a..b")
 @example("x" * 97)

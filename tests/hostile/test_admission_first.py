@@ -123,6 +123,7 @@ def test_every_route_that_reads_a_body_is_listed() -> None:
     assert {path for path in paths if not path.startswith("/admin/")} == BODIES.keys() | WITHOUT
 
 
+@pytest.mark.full
 def test_tools_of_background_responses_are_read_where_bodies_are(monkeypatch: pytest.MonkeyPatch) -> None:
     """The response repeats them before it is admitted. Any number of threads read them, for 0.3 s each."""
     set_faults(monkeypatch)
@@ -148,6 +149,7 @@ def test_tools_of_background_responses_are_read_where_bodies_are(monkeypatch: py
     assert threads[0].startswith("body"), "of which there are two"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("bodies", [BODIES, TOOLS], ids=["main list", "tools"])
 def test_work_before_admission_does_not_grow_with_the_body(
     monkeypatch: pytest.MonkeyPatch, bodies: Mapping[str, Callable[[int], Body]]

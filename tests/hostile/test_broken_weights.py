@@ -85,6 +85,7 @@ ASKS: Mapping[str, Callable[[str], tuple[str, Mapping[str, object]]]] = {
 }
 
 
+@pytest.mark.full
 def test_every_endpoint_says_the_same(tmp_path: Path) -> None:
     """Scoring answered with an opaque 500."""
     model = broken_letter(tmp_path / "model")

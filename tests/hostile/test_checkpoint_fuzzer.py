@@ -42,6 +42,7 @@ def fuzz(
 
 
 # Models that only torch runs are too few for one to be among these whatever families there are.
+@pytest.mark.full
 @pytest.mark.parametrize(("count", "seed"), [(40, 15), pytest.param(150, 16, marks=pytest.mark.full)])
 def test_mutated_checkpoints_are_refused_or_right(count: int, seed: int) -> None:
     fuzz(count, seed=seed, seconds=300, outcomes=("refused", "right", "same"))

@@ -72,6 +72,7 @@ def post(size: int, *headers: str) -> bytes:
     return "\r\n".join(("POST /v1/completions HTTP/1.1", "host: localhost", *own, "", "")).encode()
 
 
+@pytest.mark.full
 def test_connections_without_a_complete_request_make_room_and_one_too_many_among_busy_ones_gets_503(
     tmp_path: Path,
 ) -> None:

@@ -34,6 +34,7 @@ def ostro(shim: Path, way: str, cache: Path, *words: str | Path, root: str = "/"
     return done
 
 
+@pytest.mark.full
 @needs_library
 @WAYS
 def test_weights_that_no_disk_takes_are_packed_into_memory(shim: Path, model: Path, tmp_path: Path, way: str) -> None:

@@ -98,6 +98,7 @@ def places(server: Server, monkeypatch: pytest.MonkeyPatch) -> Places:
     return Places(monkeypatch, server.loop)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("num_prompts", [1, MAX_PROMPTS])
 def test_bad_words_are_tokenised_once_a_request_and_off_the_loop(
     server: Server, places: Places, num_prompts: int
@@ -117,6 +118,7 @@ def test_bad_words_without_a_cap_are_refused(server: Server, places: Places) -> 
     assert places.of["bad_word_ids"] == []
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("num_prompts", "n"), [(1, MAX_CHOICES), (MAX_PROMPTS, 1)])
 def test_request_with_every_field_at_its_maximum_is_worked_on_off_the_loop(
     server: Server, places: Places, num_prompts: int, n: int
@@ -132,6 +134,7 @@ def test_request_with_every_field_at_its_maximum_is_worked_on_off_the_loop(
         assert set(places.of["encode_batch"]) == {"text"}
 
 
+@pytest.mark.full
 def test_long_texts_are_tokenised_off_the_loop(server: Server, places: Places) -> None:
     text = "a b, " * 100_000
     assert server.post("/tokenize", prompt=text).status_code == 200

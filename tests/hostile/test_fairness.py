@@ -143,6 +143,7 @@ def test_native_endpoints_take_a_salt(server: LiveServer, path: str, body: dict[
     assert hits == [False, True, False]
 
 
+@pytest.mark.full
 def test_keys_share_the_cache_if_configured(tmp_path: Path) -> None:
     with live_server(tmp_path, "--share-prefix-cache", env=KEYS) as server:
         body = {"prompt": LONG_PROMPT, "max_tokens": 1}

@@ -65,6 +65,7 @@ def body_of(**request: object) -> bytes:
     return json.dumps(request, ensure_ascii=False).encode()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("wide", [False, True], ids=["ASCII", "one wide character"])
 def test_long_bodies_are_shed(server: LiveServer, wide: bool) -> None:
     """Each is within its own bound; a dozen of them at once took all there was. One wide character makes a text's
@@ -77,6 +78,7 @@ def test_long_bodies_are_shed(server: LiveServer, wide: bool) -> None:
     assert found[400] + found[503] + (found[413] if wide else 0) == 12
 
 
+@pytest.mark.full
 def test_long_texts_are_shed_though_they_ask_to_be_truncated(server: LiveServer) -> None:
     """Tokenising takes 250 bytes a character, of a text of which nine tokens were to be kept."""
     text = "a b, " * (BODY // 6)
@@ -93,6 +95,7 @@ def test_messages_full_of_markers_are_shed(server: LiveServer) -> None:
     assert set(statuses(server, CHAT, chat, 4)) <= SHED
 
 
+@pytest.mark.full
 def test_many_log_probabilities_are_given_or_shed(server: LiveServer) -> None:
     body = body_of(prompt=["a b c d e f g h"] * 2048, max_tokens=1, logprobs=20, echo=True, prompt_logprobs=20)
     assert set(statuses(server, COMPLETIONS, body, 3)) <= {200, *SHED}

@@ -143,6 +143,7 @@ def other_key(header: dict[str, object]) -> None:
     header["key"] = "of another model"
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize(
     "change",
     [far_matrix, near_end_vector, large_matrix, matrix_of_no_kind, negative_place, wide_panel, no_program, other_key],
@@ -277,6 +278,7 @@ def test_a_replaced_file_of_the_same_size_and_time_is_packed_again(model: Path) 
     assert after == generate(load(model, backend="torch")) != before
 
 
+@pytest.mark.full
 def test_offline_and_over_http_a_replaced_model_is_the_one_that_answers(tmp_path: Path) -> None:
     model, other = (write_model(tmp_path / name, seed=seed) for seed, name in enumerate(("tiny", "other")))
     prompt = "the quick brown fox"

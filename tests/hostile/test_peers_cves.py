@@ -114,6 +114,7 @@ HOSTS: Sequence[Sequence[tuple[str, str]]] = [
 REFUSED_OUTRIGHT = http.client.BAD_REQUEST
 
 
+@pytest.mark.full
 def test_host_header_tricks_against_auth(keyed: LiveServer, keyless: LiveServer) -> None:
     """No Host header and no form of the target replaces a key; without keys, only the server's names are answered."""
     with wire(keyed) as connection:
@@ -390,6 +391,7 @@ def deep_values() -> list[bytes]:
     return [b"[" * 5_000 + b"]" * 5_000, b'{"items":' * 2_000 + b"{}" + b"}" * 2_000, b'{"a":' * 90 + b"1" + b"}" * 90]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("path", some(BODIES, "/v1/chat/completions", "/v1/embeddings", "/tokenize"))
 def test_unbounded_counts(keyless: LiveServer, operations: Operations, path: str) -> None:
     """n, best_of, logprobs, top_k, lists of stops, tools, messages, prompts, inputs, depths: every number, list and
@@ -407,6 +409,7 @@ def test_unbounded_counts(keyless: LiveServer, operations: Operations, path: str
         assert send(connection, "GET", "/readyz").status == 200
 
 
+@pytest.mark.full
 def test_negative_and_non_finite_numbers_in_requests(keyless: LiveServer, operations: Operations) -> None:
     """Every number of every endpoint; words that JSON does not have are refused, whatever Python's parser thinks."""
     with wire(keyless) as connection:
@@ -453,6 +456,7 @@ def assert_sane(read: Callable[[], ServeSettings], what: object) -> None:
 
 
 # `make test` has every third.
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("name", some(NUMERIC, *NUMERIC[::3]))
 def test_negative_and_non_finite_numbers_in_settings(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -579,6 +583,7 @@ def seconds_for(format: formats.CallFormat, lead: str, unit: str, length: int, p
 QUICK_FORMATS = {"hermes", "pythonic"}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", some(formats.FORMATS, *QUICK_FORMATS))
 def test_parser_bombs_in_what_a_model_writes(name: str) -> None:
     """A reader's work grows with the text, not with its square: eight times the text, at most thirty times the time.

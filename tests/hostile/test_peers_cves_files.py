@@ -91,6 +91,7 @@ def tool_template(directory: Path, template: str) -> Path:
     return directory
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("write", [gguf_template, config_template, file_template, tool_template])
 def test_templates_of_models_run_in_the_limited_process_only(
     write: Callable[[Path, str], Path], tmp_path: Path
@@ -110,6 +111,7 @@ def test_prompts_of_rerankers_run_in_the_limited_process_only(tmp_path: Path) ->
     tokenizer.close()
 
 
+@pytest.mark.full
 def test_jinja_is_imported_where_templates_are_rendered_only() -> None:
     """But for the page of a report, whose template is our own."""
     assert {name for name, tree in sources().items() if "jinja2" in imported(tree)} == {
@@ -212,6 +214,7 @@ NUMERIC = sorted(
 )
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("source", ["yaml", "command line"])
 def test_negative_and_non_finite_numbers_of_an_operator_are_refused(source: str, tmp_path: Path) -> None:
     """A timeout of NaN never ends, and one of -1 always has."""
@@ -354,6 +357,7 @@ def poisoned(directory: Path, cache: Path, byte: int, quantize: str) -> str:
     return done.stdout
 
 
+@pytest.mark.full
 @needs_library
 @pytest.mark.parametrize("quantize", ["none", pytest.param("int4", marks=pytest.mark.full)])
 def test_no_byte_of_the_heap_gets_into_packed_weights_or_answers(tmp_path: Path, quantize: str) -> None:
@@ -425,6 +429,7 @@ class Sparse:
         self._memory.close()
 
 
+@pytest.mark.full
 @needs_library
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems do not lend more memory than they have")
 @pytest.mark.parametrize(("kind", "bits"), [("F32", 8), ("F32", 4), ("F16", 0)])
@@ -533,6 +538,7 @@ def test_special_tokens_of_a_file_are_ids_of_its_vocabulary(tmp_path: Path) -> N
 _PICKLING = {"pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve", "multiprocessing.connection"}
 
 
+@pytest.mark.full
 def test_pickles_come_from_files_that_a_user_names_alone() -> None:
     """Never from sockets or caches: CVE-2025-32444, CVE-2025-29783 and many others.
 
@@ -549,6 +555,7 @@ def test_pickles_come_from_files_that_a_user_names_alone() -> None:
     assert "pickle.load" not in kept
 
 
+@pytest.mark.full
 def test_no_library_unpickles_for_us() -> None:
     """torch.load is called with weights_only; nothing receives objects over a socket or a queue."""
     loads, sends = [], []

@@ -77,6 +77,7 @@ BOMBS = [
 ]
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("source", BOMBS)
 def test_template_bomb_goes_off_within_its_limits(source: str) -> None:
     renderer = Renderer(ChatTemplate(source), limits=LIMITS)

@@ -188,6 +188,7 @@ def test_nothing_is_compiled_for_traffic_with_adapters(runner_with_adapters: Jax
     check_that_nothing_is_compiled(runner_with_adapters, events)
 
 
+@pytest.mark.full
 def test_nothing_is_compiled_for_all_kinds_of_requests_at_a_time(runner: JaxRunner) -> None:
     """With preemption, which hypothesis might not bring about."""
     every = SamplingParams(

@@ -163,6 +163,7 @@ def agreement(*facts: dict[str, str]) -> list[list[str]]:
     return [output.splitlines() for output, _ in outputs]
 
 
+@pytest.mark.full
 def test_hosts_with_the_same_settings_agree_and_run_one_model() -> None:
     facts = {"jax": "1.2.3", "weights": "a digest", "XLA_FLAGS": ""}
     for heard in agreement(facts, facts):
@@ -170,6 +171,7 @@ def test_hosts_with_the_same_settings_agree_and_run_one_model() -> None:
         assert "run one model together, and have loaded one" in heard[1]
 
 
+@pytest.mark.full
 def test_differing_hosts_all_report_the_difference() -> None:
     """They would have waited for each other for ever, or computed nonsense."""
     facts = {"jax": "1.2.3", "max_batch_seqs": "8", "model": "x" * 100}

@@ -125,6 +125,7 @@ def test_programs_that_crashed_and_cannot_be_deleted_are_left_alone(
     assert started().num_compiled == 2
 
 
+@pytest.mark.full
 def test_only_the_newest_are_kept(kept: list[Path]) -> None:
     for number in range(20):
         started(number)

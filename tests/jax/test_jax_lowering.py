@@ -60,6 +60,7 @@ def pages_of(attention: Attention, shape: PagesShape, mesh: Mesh | AbstractMesh,
     return on(mesh, pages, attention.layout.specs())
 
 
+@pytest.mark.cases(6)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_steps_lower_for_tpu_and_cuda(family: str) -> None:
     config = FAMILIES[family]
@@ -80,6 +81,7 @@ def test_steps_lower_for_tpu_and_cuda(family: str) -> None:
         assert "f64" not in exported.mlir_module()
 
 
+@pytest.mark.full
 def test_steps_with_adapters_lower_for_tpu_and_cuda(tmp_path: Path) -> None:
     config = FAMILIES["llama"]
     model = savable_model(config)
@@ -93,6 +95,7 @@ def test_steps_with_adapters_lower_for_tpu_and_cuda(tmp_path: Path) -> None:
         assert "f64" not in exported.mlir_module()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("family", ["llama", "gemma2"])
 def test_steps_with_the_kernel_lower_for_a_tpu(family: str) -> None:
     """With Gemma's windows and soft caps."""
@@ -114,6 +117,7 @@ def test_steps_with_the_kernel_lower_for_a_tpu(family: str) -> None:
         assert "tpu_custom_call" in exported.mlir_module()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", DrawKind)
 def test_draws_lower_for_tpu_and_cuda_without_64_bit_numbers(kind: DrawKind) -> None:
     specs = [BY_COLUMNS, COPIED, COPIED]

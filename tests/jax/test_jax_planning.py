@@ -31,6 +31,7 @@ GIB = 1 << 30
 MIB = 1 << 20
 
 
+@pytest.mark.cases(11)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("tp", [pytest.param(1, marks=pytest.mark.slow), 8])
 def test_weights_are_counted_as_each_rank_holds_them(family: str, tp: int) -> None:

@@ -105,6 +105,7 @@ def test_alone_equals_batched(tp: int, params: SamplingParams) -> None:
         assert run(engine(runner), [prompt], params, first_id=id) == {(id, 0): together[id, 0]}
 
 
+@pytest.mark.cases(2)
 @BOTH
 @SETTINGS
 @pytest.mark.parametrize("budget", [1, 3, 8, 17])
@@ -134,6 +135,7 @@ def test_unpreempted_equals_preempted(tp: int, params: SamplingParams) -> None:
     assert core.scheduler.counters.preemptions > 0
 
 
+@pytest.mark.full
 @BOTH
 def test_running_a_step_ahead_gives_the_same_tokens(tp: int) -> None:
     prompts, runner = draw_prompts(5, 30, 2), shared_runner(tp)
@@ -157,6 +159,7 @@ CHANGES: Mapping[str, Mapping[str, object]] = {
 }
 
 
+@pytest.mark.cases(2)
 @BOTH
 @pytest.mark.parametrize("changes", CHANGES.values(), ids=CHANGES.keys())
 def test_settings_give_the_tokens_of_the_torch_runner(tp: int, changes: Mapping[str, Any]) -> None:
@@ -164,6 +167,7 @@ def test_settings_give_the_tokens_of_the_torch_runner(tp: int, changes: Mapping[
     assert run(engine(shared_runner(tp)), prompts, params) == run(engine(torch_runner()), prompts, params)
 
 
+@pytest.mark.full
 def test_bans_give_the_tokens_of_the_torch_runner() -> None:
     [prompt] = draw_prompts(9)
     plain = run(engine(shared_runner(1)), [prompt])[0, 0]
@@ -280,6 +284,7 @@ def test_log_probabilities_are_those_of_the_torch_runner(tp: int) -> None:
         assert one[1] == pytest.approx(other[1], abs=1e-4)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "mode", ["mean", *(pytest.param(mode, marks=pytest.mark.slow) for mode in ("cls", "lasttoken"))]
 )
@@ -301,6 +306,7 @@ def test_pooled_vectors_are_those_of_the_torch_runner(mode: Literal["mean", "cls
         assert pooled(runner, budget) == pytest.approx(expected, abs=1e-4)
 
 
+@pytest.mark.full
 def test_a_prompt_of_one_token_is_pooled_beside_a_sequence_that_decodes() -> None:
     """The program that also draws returns no hidden states."""
     runner = jax_runner(LLAMA, model(), pages=PAGES, pooling=Pooling("mean", normalize=False))
@@ -314,6 +320,7 @@ def test_a_prompt_of_one_token_is_pooled_beside_a_sequence_that_decodes() -> Non
     assert len(ended) == 2
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("tp", [pytest.param(1, marks=pytest.mark.slow), 8])
 def test_a_row_of_nan_fails_alone_and_leaves_nothing_behind_in_its_pages(tp: int) -> None:
     """The pages of the failed sequence are used again by others, with its NaN in the slots that are not filled yet."""

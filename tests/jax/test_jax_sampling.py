@@ -145,6 +145,7 @@ def changing(number: int) -> sequence.Sequence:
     )
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("tp", EVERY_DEGREE)
 def test_changes_of_scores_on_the_device_give_the_torch_samplers_tokens(tp: int) -> None:
     logits = random_logits(900 + tp)
@@ -154,6 +155,7 @@ def test_changes_of_scores_on_the_device_give_the_torch_samplers_tokens(tp: int)
     assert (drawn(logits, seqs, tp).tokens != expected).mean() > 0.3
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("tp", [1, pytest.param(8, marks=pytest.mark.slow)])
 def test_penalties_count_the_token_that_is_still_on_the_device(tp: int) -> None:
     """It is new to some rows, and others have it in their prompt, in their output, or in both."""
@@ -189,6 +191,7 @@ def test_what_a_program_cannot_change_is_left_to_the_host() -> None:
     assert not is_packed(make_seq(top_n_sigma=1.0))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("tp", EVERY_DEGREE)
 def test_log_probabilities_are_those_of_numpy(tp: int) -> None:
     """Equal scores are listed by lower id, across ranks too."""
@@ -213,6 +216,7 @@ def test_log_probabilities_are_those_of_numpy(tp: int) -> None:
         assert [value for _, value in entry.top] == pytest.approx([value for _, value in expected.top], abs=1e-5)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", [plain, truncating])
 @pytest.mark.parametrize("tp", EVERY_DEGREE)
 def test_the_tokens_of_thousands_of_rows_are_the_torch_samplers(
@@ -235,6 +239,7 @@ def test_random_numbers_are_those_of_torch_to_float32() -> None:
     np.testing.assert_allclose(found, expected, rtol=3e-7)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("tp", EVERY_DEGREE)
 def test_equal_scores_are_kept_and_chosen_by_lowest_id_across_ranks(tp: int) -> None:
     logits = np.zeros((ROWS, VOCAB), np.float32)

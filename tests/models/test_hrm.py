@@ -207,6 +207,7 @@ class Reference:
         return y
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("dialect", ["upstream", "aios"])
 @pytest.mark.parametrize(
     "changes",
@@ -312,6 +313,7 @@ def model_of(kind: str, *, packed: bool = True) -> HrmModel:
     return model
 
 
+@pytest.mark.full
 @settings(max_examples=20)
 @given(st.sampled_from(sorted(KINDS)), st.integers(2, 12), st.integers(1, 40), st.integers(0, 2**31))
 def test_a_batch_of_one_length_gives_each_what_it_gets_alone_to_the_last_bit(
@@ -323,6 +325,7 @@ def test_a_batch_of_one_length_gives_each_what_it_gets_alone_to_the_last_bit(
     assert run(model, prompts, steps)[one] == run(model, [prompts[one]], steps)[0]
 
 
+@pytest.mark.full
 @settings(max_examples=20)
 @given(st.sampled_from(sorted(KINDS)), st.lists(st.integers(1, 40), min_size=2, max_size=8), st.integers(0, 2**31))
 def test_a_batch_of_any_lengths_gives_each_what_it_gets_alone_to_the_last_bit(
@@ -371,6 +374,7 @@ def threads() -> Iterator[Callable[[int], None]]:
     torch.set_num_threads(before)
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(("kind", "count"), [*(("wide", count) for count in (1, 2, 3, 5, 8)), ("experts", 7)])
 def test_a_batch_gives_each_what_it_gets_alone_at_any_number_of_threads(
     threads: Callable[[int], None], kind: str, count: int
@@ -386,6 +390,7 @@ def test_a_batch_gives_each_what_it_gets_alone_at_any_number_of_threads(
     assert all(found[one] == run(model, [prompts[one]])[0] for one in range(len(prompts)))
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("count", [2, 3, 5, 8])
 def test_the_trial_at_loading_finds_elements_that_depend_on_how_threads_share_the_work(
     threads: Callable[[int], None], monkeypatch: pytest.MonkeyPatch, count: int

@@ -133,6 +133,7 @@ def test_rows_that_only_pad_add_nothing_and_change_no_other(name: str, bits: int
         assert not found[list(padding)].any()
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("wrong", [-2.0, 6.5e9, float("nan"), float("inf"), 8.0])
 def test_what_is_no_experts_number_makes_its_row_nan_and_nothing_is_read_for_it(wrong: float, tmp_path: Path) -> None:
     program, (x, experts, shares) = made(packed("plain", tmp_path / "e.ostro")), given_rows("plain")

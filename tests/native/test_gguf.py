@@ -107,6 +107,7 @@ def scores(path: Path, backend: str) -> npt.NDArray[np.float64]:
     return np.array(found)
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("mix", MIXES)
 def test_scores_are_those_of_the_file_unpacked(mix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """But for the rounding of activations, which moves a score by little and the whole by less."""

@@ -134,6 +134,7 @@ def test_a_copy_leaves_the_cache_as_many_pages_as_the_file_did(tmp_path: Path, m
     assert copy.spec.num_pages == mapped.spec.num_pages
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("size", [1, HUGE - 1, HUGE, 16 * HUGE + 5, 40 * HUGE])
 def test_threads_copy_every_byte(size: int) -> None:
     written = np.random.default_rng(size).integers(0, 256, size, dtype=np.uint8)

@@ -99,6 +99,7 @@ def test_pages_that_do_not_fit_in_memory_are_read_back_from_disk(model: Path, tm
     assert list((tmp_path / "disk").iterdir()) == []
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("damage", ["truncated", "flipped", "of another model", "gone"])
 def test_a_damaged_file_is_a_miss(model: Path, home: Path, cold: list[int], damage: str) -> None:
     core = started(model, kv_persist=True)
@@ -124,6 +125,7 @@ def test_a_damaged_file_is_a_miss(model: Path, home: Path, cold: list[int], dama
     core.close()
 
 
+@pytest.mark.full
 def test_another_model_in_the_same_place_finds_nothing(model: Path) -> None:
     core = started(model, kv_persist=True)
     run(core)
@@ -146,6 +148,7 @@ def test_pages_of_requests_with_a_salt_are_not_written(model: Path) -> None:
     core.close()
 
 
+@pytest.mark.full
 def test_an_adapter_finds_its_own_pages_until_its_files_change(model: Path, tmp_path: Path) -> None:
     paths = [random_adapter(tmp_path / f"adapter {seed}", savable_model(WIDE), seed=seed) for seed in (1, 2)]
     answers, found = [], []
@@ -173,6 +176,7 @@ def test_a_second_engine_runs_without_the_file_that_the_first_uses(
     core.close()
 
 
+@pytest.mark.full
 def test_an_engine_process_writes_prefixes_when_it_is_stopped(model: Path) -> None:
     """As a server's end or a model's eviction stops it."""
     params = SamplingParams(max_tokens=2, temperature=0)

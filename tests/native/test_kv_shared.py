@@ -169,6 +169,7 @@ def test_a_directory_that_cannot_be_used_is_done_without(
         started(model, kv_shared=None, kv_shared_size=1 << 30)
 
 
+@pytest.mark.full
 def test_engine_processes_hand_a_prompt_over(model: Path) -> None:
     params = SamplingParams(max_tokens=4, temperature=0)
     request = Request(id=1, prompt_ids=PROMPT, params=params, seed=0, shares_prompt=True)

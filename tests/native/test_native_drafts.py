@@ -98,6 +98,7 @@ def test_rows_of_drafts_have_their_sequences_adapter(tmp_path: Path) -> None:
         assert core.scheduler.counters.accepted_tokens > 0
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("kind", PARAMS)
 def test_torch_gives_the_same_tokens(kind: str) -> None:
     runner = TorchRunner(savable_model(CONFIGS["llama"]), page_size=16, num_pages=128)

@@ -92,6 +92,7 @@ def requests() -> list[Request]:
     ]
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_tokens_and_scores_are_torchs(name: str, tmp_path: Path) -> None:
     terms = adapters_of(name, tmp_path)
@@ -103,6 +104,7 @@ def test_tokens_and_scores_are_torchs(name: str, tmp_path: Path) -> None:
             assert [each.logprob for each in ours] == pytest.approx([each.logprob for each in theirs], abs=2e-3)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("bits", [0, 8, 4])
 @pytest.mark.parametrize("name", ["llama", "gemma2", "odd"])
 def test_a_row_is_the_same_alone_and_beside_rows_of_other_adapters(name: str, bits: int, tmp_path: Path) -> None:

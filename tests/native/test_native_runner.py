@@ -186,6 +186,7 @@ def test_sampled_tokens_are_torchs(weights: _Weights) -> None:
     assert tokens(given) == tokens(expected)
 
 
+@pytest.mark.full
 def test_draws_have_the_distribution_of_the_model(weights: _Weights) -> None:
     """Many seeds on one prompt: shares of tokens within five deviations of what log-probabilities say."""
     runner = native(weights("llama"), rows=64, pages=512)

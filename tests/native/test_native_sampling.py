@@ -152,6 +152,7 @@ def sequences(id: int) -> st.SearchStrategy[Sequence]:
     )
 
 
+@pytest.mark.full
 @settings(max_examples=100, deadline=None)
 @given(data=st.data())
 def test_any_settings_give_the_tokens_and_scores_of_torchs_sampler(data: st.DataObject, runner: NativeRunner) -> None:
@@ -175,6 +176,7 @@ def test_every_field_is_honoured_by_someone_who_is_named() -> None:
     assert set(CHANGES) == DRAWN | EDITED | READ
 
 
+@pytest.mark.cases(7)
 @pytest.mark.parametrize("name", sorted(DRAWN | EDITED | {"logprobs"}))
 def test_every_field_changes_what_the_native_core_draws_and_to_what_torch_draws(
     name: str, runner: NativeRunner

@@ -39,6 +39,7 @@ def is_divided(name: str) -> bool:
     return True
 
 
+@pytest.mark.cases(10)
 @pytest.mark.parametrize("ranks", [2, 4, 8])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_parts_give_the_whole_models_logits(family: str, ranks: int) -> None:

@@ -204,6 +204,7 @@ def test_indivisible_model_is_refused_and_the_ranks_survive(groups: dict[int, Ra
     assert run(engine(divided(ranks, path)), mixed()) == expected("olmo2")
 
 
+@pytest.mark.full
 def test_a_rank_that_cannot_load_its_part_says_why_and_ends(saved: Path) -> None:
     ranks = Ranks(2, backend="gloo")
     try:
@@ -218,6 +219,7 @@ def test_a_rank_that_cannot_load_its_part_says_why_and_ends(saved: Path) -> None
         ranks.close()
 
 
+@pytest.mark.full
 def test_a_rank_with_an_error_that_nobody_expected_says_so_and_ends(caplog: pytest.LogCaptureFixture) -> None:
     """It used to end without a word about the reason, and later with an error after which no engine starts again."""
     ranks = Ranks(2, backend="gloo")

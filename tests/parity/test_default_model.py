@@ -94,6 +94,7 @@ def test_logits_are_those_of_transformers(llm: LLM, peer: LlamaForCausalLM, peer
     assert torch.cat(ours).abs().max() < 5e-4
 
 
+@pytest.mark.full
 def test_scores_are_those_of_transformers(llm: LLM, peer: LlamaForCausalLM) -> None:
     continuations = [" Paris", " a city of lights", " 42"]
     scores = llm.score(["The capital of France is"] * 3, continuations)

@@ -121,6 +121,7 @@ def test_alone_equals_transformers(directory: Path, generated: Tokens) -> None:
         assert run(engine(model), {id: prompt}) == {id: generated[id]}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("budget", [3, *(pytest.param(budget, marks=pytest.mark.full) for budget in (1, 8))])
 def test_chunked_equals_transformers(directory: Path, generated: Tokens, budget: int) -> None:
     assert run(engine(load(directory), budget=budget), dict(enumerate(PROMPTS))) == generated

@@ -78,6 +78,7 @@ def ran(runner: NativeRunner | TorchRunner, params: SamplingParams) -> tuple[lis
     return tokens, torch.tensor(scores)
 
 
+@pytest.mark.cases(5)
 @pytest.mark.parametrize("name", FORMATS)
 def test_tokens_on_torch_are_those_of_the_twin(
     name: str, reference: transformers.PreTrainedModel, weights: dict[str, torch.Tensor], tmp_path: Path
@@ -90,6 +91,7 @@ def test_tokens_on_torch_are_those_of_the_twin(
     assert ran(runner, SamplingParams(max_tokens=LENGTH, temperature=0))[0] == expected
 
 
+@pytest.mark.cases(4)
 @needs_library
 @pytest.mark.parametrize("name", FORMATS)
 def test_native_scores_are_those_of_the_twin_but_for_rounding(

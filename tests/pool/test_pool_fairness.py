@@ -22,6 +22,7 @@ async def test_burst_over_three_models_with_room_for_two() -> None:
     await pool.end()
 
 
+@pytest.mark.cases(11)
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("room", [1, 2])
 @pytest.mark.parametrize("load", [0.1, 1.0, 10.0])

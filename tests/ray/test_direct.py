@@ -47,6 +47,7 @@ def _fake(monkeypatch: pytest.MonkeyPatch) -> None:
     set_faults(monkeypatch, "step_seconds=0.001")
 
 
+@pytest.mark.full
 def test_replica_answers_itself_or_asks_all() -> None:
     async def scenario() -> None:
         async with replica("one", admin_key=("admin",)) as one, replica("two", admin_key=("admin",)) as two:
@@ -95,6 +96,7 @@ def test_only_what_the_application_admits_reaches_other_replicas() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.full
 def test_report_includes_prefixes_loads_and_finished_requests() -> None:
     async def scenario() -> None:
         async with replica("one") as one, client(one) as http:
@@ -118,6 +120,7 @@ def test_report_includes_prefixes_loads_and_finished_requests() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.full
 def test_prefixes_are_dropped_when_the_engine_has_no_room_for_them_or_is_new() -> None:
     async def scenario() -> None:
         async with replica("one", max_seq_len=2048) as one, client(one) as http:

@@ -104,6 +104,7 @@ def _fake(monkeypatch: pytest.MonkeyPatch) -> None:
     set_faults(monkeypatch, "step_seconds=0.005")
 
 
+@pytest.mark.full
 def test_ingress_gives_the_application_s_answers() -> None:
     async def scenario() -> None:
         async with replica(api_key=("secret",), admin_key=("admin",), max_body_size=1 << 20) as one:
@@ -134,6 +135,7 @@ async def _parts(body: bytes) -> AsyncIterator[bytes]:
         yield body[begin : begin + (1 << 16)]
 
 
+@pytest.mark.full
 def test_every_replica_is_asked_for_metrics_and_by_the_admin() -> None:
     async def scenario() -> None:
         async with (
@@ -183,6 +185,7 @@ def test_request_that_ran_out_of_time_is_refused_by_its_replica() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.full
 def test_requests_are_traced_where_the_settings_say(tmp_path: Path) -> None:
     async def scenario(url: str) -> None:
         async with replica(otlp_endpoint=url) as one, client(Local(one)) as http:
@@ -193,6 +196,7 @@ def test_requests_are_traced_where_the_settings_say(tmp_path: Path) -> None:
         assert spans.request("mine", 1)
 
 
+@pytest.mark.full
 def test_hanging_up_ends_the_sequence() -> None:
     async def scenario() -> None:
         async with replica() as one:
@@ -224,6 +228,7 @@ def test_model_that_cannot_be_loaded_is_no_replica(monkeypatch: pytest.MonkeyPat
     asyncio.run(scenario())
 
 
+@pytest.mark.full
 def test_report_names_what_is_loaded_and_check_fails_for_good(tmp_path: Path) -> None:
     for name in ("a", "b"):
         write_model(tmp_path / "models" / name)

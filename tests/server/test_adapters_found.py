@@ -83,6 +83,7 @@ def check(client: httpx.Client, texts: Mapping[str, str]) -> None:
     assert all(told[name]["state"] == "ready" and told[name]["bytes"] == 0 for name in BASES)
 
 
+@pytest.mark.full
 def test_adapters_of_a_directory_answer_as_those_that_were_named(tmp_path: Path) -> None:
     root = make_root(tmp_path / "models")
     make_adapter(root / "lost", root / "alpha", 5, says="org/unknown")

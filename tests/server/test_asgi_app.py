@@ -99,6 +99,7 @@ def test_uvicorn_serves_what_environment_dotenv_and_yaml_say_and_ends_the_engine
     assert server.process.returncode in (0, -signal.SIGTERM)
 
 
+@pytest.mark.full
 def test_model_that_cannot_be_served_leaves_the_app_unready_with_the_reason_in_the_log(tmp_path: Path) -> None:
     with uvicorn(tmp_path, {"OSTRO_MODEL": str(tmp_path / "nothing-here")}) as server:
         assert server.until(200, "/healthz").json() == {"status": "ok"}
@@ -112,6 +113,7 @@ def test_model_that_cannot_be_served_leaves_the_app_unready_with_the_reason_in_t
         assert "nothing-here" in server.log_text
 
 
+@pytest.mark.full
 def test_settings_may_be_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     ran = subprocess.run(

@@ -138,6 +138,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> None:
     set_faults(monkeypatch)
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("fake")
 @pytest.mark.parametrize("announced", [True, False])
 def test_bodies_share_a_budget_and_one_too_many_is_asked_to_retry(announced: bool) -> None:
@@ -184,6 +185,7 @@ def test_body_that_its_client_gives_up_leaves_the_budget() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("fake")
 def test_short_bodies_share_a_budget_that_leaves_long_ones_theirs() -> None:
     """They were not counted: 3,000 unfinished ones took 190 MB, whatever --max-bodies-size said."""
@@ -228,6 +230,7 @@ def test_server_for_small_bodies_has_room_for_a_thousand_of_them() -> None:
     assert BodyLimits(max_bytes=16 << 10, max_bytes_together=32 << 10).budget == 32 << 10
 
 
+@pytest.mark.full
 def test_body_stays_in_the_budget_until_its_answer_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """It left once it was tokenised, but was kept to the end: thirty of 20 MB took 800 MB of a budget of 128."""
     set_faults(monkeypatch, "step_seconds=0.1")

@@ -59,6 +59,7 @@ def test_models_of_a_bucket_are_served_and_need_no_network_the_second_time(schem
             assert missing.status_code in (404, 502)
 
 
+@pytest.mark.full
 def test_pickles_of_a_bucket_are_served_where_torch_is_missing(tmp_path: Path) -> None:
     """As in the `cpu` image, and in what `scripts/run_server.sh` installs."""
     model = pickle_weights(write_model(tmp_path / "model"), num_files=2)
@@ -86,6 +87,7 @@ def ended(live: LiveServer) -> int:
     return live.process.wait(20)
 
 
+@pytest.mark.full
 def test_a_bucket_that_does_not_answer_holds_up_nobody(tmp_path: Path, silent_store: dict[str, str]) -> None:
     """The list of models waited for it for minutes, and so did the end of the server."""
     first = write_model(tmp_path / "first")
@@ -97,6 +99,7 @@ def test_a_bucket_that_does_not_answer_holds_up_nobody(tmp_path: Path, silent_st
         assert ended(live) == 0
 
 
+@pytest.mark.full
 def test_a_model_being_fetched_is_reported_and_takes_no_place(tmp_path: Path, silent_store: dict[str, str]) -> None:
     tiny = write_model(tmp_path / "tiny")
     env = silent_store | {"OSTRO_CACHE": str(tmp_path / "cache")}

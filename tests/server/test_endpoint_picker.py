@@ -159,12 +159,14 @@ def forwarded(at: str, *, host: str = NAME) -> httpx.Response:
     return httpx.post(f"http://{at}/v1/completions", json=body, headers=headers, timeout=60, trust_env=False)
 
 
+@pytest.mark.full
 def test_a_server_where_none_wait_is_picked(server: LiveServer, other: LiveServer) -> None:
     for busy, idle in ((server, other), (other, server)):
         with load(busy, BATCH + 3):
             assert picked([server, other]) == [endpoint(idle), endpoint(busy)]
 
 
+@pytest.mark.full
 def test_with_equal_queues_the_server_with_the_emptier_kv_cache_is_picked(
     server: LiveServer, other: LiveServer
 ) -> None:

@@ -63,6 +63,7 @@ def metric(live: LiveServer, name: str) -> float:
     return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"{name}{{"))
 
 
+@pytest.mark.full
 def test_a_decode_server_goes_on_from_what_a_prefill_server_has_computed(model: Path, tmp_path: Path) -> None:
     with prefill(tmp_path, model) as first, decode(tmp_path, model, first.url) as second:
         cold, _ = complete(first, PROMPT)
@@ -96,6 +97,7 @@ def wait_for(live: LiveServer, name: str) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.full
 def test_requests_with_a_salt_are_computed_where_they_are(model: Path, tmp_path: Path) -> None:
     with prefill(tmp_path, model) as first, decode(tmp_path, model, first.url) as second:
         assert complete(second, cache_salt="mine")[1] == 0
@@ -113,6 +115,7 @@ def test_without_its_prefill_server_a_decode_server_computes_prompts_itself(mode
         assert live.log_text.count("they are computed here") == 1
 
 
+@pytest.mark.full
 def test_a_prefill_server_that_hangs_or_refuses_costs_no_request(model: Path, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
@@ -129,6 +132,7 @@ def test_a_prefill_server_that_hangs_or_refuses_costs_no_request(model: Path, tm
         assert "status 401" in second.log_text
 
 
+@pytest.mark.full
 def test_keys_open_a_prefill_server(model: Path, tmp_path: Path) -> None:
     with (
         prefill(tmp_path, model, "--api-key", "secret") as first,
@@ -138,6 +142,7 @@ def test_keys_open_a_prefill_server(model: Path, tmp_path: Path) -> None:
         assert "secret" not in second.log_text
 
 
+@pytest.mark.full
 def test_servers_that_share_nothing_answer_all_the_same(model: Path, tmp_path: Path) -> None:
     with prefill(tmp_path, model, shared="one") as first, decode(tmp_path, model, first.url, shared="other") as second:
         assert complete(second) == (complete(first)[0], 0)
@@ -185,6 +190,7 @@ def test_other_servers_compute_no_prompts_for_others(model: Path, tmp_path: Path
         assert "--role prefill" in response.json()["error"]["message"]
 
 
+@pytest.mark.full
 def test_a_server_that_drains_shares_its_prefixes_while_its_last_request_runs(model: Path, tmp_path: Path) -> None:
     with (
         server(tmp_path, model, "old", "--drain-timeout", "60") as old,

@@ -69,6 +69,7 @@ def test_probes_are_answered_under_any_name(server: LiveServer, path: str) -> No
     assert ask(server, "GET", path, EVIL).status_code == HTTPStatus.OK
 
 
+@pytest.mark.full
 def test_client_with_a_key_may_use_any_host_name(tmp_path: Path) -> None:
     with live_server(tmp_path, env={"OSTRO_ADMIN_KEY": "boss"}) as server:
         assert ask(server, "GET", "/v1/models", EVIL).status_code == HTTPStatus.FORBIDDEN

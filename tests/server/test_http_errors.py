@@ -271,6 +271,7 @@ def test_as_many_token_ids_are_read_as_the_schema_allows_and_more_are_refused_wi
     assert "as text" in beyond["message"]
 
 
+@pytest.mark.full
 def test_error_within_a_stream_is_in_the_log(tmp_path: Path) -> None:
     """Its status is 200, and the line said nothing else."""
     # Long enough for a first token on a busy machine, and far shorter than the answer.
@@ -282,6 +283,7 @@ def test_error_within_a_stream_is_in_the_log(tmp_path: Path) -> None:
     assert (line["status"], line["error"]) == (200, "timeout")
 
 
+@pytest.mark.full
 def test_tokenising_counts_as_a_request_like_others(tmp_path: Path) -> None:
     """It passed by the gate: nothing bounded how many were under way, or waited for them at the end."""
     args = ("--max-concurrent-requests", "1", "--max-queue-requests", "0")

@@ -192,6 +192,7 @@ def in_one_chunk(body: bytes) -> bytes:
     return b"%x\r\n%s\r\n" % (len(body), body) if body else b""
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     "kind",
     [

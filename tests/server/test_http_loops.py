@@ -37,6 +37,7 @@ def client(server: LiveServer) -> Iterator[OpenAI]:
         yield client
 
 
+@pytest.mark.full
 def test_a_chat_without_a_limit_ends_with_repetition(client: OpenAI) -> None:
     answer = client.chat.completions.create(model="default", messages=HELLO, n=2, logprobs=True)
     assert answer.usage is not None
@@ -127,6 +128,7 @@ def test_metrics_and_the_log_know_it(server: LiveServer, client: OpenAI) -> None
     assert '"finish_reason": "repetition"' in server.log_text
 
 
+@pytest.mark.full
 def test_a_strict_server_says_stop(model: Path, tmp_path: Path) -> None:
     with live_server(tmp_path, str(model), "--threads", "1", "--openai-strict", faults="") as live:
         with OpenAI(base_url=f"{live.url}/v1", api_key="none", max_retries=0) as client:
@@ -162,6 +164,7 @@ def test_offline_outputs_end_alike(model: Path) -> None:
     assert (named.choices[0].finish_reason, named.num_generated) == ("length", 120)
 
 
+@pytest.mark.full
 def test_commands_end_loops_alike(model: Path, tmp_path: Path) -> None:
     def ostro(*args: str) -> str:
         done = warm_run([*args, "--model", str(model), "--threads", "1"], cwd=tmp_path)

@@ -53,6 +53,7 @@ def test_a_message_is_the_same_streamed_and_whole(client: httpx.Client) -> None:
     assert whole["id"].startswith("msg_")
 
 
+@pytest.mark.full
 def test_the_anthropic_client_reads_both(server: LiveServer) -> None:
     anthropic = pytest.importorskip("anthropic")
     client = anthropic.Anthropic(base_url=server.url, api_key="any")
@@ -176,6 +177,7 @@ def test_the_root_answers_to_head(client: httpx.Client) -> None:
     assert (response.status_code, response.content) == (200, b"")
 
 
+@pytest.mark.full
 def test_a_key_comes_in_either_header(tmp_path: Path) -> None:
     with live_server(tmp_path, "--api-key", "secret") as server, server.client() as client:
         for headers in ({"x-api-key": "secret"}, {"authorization": "Bearer secret"}):
@@ -189,6 +191,7 @@ def test_a_key_comes_in_either_header(tmp_path: Path) -> None:
         assert client.head("/").status_code == 200
 
 
+@pytest.mark.full
 def test_a_server_that_is_not_ready_is_overloaded(tmp_path: Path) -> None:
     with (
         live_server(tmp_path, faults="fake,crash_after=30,step_seconds=0.01") as server,

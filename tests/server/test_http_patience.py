@@ -76,6 +76,7 @@ class Impatient(BoundedHttp):
     read_seconds = 0.6
 
 
+@pytest.mark.full
 def test_client_that_stops_reading_is_dropped_and_its_pages_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
     set_faults(monkeypatch)
 
@@ -101,6 +102,7 @@ def test_client_that_stops_reading_is_dropped_and_its_pages_come_back(monkeypatc
     asyncio.run(run())
 
 
+@pytest.mark.full
 def test_slow_reader_gets_all_of_its_text_in_fewer_events(monkeypatch: pytest.MonkeyPatch) -> None:
     set_faults(monkeypatch)
 
@@ -144,6 +146,7 @@ def test_request_that_takes_too_long_gets_an_error_in_its_stream(monkeypatch: py
     assert took < 30
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("tokens", "elsewhere"), [(10, False), (1000, True)])
 def test_answer_with_many_logprobs_is_written_off_the_event_loop(
     tokens: int, elsewhere: bool, monkeypatch: pytest.MonkeyPatch

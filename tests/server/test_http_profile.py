@@ -64,6 +64,7 @@ def test_profiles_need_the_admin_key(server: LiveServer) -> None:
         assert client.post("/admin/profile", json={}).status_code == 401
 
 
+@pytest.mark.full
 def test_profiles_without_a_directory_are_refused(tmp_path: Path) -> None:
     with live_server(tmp_path) as server, server.client() as client:
         refused = client.post("/admin/profile", json={})

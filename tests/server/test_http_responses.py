@@ -279,6 +279,7 @@ def test_work_in_the_background_is_counted_and_logged(server: LiveServer, client
 # --- other servers --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_a_server_without_a_store_says_so(tmp_path: Path) -> None:
     with live_server(tmp_path, "--response-store", "0") as server, server.client() as client:
         response = create(client)
@@ -291,6 +292,7 @@ def test_a_server_without_a_store_says_so(tmp_path: Path) -> None:
             assert "--response-store" in error["message"]
 
 
+@pytest.mark.full
 def test_a_key_sees_its_own_responses_only(tmp_path: Path) -> None:
     with live_server(tmp_path, "--api-key", "one,two") as server:
         with server.client(authorization="Bearer one") as client:
@@ -304,6 +306,7 @@ def test_a_key_sees_its_own_responses_only(tmp_path: Path) -> None:
             )
 
 
+@pytest.mark.full
 def test_an_engine_that_dies_is_the_streams_last_event(tmp_path: Path) -> None:
     with live_server(tmp_path, faults="fake,crash_after=30,step_seconds=0.01") as server, server.client() as client:
         told = events(client, RESPONSES, input="Hello", max_output_tokens=300, ignore_eos=True)

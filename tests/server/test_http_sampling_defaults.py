@@ -88,6 +88,7 @@ def test_operator_defaults_override_the_models(model: Path, tmp_path: Path) -> N
         assert card["sampling_defaults"] == {"temperature": 1.0, "max_tokens": 9}
 
 
+@pytest.mark.full
 def test_no_default_is_shown_that_a_request_could_not_ask_for(model: Path, tmp_path: Path) -> None:
     told = ostro(tmp_path, "serve", str(model), "--max-new-tokens", "7", "--print-config")
     assert "; default sampling: temperature 0.0, max_tokens 7\n" in told
@@ -141,6 +142,7 @@ def test_the_default_models_own_defaults_match_its_card(tmp_path: Path) -> None:
     assert "; default sampling: temperature 0.2, top_p 0.5, max_tokens 1024\n" in told
 
 
+@pytest.mark.full
 def test_the_commands_take_the_models_defaults(model: Path, tmp_path: Path) -> None:
     generate = ("generate", "--model", str(model), "--threads", "1", "the fox", "--max-tokens", "24")
     greedy = ostro(tmp_path, *generate, "--temperature", "0")

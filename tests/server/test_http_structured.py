@@ -75,6 +75,7 @@ def answer(client: httpx.Client, path: str, body: dict[str, object]) -> Any:
     return response.json()
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize("name", FORMS)
 def test_every_spelling_is_kept_to_by_every_endpoint(client: httpx.Client, name: str) -> None:
     given, fits = FORMS[name]

@@ -85,6 +85,7 @@ def test_answers_in_a_format(tmp_path: Path, format: str) -> None:
                 assert (choice["message"]["content"] or None, choice["finish_reason"]) == (case.content, case.finish)
 
 
+@pytest.mark.full
 def test_ids_of_nine_characters_go_to_templates_that_want_them(tmp_path: Path) -> None:
     """31: both ways. Ids of another kind, from a conversation that began elsewhere, are changed for the template."""
     with SCRIPTS.served(tmp_path, template=MISTRAL) as live, live.client() as client:

@@ -267,12 +267,14 @@ def check(client: httpx.Client, case: Case, key: str) -> None:
         assert message.get("tool_calls") != []
 
 
+@pytest.mark.cases(7)
 @pytest.mark.parametrize("name", CASES)
 def test_answer_with_tools(server: LiveServer, name: str) -> None:
     with server.client() as client:
         check(client, CASES[name], KEYS[name])
 
 
+@pytest.mark.cases(7)
 @pytest.mark.parametrize("name", [*CASES, *THOUGHTS])
 def test_answer_by_a_template_that_knows_tools_and_thoughts(thinking: LiveServer, name: str) -> None:
     with thinking.client() as client:
@@ -285,6 +287,7 @@ def test_answer_whose_prompt_opened_the_thought(opened: LiveServer, name: str) -
         check(client, OPENED[name], KEYS[name])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("wanted", [OK, {"tools": [F], "tool_choice": "required"}], ids=["format", "required"])
 def test_thought_that_ends_the_answer_does_not_pass_for_a_complete_one(
     opened: LiveServer, wanted: dict[str, Any]
@@ -573,6 +576,7 @@ def test_refusal_names_what_is_at_fault(server: LiveServer, given: dict[str, Any
     assert message in error["message"]
 
 
+@pytest.mark.full
 def test_client_that_leaves_in_the_middle_of_a_call_frees_the_engine(tmp_path_factory: pytest.TempPathFactory) -> None:
     """37: the row is aborted."""
     with (

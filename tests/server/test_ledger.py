@@ -204,6 +204,7 @@ def test_references_to_one_item_are_read_once_and_bounded_in_all() -> None:
 # --- over HTTP ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_background_response_stays_in_the_ledger_until_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """40 of them with a description of 8 MiB held 361 MiB that nobody counted."""
     set_faults(monkeypatch, "step_seconds=0.5")
@@ -227,6 +228,7 @@ def test_background_response_stays_in_the_ledger_until_it_ends(monkeypatch: pyte
     asyncio.run(scenario())
 
 
+@pytest.mark.full
 def test_one_busy_key_does_not_lock_out_the_operator(tmp_path: Path) -> None:
     """/admin/profile passes the gate's check and has a body, and the only key's requests took all of both."""
     env = {"OSTRO_API_KEY": "greedy", "OSTRO_ADMIN_KEY": "boss"}
@@ -287,6 +289,7 @@ def test_stalled_bodies_of_one_key_do_not_refuse_another(server: LiveServer) -> 
         assert client.post("/v1/completions", json=polite).status_code == 200
 
 
+@pytest.mark.full
 def test_background_responses_are_in_the_memory_budget(tmp_path: Path) -> None:
     """40 of them with a description of 8 MiB held 361 MiB that nobody counted."""
     env = {"OSTRO_API_KEY": "greedy"}
@@ -299,6 +302,7 @@ def test_background_responses_are_in_the_memory_budget(tmp_path: Path) -> None:
                 holder.hold(KINDS["background, for a model"], 16)
 
 
+@pytest.mark.full
 def test_one_key_does_not_empty_the_store_of_another(tmp_path: Path) -> None:
     """Requests in the background did: what runs cannot be dropped, so what others had stored was."""
     env, kind = {"OSTRO_API_KEY": "greedy,polite"}, KINDS["background, for a model"]

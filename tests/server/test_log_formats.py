@@ -49,6 +49,7 @@ def test_the_first_line_names_what_dotenv_has_set(model: Path, tmp_path: Path) -
     assert "hush" not in screen.shown
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("kind", ["chat", "no template", "embeddings", "keys", "several"])
 def test_the_start_ends_with_a_command_that_works_as_printed(kind: str, tmp_path: Path) -> None:
     args, env = ["serve", "--port", "0"], dict(FAKE)
@@ -108,6 +109,7 @@ def test_a_request_is_one_short_line(model: Path, tmp_path: Path) -> None:
     assert len(lines) == len(expected) + 1
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("args", "env", "colored"), [((), {"NO_COLOR": ""}, True), ((), {}, False)])
 def test_colour_is_for_terminals_whose_users_want_it(
     model: Path, tmp_path: Path, args: tuple[str, ...], env: dict[str, str], colored: bool
@@ -193,6 +195,7 @@ print("bare again", file=sys.stderr)
 """
 
 
+@pytest.mark.full
 def test_nothing_but_json_reaches_standard_error(tmp_path: Path) -> None:
     """Warnings of libraries were bare lines between the objects."""
     command = [sys.executable, "-W", "default", "-c", NOISY]
@@ -209,6 +212,7 @@ def test_nothing_but_json_reaches_standard_error(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.full
 def test_lines_of_the_engine_are_lines_of_the_log(model: Path, tmp_path: Path) -> None:
     """They were lost, or bare."""
     # Native kernels have pages of 16 tokens.

@@ -111,6 +111,7 @@ def test_a_broken_model_is_reported_and_the_others_go_on(server: LiveServer, mod
         assert complete(client, "alpha").status_code == 200
 
 
+@pytest.mark.full
 def test_a_listed_model_that_cannot_be_loaded_is_no_fault_of_the_client(tmp_path: Path) -> None:
     """It was called unknown, and the answer named the files of the server; then it did not say what was wrong."""
     root = tmp_path / "models"
@@ -157,6 +158,7 @@ def test_a_model_has_settings_of_its_own(server: LiveServer) -> None:
         assert complete(client, "alpha", "the dog " * 60).json()["error"]["code"] == "context_length_exceeded"
 
 
+@pytest.mark.full
 def test_an_operator_loads_unloads_and_pins(server: LiveServer) -> None:
     with server.client(authorization="Bearer boss") as client:
         assert client.post("/admin/load/org/beta").json()["state"] == "ready"
@@ -172,6 +174,7 @@ def test_an_operator_loads_unloads_and_pins(server: LiveServer) -> None:
         assert anybody.get("/admin/stats").status_code == 401
 
 
+@pytest.mark.full
 def test_requests_for_all_models_at_once_are_all_answered(server: LiveServer) -> None:
     prompts = ("the quick", "brown fox", "the lazy dog")
     with server.client() as client:
@@ -235,6 +238,7 @@ def test_totals_survive_the_end_of_an_engine(models: Path, tmp_path: Path) -> No
             assert told() == {"requests_total": 2 * loads, "generated_tokens": 12 * loads, "restarts": 0}
 
 
+@pytest.mark.full
 def test_queued_requests_hold_no_model(models: Path, tmp_path: Path) -> None:
     """A queue for one model kept it loaded until the last of them was served, and those for another had a 503."""
     args = ("--models", str(models), "--max-models", "1", "--max-concurrent-requests", "1", "--threads", "1")
@@ -271,6 +275,7 @@ def test_queued_requests_hold_no_model(models: Path, tmp_path: Path) -> None:
         asyncio.run(asyncio.wait_for(scenario(live.url), 60))
 
 
+@pytest.mark.full
 def test_a_ready_model_is_available_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whose turn it is gives that up when the model does not come before anything else can run."""
     set_faults(monkeypatch)
@@ -285,6 +290,7 @@ def test_a_ready_model_is_available_at_once(monkeypatch: pytest.MonkeyPatch) -> 
     asyncio.run(scenario())
 
 
+@pytest.mark.full
 def test_named_models_the_first_of_which_answers_by_default(models: Path, tmp_path: Path) -> None:
     args = (str(models / "alpha"), "--model", f"tiny={models / 'org-gamma'}", "--pin", "tiny", "--threads", "1")
     env = {"DEFAULT_MAX_TOKENS": "3", "DEFAULT_TEMPERATURE": "0"}
@@ -298,6 +304,7 @@ def test_named_models_the_first_of_which_answers_by_default(models: Path, tmp_pa
         assert again["choices"][0]["text"] == answer["choices"][0]["text"]
 
 
+@pytest.mark.full
 def test_the_first_model_keeps_its_name_and_the_server_stays_ready_while_models_take_turns(tmp_path: Path) -> None:
     """A model that nobody had named was called after its file only while it was loaded: then the name was nobody's, or
     another model's. And each time that it was loaded again, balancers took the server out.

@@ -53,6 +53,7 @@ def written(events: Iterable[Event], outcome: Outcome = DONE) -> Json:
     return AssistantMessage.model_validate(each.message).model_dump()
 
 
+@pytest.mark.full
 @pytest.mark.examples
 def test_the_clients_accumulator_ends_with_the_message() -> None:
     anthropic = pytest.importorskip("anthropic")

@@ -70,6 +70,7 @@ def test_wheel_in_the_cache_is_found(cache: Path) -> None:
     assert [entry.in_use for entry in ModelStore().entries()] == [False]
 
 
+@pytest.mark.full
 def test_fetched_files_are_held_and_found_again(
     tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

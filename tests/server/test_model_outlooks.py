@@ -58,6 +58,7 @@ def test_plan_of_a_model_on_this_machine(server: LiveServer, client: httpx.Clien
     assert client.get("/admin/plan/default").json()["plan"]["weights_bytes"] == plan["weights_bytes"]
 
 
+@pytest.mark.full
 def test_plan_of_a_model_in_a_bucket_reads_headers_only(server: LiveServer, client: httpx.Client) -> None:
     directory = server.log.parent
     told = client.get("/admin/plan/org/far").json()

@@ -102,6 +102,7 @@ def test_the_likelihood_is_the_sum_of_the_echoed_log_probabilities(client: httpx
         assert given["is_greedy"][at] == (own == best)
 
 
+@pytest.mark.full
 def test_the_likelihood_is_that_of_transformers(client: httpx.Client, model: Path) -> None:
     reference = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
     prompts, continuations = ["the quick", "Hello there, you"], [" brown fox jumps", " lazy dog"]

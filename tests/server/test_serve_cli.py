@@ -75,6 +75,7 @@ def taken_port() -> Iterator[int]:
         yield sock.getsockname()[1]
 
 
+@pytest.mark.full
 def test_server_is_alive_at_once_and_ready_only_once_the_model_is(tmp_path: Path) -> None:
     began = time.monotonic()
     args = ("--load-timeout", "0.2")
@@ -90,12 +91,14 @@ def test_server_is_alive_at_once_and_ready_only_once_the_model_is(tmp_path: Path
         assert client.post("/v1/completions", json={"prompt": "a", "max_tokens": 2}).status_code == 200
 
 
+@pytest.mark.full
 def test_a_request_waits_for_a_model_that_loads(tmp_path: Path) -> None:
     with live_server(tmp_path, faults="fake,load_seconds=5", ready=False) as server, server.client() as client:
         assert client.get("/readyz").status_code == 503
         assert client.post("/v1/completions", json={"prompt": "a", "max_tokens": 2}).status_code == 200
 
 
+@pytest.mark.full
 def test_sigterm_lets_requests_finish_and_refuses_new_ones(tmp_path: Path) -> None:
     with live_server(tmp_path, faults=SLOW) as server, server.client() as client:
         stream = Streaming(server.url, 30)
@@ -112,6 +115,7 @@ def test_sigterm_lets_requests_finish_and_refuses_new_ones(tmp_path: Path) -> No
         assert server.process.wait(60) == 0
 
 
+@pytest.mark.full
 def test_request_whose_head_is_still_arriving_is_answered_by_a_server_that_ends(tmp_path: Path) -> None:
     """Its connection is not an idle one."""
     body = b'{"prompt": "a", "max_tokens": 2}'
@@ -142,6 +146,7 @@ def test_request_whose_head_is_still_arriving_is_answered_by_a_server_that_ends(
         assert server.process.wait(60) == 0
 
 
+@pytest.mark.full
 def test_idle_server_ends_at_once(tmp_path: Path) -> None:
     with live_server(tmp_path) as server:
         server.process.send_signal(signal.SIGINT)
@@ -154,6 +159,7 @@ def test_server_that_still_loads_can_be_ended(tmp_path: Path) -> None:
         assert server.process.wait(60) == 0
 
 
+@pytest.mark.full
 def test_request_beyond_the_window_ends_with_an_error_in_its_stream(tmp_path: Path) -> None:
     with live_server(tmp_path, "--drain-timeout", "0.3", faults=SLOW) as server:
         stream = Streaming(server.url, 2000)
@@ -165,6 +171,7 @@ def test_request_beyond_the_window_ends_with_an_error_in_its_stream(tmp_path: Pa
         assert "requests cut off" in server.log_text
 
 
+@pytest.mark.full
 def test_second_signal_aborts_and_leaves_no_engine(tmp_path: Path) -> None:
     with live_server(tmp_path, "--drain-timeout", "60", faults=SLOW) as server:
         stream = Streaming(server.url, 2000)
@@ -223,6 +230,7 @@ def test_real_model_is_served_under_its_name(tmp_path: Path) -> None:
     assert (line["status"], line["completion_tokens"]) == (200, 4)
 
 
+@pytest.mark.full
 def test_keys_admit_and_show_up_as_labels_only(tmp_path: Path) -> None:
     (tmp_path / "keys").write_text("from-file\n")
     args = ("--api-key-file", "keys")
@@ -267,6 +275,7 @@ def test_origins_alone_turn_cors_on(tmp_path: Path) -> None:
         assert (allowed.status_code, allowed.headers["access-control-allow-origin"]) == (200, "https://page.example")
 
 
+@pytest.mark.full
 def test_healthz_waits_for_the_model_if_configured(tmp_path: Path) -> None:
     args, faults = ("--healthz-waits-for-model",), "fake,load_seconds=6"
     with live_server(tmp_path, *args, faults=faults, ready=False) as server, server.client() as client:
@@ -304,6 +313,7 @@ def test_limits_of_other_servers_bound_what_they_name(tmp_path: Path) -> None:
     assert report["longest sequence"] == "48 tokens"
 
 
+@pytest.mark.full
 def test_a_single_model_server_answers_to_any_name_if_configured(tmp_path: Path) -> None:
     model = str(write_model(tmp_path / "tiny"))
     body = {"prompt": "a", "max_tokens": 1, "model": "gpt-3.5-turbo"}
@@ -327,6 +337,7 @@ def test_a_directory_of_models_that_does_not_exist_ends_the_start(tmp_path: Path
     assert "Traceback" not in ran.stderr
 
 
+@pytest.mark.full
 def test_any_model_may_have_further_names(tmp_path: Path) -> None:
     write_model(tmp_path / "models" / "small", seed=1)
     first = str(write_model(tmp_path / "tiny"))
@@ -352,6 +363,7 @@ def test_answers_have_a_date_unless_told_otherwise(tmp_path: Path) -> None:
         assert "date" in client.get("/healthz").headers
 
 
+@pytest.mark.full
 def test_full_server_answers_429_with_retry_after(tmp_path: Path) -> None:
     args = ("--max-concurrent-requests", "1", "--max-queue-requests", "0")
     with live_server(tmp_path, *args, faults=SLOW) as server, server.client() as client:
@@ -362,6 +374,7 @@ def test_full_server_answers_429_with_retry_after(tmp_path: Path) -> None:
         assert stream.ended()[-1] == "data: [DONE]"
 
 
+@pytest.mark.full
 def test_timed_out_request_gets_504(tmp_path: Path) -> None:
     with live_server(tmp_path, env={"REQUEST_TIMEOUT": "0.3"}, faults=SLOW) as server, server.client() as client:
         late = client.post("/v1/completions", json={"prompt": "a", "max_tokens": 500, "ignore_eos": True})
@@ -386,6 +399,7 @@ def test_printed_config_names_every_origin(tmp_path: Path) -> None:
     assert ran.stdout.endswith(": not on this machine yet\n")
 
 
+@pytest.mark.full
 def test_printed_config_says_what_will_run(tmp_path: Path) -> None:
     model = write_model(tmp_path / "tiny")
     # Native kernels have pages of 16 tokens.
@@ -417,6 +431,7 @@ def test_dry_run_of_a_bad_model_is_one_clear_line(tmp_path: Path) -> None:
     assert (ran.returncode, ran.stdout, len(ran.stderr.splitlines())) == (1, "", 1)
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize(
     ("args", "status", "complaint"),
     [
@@ -449,6 +464,7 @@ def test_switch_does_not_swallow_the_model(tmp_path: Path) -> None:
     assert "prefix_caching: false" in ran.stdout
 
 
+@pytest.mark.full
 @pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
 def test_server_takes_as_many_open_files_as_it_may(tmp_path: Path) -> None:
     """1024 files is what shells give; more requests than that may wait, and theirs are not the only files."""

@@ -198,6 +198,7 @@ def test_weights_without_a_brain_are_served_by_flags_with_a_vocabulary_of_berts(
     assert scored["ll"] == pytest.approx([each.logprob for each in by_ids], abs=1e-5)
 
 
+@pytest.mark.full
 def test_a_brain_in_a_bucket_is_listed_and_answers(files: tuple[Path, Path], tmp_path: Path) -> None:
     brain, tokenizer = files
     places = {brain: "mind", brain.parents[1] / "brain.json": ".", **dict.fromkeys(tokenizer.glob("tok*"), "tokenizer")}

@@ -23,6 +23,7 @@ def hub(export: Path) -> Iterator[Hub]:
         yield hub
 
 
+@pytest.mark.full
 def test_a_model_is_served_with_a_tokenizer_of_the_hub(hub: Hub, export: Path, tmp_path: Path) -> None:
     bare = write_model(tmp_path / "bare")
     (bare / "tokenizer.json").unlink()

@@ -75,6 +75,7 @@ def is_checker(pid: int) -> bool:
         return False
 
 
+@pytest.mark.full
 def test_an_idle_model_loads_what_structured_outputs_need(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first of them took 8 s on a fresh server."""
     set_faults(monkeypatch)
@@ -142,6 +143,7 @@ def test_stop_string_that_is_not_unicode_harms_nobody(monkeypatch: pytest.Monkey
     asyncio.run(scenario())
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("text", ["word ", LONG], ids=["inline", "in a thread"])
 def test_request_that_cannot_run_is_refused_by_the_callers_name_for_it(
     monkeypatch: pytest.MonkeyPatch, text: str
@@ -214,6 +216,7 @@ def test_event_loop_turns_while_a_long_prompt_is_tokenised(monkeypatch: pytest.M
     asyncio.run(scenario())
 
 
+@pytest.mark.full
 def test_service_that_loads_says_so_and_then_is_ready(monkeypatch: pytest.MonkeyPatch) -> None:
     set_faults(monkeypatch, "load_seconds=1")
 
@@ -338,6 +341,7 @@ async def refusal(service: ModelService, kind: str, text: str) -> ContextLengthE
     return found.value
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", ["prompt", "messages"])
 def test_text_that_cannot_fit_is_refused_before_it_is_tokenised(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sixteen megabytes took a thread for seconds, only to be told that they were too long."""
@@ -361,6 +365,7 @@ MEGABYTE = "x" * (1 << 20)
 CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": MEGABYTE}}
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     "fields",
     [{"name": MEGABYTE}, {"tool_call_id": MEGABYTE}, {"reasoning_content": MEGABYTE}, {"tool_calls": [CALL]}],

@@ -53,12 +53,14 @@ def check(client: httpx.Client, case: Case, key: str) -> None:
     assert said[0].is_cut == (case.finish == "length")
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize("name", CASES)
 def test_an_answer_with_tools_is_the_same_in_all_dialects(server: LiveServer, name: str) -> None:
     with server.client() as client:
         check(client, CASES[name], KEYS[name])
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize("name", [*CASES, *THOUGHTS])
 def test_an_answer_by_a_template_with_tools_and_reasoning_is_the_same_in_all_dialects(
     thinking: LiveServer, name: str
@@ -102,6 +104,7 @@ def test_a_thought_within_a_tool_loop_is_rendered_again_in_all_dialects(thinking
     assert len(counts) == 1
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("max_tokens", range(1, 18))
 def test_an_answer_cut_at_any_point_is_the_same_in_all_dialects(server: LiveServer, max_tokens: int) -> None:
     with server.client() as client:

@@ -268,6 +268,7 @@ def test_refusal_is_no_error_of_the_servers(
     assert root.attributes["error.type"] == kind
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("stream", [False, True])
 def test_client_that_goes_ends_its_spans(
     client: httpx.Client, server: LiveServer, traces: Collector, stream: bool
@@ -336,6 +337,7 @@ def test_collector_that_is_down_costs_nothing_but_a_line(tmp_path: Path) -> None
     assert complaint["lost_spans"] >= 4
 
 
+@pytest.mark.full
 def test_end_does_not_wait_for_a_collector_that_hangs(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
@@ -353,6 +355,7 @@ def test_end_does_not_wait_for_a_collector_that_hangs(tmp_path: Path) -> None:
 # --- whether requests are traced ------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_nothing_of_opentelemetry_is_imported_unless_requests_are_traced() -> None:
     """But for its interface, which FastAPI imports."""
     code = (
@@ -383,6 +386,7 @@ def without_opentelemetry(tmp_path: Path) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(tmp_path)}
 
 
+@pytest.mark.full
 def test_setting_without_the_packages_is_refused_with_what_to_install(
     tmp_path: Path, without_opentelemetry: dict[str, str]
 ) -> None:

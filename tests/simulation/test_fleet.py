@@ -186,6 +186,7 @@ def test_turns_find_their_conversation_only_by_prefix() -> None:
     assert hits["prefix"] > 0.65 > hits["round-robin"]
 
 
+@pytest.mark.full
 def test_ten_thousand_replicas() -> None:
     workload = load(inputs=Span(4, 4), outputs=Span(2, 2), vocab_size=1000)
     found = simulated(at_rate(20_000, 3000), workload=workload, replicas=10_000)

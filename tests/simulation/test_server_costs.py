@@ -69,6 +69,7 @@ def test_a_server_that_is_faster_than_its_engine_was_costs_nothing() -> None:
     assert {(each.request, each.prompt_token) for each in found.endpoints.values()} == {(0.0, 0.0)}
 
 
+@pytest.mark.full
 def test_answers_of_one_token_without_text_are_no_failures() -> None:
     """A sampled token is now and then a special one; the measurement then ended with "empty answer"."""
     asked = count()

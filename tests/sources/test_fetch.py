@@ -172,6 +172,7 @@ PASSING = [
 LOOKS = [("gcs_store", "prefix="), ("s3_store", "prefix="), ("s3_store", "model.safetensors")]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("store", "faults"),
     [
@@ -193,6 +194,7 @@ def test_faults_that_pass_end_in_the_right_model(
     assert proxy.faults_left == 0
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("store", "path"), LOOKS, indirect=["store"])
 def test_looks_that_fail_and_pass_end_in_the_right_model(
     store: ObjectStore, proxy: FaultProxy, prefix: str, path: str
@@ -205,6 +207,7 @@ def test_looks_that_fail_and_pass_end_in_the_right_model(
     assert proxy.faults_left == 0
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(("store", "path"), LOOKS, indirect=["store"])
 @pytest.mark.parametrize(
     ("fault", "reason"),
@@ -247,6 +250,7 @@ def test_a_connection_that_only_trickles_is_given_up(
         fetch_model(reference, progress=False)
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     ("fault", "reason"),
     [
@@ -286,6 +290,7 @@ def test_a_store_that_is_down_is_an_error(store: ObjectStore, proxy: FaultProxy,
         fetch_model(f"{store.scheme}://{BUCKET}/{prefix}", progress=False)
 
 
+@pytest.mark.full
 def test_after_a_failure_only_what_is_missing_is_fetched(
     store: ObjectStore, proxy: FaultProxy, prefix: str, cache: Path
 ) -> None:
@@ -321,6 +326,7 @@ def test_a_directory_without_a_model_is_refused(store: ObjectStore, proxy: Fault
 # --- change ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("keeps_preconditions", [True, False], ids=["refused", "unnoticed"])
 def test_a_model_that_changes_under_way_arrives_in_one_version(
     store: ObjectStore, proxy: FaultProxy, prefix: str, keeps_preconditions: bool
@@ -337,6 +343,7 @@ def test_a_model_that_changes_under_way_arrives_in_one_version(
     assert contents(fetch_model(reference, progress=False)) == model_files(seed=2)
 
 
+@pytest.mark.full
 def test_a_model_that_never_stops_changing_is_an_error(
     store: ObjectStore, proxy: FaultProxy, prefix: str, cache: Path
 ) -> None:
@@ -392,6 +399,7 @@ def test_a_download_is_resumed_only_in_the_generation_that_it_began_with(
     assert contents(fetch_model(reference, progress=False)) == model_files(seed=2)
 
 
+@pytest.mark.full
 def test_a_refresh_fetches_what_is_new_and_replaces_the_old(
     store: ObjectStore, proxy: FaultProxy, prefix: str, cache: Path
 ) -> None:
@@ -421,6 +429,7 @@ def test_a_refresh_leaves_a_version_in_use(store: ObjectStore, proxy: FaultProxy
     assert fetch_model(reference, progress=False) == second
 
 
+@pytest.mark.full
 def test_a_refresh_goes_back_to_an_older_version_that_is_still_there(
     s3_store: ObjectStore, monkeypatch: pytest.MonkeyPatch, prefix: str, cache: Path
 ) -> None:
@@ -505,6 +514,7 @@ def test_a_rotten_file_of_the_old_version_does_not_get_into_the_new(
 # --- processes ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_a_killed_download_is_resumed_with_what_is_missing(
     store: ObjectStore, proxy: FaultProxy, prefix: str, cache: Path
 ) -> None:
@@ -528,6 +538,7 @@ def test_a_killed_download_is_resumed_with_what_is_missing(
     assert not kept & set(proxy.ranges)
 
 
+@pytest.mark.full
 def test_two_processes_fetch_a_model_once(store: ObjectStore, proxy: FaultProxy, prefix: str) -> None:
     files = model_files()
     reference = store.put_model(prefix, files)
@@ -587,6 +598,7 @@ def test_a_model_that_cannot_fit_is_refused_before_it_is_fetched(
     assert proxy.reads == []
 
 
+@pytest.mark.full
 def test_a_disk_that_fills_under_way_is_an_error_that_leaves_room(
     store: ObjectStore, proxy: FaultProxy, prefix: str, small_disk: Path
 ) -> None:

@@ -82,6 +82,7 @@ def names_in(path: Path) -> set[str]:
     return set(files_of(path)) - {MANIFEST}
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     ("store", "generation"),
     [*(("gcs_store", generation) for generation in get_args(Generation)), ("s3_store", "manifest")],
@@ -114,6 +115,7 @@ def test_every_file_of_a_database_is_fetched(
     assert names_in(fetch_model(reference, progress=False)) == set(files_of(tmp_path / "step-1000"))
 
 
+@pytest.mark.full
 @ONE_STORE
 def test_only_the_newest_complete_checkpoint_of_a_run_is_fetched(
     store: ObjectStore, proxy: FaultProxy, prefix: str, tmp_path: Path

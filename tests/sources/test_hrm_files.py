@@ -63,6 +63,7 @@ def test_brains_and_runs_under_a_directory_are_found(tmp_path: Path) -> None:
     assert list_models(str(tmp_path / "thinker")) == [FoundModel("thinker", str(tmp_path / "thinker"))]
 
 
+@pytest.mark.full
 def test_brains_and_runs_in_a_bucket_are_found_fetched_and_opened(
     store: ObjectStore, proxy: FaultProxy, prefix: str, tmp_path: Path
 ) -> None:

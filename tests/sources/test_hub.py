@@ -86,6 +86,7 @@ def test_a_hub_model_is_fetched_without_pickles_or_code_and_opens(hub: Hub, tmp_
     assert sorted(hub.served) == files
 
 
+@pytest.mark.full
 def test_pickles_of_the_hub_are_fetched_only_where_there_is_nothing_better(tmp_path: Path) -> None:
     pickles = {"pytorch_model-00001-of-00001.bin": b"a pickle", "training_args.bin": b"another"}
     index = json.dumps({"weight_map": {"w": "pytorch_model-00001-of-00001.bin"}}).encode()
@@ -155,6 +156,7 @@ def test_a_hub_that_cannot_be_reached_is_a_failed_download(tmp_path: Path) -> No
 IMPATIENT = PROGRAM.replace("try:", "from ostro.sources import hub; hub._ANSWER_SECONDS = 0.5\ntry:", 1)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("ref", [REPO, f"{REPO}@v1"])
 def test_a_cached_model_opens_though_the_hub_is_silent(hub: Hub, tmp_path: Path, ref: str) -> None:
     """It waited for an answer for ever."""
@@ -193,6 +195,7 @@ print(parse_model(sys.argv[1]).find(newest=False))
 """
 
 
+@pytest.mark.full
 def test_a_snapshot_that_lacks_a_shard_is_not_found(tmp_path: Path) -> None:
     """A download that broke off was found all the same, and only told apart once it was opened."""
     shards = {f"model-0000{number}-of-00002.safetensors": safetensors(f"w{number}") for number in (1, 2)}
@@ -222,6 +225,7 @@ print(found.model, found.parameters, found.fits)
 """
 
 
+@pytest.mark.full
 def test_a_hub_model_is_planned_by_its_headers(hub: Hub, tmp_path: Path) -> None:
     assert open_from(hub, tmp_path, program=PLAN) == f"{REPO} {WEIGHTS} True"
     assert set(hub.served) == {"config.json", "model.safetensors"}
@@ -267,6 +271,7 @@ def ggufs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
         yield hub
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     ("reference", "opened"),
     [
@@ -285,6 +290,7 @@ def test_one_gguf_file_of_a_repository_is_fetched(ggufs: Hub, tmp_path: Path, re
     assert open_from(ggufs, tmp_path, reference, program=GGUF_PROGRAM, HF_HUB_OFFLINE="1") == online
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("reference", ["acme/odd", f"{GGUF_REPO}:Q5_0", f"{GGUF_REPO}:none.gguf"])
 def test_an_ambiguous_gguf_reference_lists_the_choices(ggufs: Hub, tmp_path: Path, reference: str) -> None:
     repo = reference.partition(":")[0]

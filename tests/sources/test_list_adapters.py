@@ -76,6 +76,7 @@ def test_adapters_of_a_directory_are_found_with_their_bases(tmp_path: Path) -> N
     assert list_models(str(write(tmp_path, TREE))) == expected(str(tmp_path))
 
 
+@pytest.mark.full
 def test_adapters_of_a_bucket_are_found_and_no_weights_are_read(
     store: ObjectStore, proxy: FaultProxy, prefix: str
 ) -> None:

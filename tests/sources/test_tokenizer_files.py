@@ -70,6 +70,7 @@ def run(hub: Hub | str, home: Path, reference: str, models: list[tuple[str, dict
     return result.stdout.splitlines()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("reference", ["acme/tiny", pytest.param("old-tiny", marks=pytest.mark.full)])
 def test_every_kind_of_model_takes_a_tokenizer_of_the_hub(
     hub: Hub, export: Path, models: list[tuple[str, dict[str, str]]], tmp_path: Path, reference: str

@@ -1,4 +1,6 @@
-"""Which cases of a product of parameters `make test` runs: as many as have each value once. The others are `full`."""
+"""Which cases of a test with parameters `make test` runs: of a product, as many as have each value once; of a test with
+the mark `cases`, as many as that says. The others are `full`.
+"""
 
 from collections import defaultdict
 from collections.abc import Iterable
@@ -12,17 +14,33 @@ Value = tuple[object, ...]
 
 def mark_products(items: Iterable[pytest.Item]) -> None:
     """Marks the cases of each test with several parameters that repeat values which others have."""
+    for cases in _by_test(items):
+        _mark_others(cases, _each_value_once([_values(case) for case in cases]))
+
+
+def mark_cases(items: Iterable[pytest.Item]) -> None:
+    """Marks the cases that a test with the mark `cases` has beyond its number; those left are evenly spaced."""
+    for cases in _by_test(items):
+        if mark := cases[0].get_closest_marker("cases"):
+            [number] = mark.args
+            _mark_others(cases, {index * len(cases) // number for index in range(number)})
+
+
+def _by_test(items: Iterable[pytest.Item]) -> Iterable[list[pytest.Function]]:
+    """Cases of each test, but for those that are marked as run elsewhere."""
     tests: dict[tuple[pytest.Item | pytest.Collector | None, str], list[pytest.Function]] = defaultdict(list)
     for item in items:
         if not isinstance(item, pytest.Function) or not hasattr(item, "callspec"):
             continue
         if not any(item.get_closest_marker(name) for name in _ELSEWHERE):
             tests[item.parent, item.originalname].append(item)
-    for cases in tests.values():
-        chosen = _each_value_once([_values(case) for case in cases])
-        for index, case in enumerate(cases):
-            if index not in chosen:
-                case.add_marker("full")
+    return tests.values()
+
+
+def _mark_others(cases: list[pytest.Function], chosen: set[int]) -> None:
+    for index, case in enumerate(cases):
+        if index not in chosen:
+            case.add_marker("full")
 
 
 def _values(case: pytest.Function) -> set[Value]:

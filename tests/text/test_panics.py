@@ -44,6 +44,7 @@ def test_an_invalid_pattern_is_refused_at_load(tmp_path: Path) -> None:
         Tokenizer.load(with_pattern(tmp_path, "("))
 
 
+@pytest.mark.full
 def test_a_text_that_a_tokenizer_gives_up_on_fails_alone(tmp_path: Path) -> None:
     """Shorter than any probe, or as long: the request fails, and the next one is served."""
     tokenizer = Tokenizer.load(with_pattern(tmp_path / "slow-on-z", "(z+)+$"))

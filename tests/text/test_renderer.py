@@ -61,6 +61,7 @@ def test_variables_reach_the_template_and_their_control_texts_stay_text() -> Non
     assert renderer.render(HELLO, tools=[{"name": "f"}], template_kwargs={"messages": []}) == "[]f"
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("content", ["Once", "Once upon ", "", "[", [{"type": "text", "text": "Once"}]])
 def test_final_message_can_be_left_open_for_the_model_to_continue(content: object) -> None:
     renderer = Renderer(ChatTemplate(ECHO))
@@ -281,6 +282,7 @@ def test_text_that_is_longer_than_the_caller_takes_stays_in_the_process(source: 
     assert renderer.pid == process
 
 
+@pytest.mark.full
 def test_text_has_a_limit_where_the_caller_sets_none() -> None:
     limit = RenderLimits().characters
     with pytest.raises(BadRequest, match=f"made a text of {limit + 1} characters"):

@@ -146,6 +146,7 @@ def test_a_damaged_compiled_map_is_refused(tmp_path: Path, data: bytes) -> None:
         Tokenizer.load(with_parts(tmp_path, normalizer=damaged))
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     ("kind", "form"),
     [

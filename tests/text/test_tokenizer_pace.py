@@ -32,6 +32,7 @@ def tokenizer_with(directory: Path, pattern: str, *, normalizes: bool = False) -
     return Tokenizer.load(model)
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     ("pattern", "normalizes"), [*((each, False) for each in SLOW), (r"\s+$", True), (r"(ab)*c", True)]
 )

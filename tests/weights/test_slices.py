@@ -81,6 +81,7 @@ def assert_parts(checkpoint: Checkpoint) -> None:
     assert found == len(tensors)
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     ("stacked", "layers_per_chunk", "shards", "dtype"),
     [

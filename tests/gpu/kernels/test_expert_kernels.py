@@ -183,6 +183,7 @@ def test_tiles_are_never_more_than_expected(slots: int, experts: int, device: to
 # ---- what they multiply by
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     ("rows", "count", "hidden", "inner", "chosen"),
     [(2, 4, 32, 8, 2), (5, 6, 36, 20, 6), (9, 3, 200, 136, 2), (40, 6, 16, 24, 2), (150, 2, 16, 8, 1)],
@@ -205,6 +206,7 @@ def test_all_rows_may_go_through_one_expert_and_none_through_the_others(alone: b
     torch.testing.assert_close(ours, experts.mixed(x, logits), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     ("count", "hidden", "inner", "chosen"),
     # An odd number of chosen experts, and of parts that a row is read in.
@@ -221,6 +223,7 @@ def test_a_single_row_equals_the_plain_twin(
     torch.testing.assert_close(ours, experts(read), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("hidden", "inner"), [(600, 20), (20, 600)])
 def test_weights_that_do_not_fit_in_registers_are_read_some_at_a_time(
     hidden: int, inner: int, device: torch.device, monkeypatch: pytest.MonkeyPatch

@@ -74,6 +74,7 @@ class Sequence:
         assert torch.equal(singly[some.start :: some.step], whole[some.start :: some.step])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("window", "softcap"), [(None, None), (40, None), (None, 2.0)])
 def test_a_token_has_the_same_bits_in_any_tile(
@@ -86,11 +87,13 @@ def test_sinks_leave_results_batch_invariant(device: torch.device) -> None:
     Sequence(device, torch.float32, window=40, sunk=True).check()
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(2, 2, 80), (3, 1, 64), (20, 1, 16), (4, 2, 128)])
 def test_heads_of_every_kind(device: torch.device, heads: int, kv_heads: int, head_dim: int) -> None:
     Sequence(device, torch.float16, heads=heads, kv_heads=kv_heads, head_dim=head_dim).check()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("page_size", [16, 48, 128])
 def test_pages_need_not_be_as_long_as_blocks(device: torch.device, page_size: int) -> None:
     Sequence(device, torch.float16, page_size=page_size).check()
@@ -105,6 +108,7 @@ def test_rows_of_single_tokens_make_their_own_tiles_and_empty_ones_read_nothing(
     assert not sequence.attend([(0, 2, 0, 0)]).any()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("window", "softcap"), [(None, None), (40, 2.0)])
 def test_packed_arrays_need_no_strides(device: torch.device, window: int | None, softcap: float | None) -> None:
     """As the JAX runner calls the kernel."""

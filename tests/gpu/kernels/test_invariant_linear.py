@@ -17,6 +17,7 @@ def drawn(device: torch.device, *shape: int, dtype: torch.dtype = torch.float32,
     return (torch.randn(shape) * scale).to(device, dtype)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("dtype", [torch.float32, *HALVES])
 @pytest.mark.parametrize("rows", [1, 40, 600])
 @pytest.mark.parametrize(("outs", "ins"), [(64, 128), (37, 96), (40, 1100)])
@@ -35,6 +36,7 @@ def test_matmul_equals_the_plain_twin(device: torch.device, dtype: torch.dtype, 
         torch.testing.assert_close(ours, plain, rtol=CLOSE[dtype], atol=CLOSE[dtype])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("dtype", [torch.float32, *HALVES])
 @pytest.mark.parametrize(
     ("outs", "ins"),

@@ -81,6 +81,7 @@ def test_unpacked_weights_are_those_of_the_plain_twin(
     torch.testing.assert_close(packed.unpacked(weight, torch.float32), widened(weight), rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.cases(2)
 @FORMS
 @DTYPES
 @pytest.mark.parametrize("rows", [1, 3])
@@ -121,6 +122,7 @@ def test_rows_of_other_lengths_than_tiles_have(device: torch.device, tiling: Til
     check(packed.packed_small_linear(x, weight, tiling=tiling), packed.packed_small_linear_plain(x, weight))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("ins", [256, 512])
 def test_epilogues_of_all_tiles_of_a_program(device: torch.device, ins: int) -> None:
     torch.manual_seed(0)
@@ -150,6 +152,7 @@ def test_every_code_is_exact_in_the_vector_kernel(device: torch.device, bits: in
         assert torch.equal(ours, torch.full_like(ours, float(codes[place])))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_norm_of_one_row_comes_before_the_matmul(device: torch.device, dtype: torch.dtype) -> None:
     torch.manual_seed(0)

@@ -130,6 +130,7 @@ def test_tiles_of_zeros_have_no_tokens(window: int | None, descriptors: bool, de
     assert (nothing == 7.0).all()
 
 
+@pytest.mark.full
 def test_the_default_tuning_matches_the_twin(device: torch.device) -> None:
     case = a_case([(0, 300), (100, 140)], device)
     spec = spec_for(case)
@@ -159,6 +160,7 @@ def test_pages_need_not_be_as_long_as_blocks(page_size: int, block: int, device:
     assert_near(attend(case, spec, tuning), case.expected(spec))
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("window", [1, 20, 64, 65, 120, 1000])
 @pytest.mark.parametrize("softcap", [None, 2.0])
 def test_window_and_softcap_match_the_twin(window: int, softcap: float | None, device: torch.device) -> None:

@@ -97,6 +97,7 @@ def batches(draw: st.DrawFn) -> tuple[list[int], list[Group], int]:
     return lens, groups, page_size
 
 
+@pytest.mark.full
 @settings(max_examples=15, deadline=None)
 @given(
     batch=batches(),
@@ -138,6 +139,7 @@ PRECISIONS = (
 )
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("dtype", "queries"), PRECISIONS)
 def test_each_precision_and_tile_stays_near_the_twin(dtype: torch.dtype, queries: int, device: torch.device) -> None:
     lens = [300 + 7 * row for row in range(20)]
@@ -174,6 +176,7 @@ def test_a_second_kernel_joins_to_the_same_result(device: torch.device) -> None:
     assert_matches(case, groups, scratch, spec_for(case))
 
 
+@pytest.mark.full
 def test_the_scratch_serves_batches_with_groups_and_without_in_turn(device: torch.device) -> None:
     case, groups = a_shared_case([200, 190, 180], [Group((0, 2), 8)], device)
     other, others = a_shared_case([300, 150, 290], [Group((1, 2), 4)], device)
@@ -190,6 +193,7 @@ def test_rows_may_be_idle_while_groups_are_known(device: torch.device) -> None:
     assert_matches(case, groups, a_scratch(case), spec_for(case))
 
 
+@pytest.mark.full
 @settings(max_examples=200 if DEVICE.type == "cuda" else 20, deadline=None)
 @given(
     sizes=st.lists(st.tuples(st.integers(2, 12), st.integers(1, 30)), min_size=1, max_size=3),

@@ -31,6 +31,7 @@ def slots_for(tokens: int, device: torch.device) -> Tensor:
     return slots.to(device)
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize("tokens", [1, 5])
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "head_dim", "rotary_dim"),
@@ -140,6 +141,7 @@ def test_norms_over_the_width_agree_with_the_model(device: torch.device) -> None
     torch.testing.assert_close(keys[0][:, slots].transpose(0, 1), expected[:, 4:], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("over", ["head", "width"])
 def test_invariant_heads_have_the_same_bits_among_many_tokens(
     device: torch.device, over: Literal["head", "width"]

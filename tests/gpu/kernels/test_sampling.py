@@ -129,6 +129,7 @@ def test_draws_over_the_whole_vocabulary_are_those_of_the_plain_sampler(vocab: i
         assert drawn(logits, WHOLE, device) == expected(logits, WHOLE)
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(("vocab", "tied"), [(100, False), (300, True), (1500, False), (1500, True)])
 def test_truncated_draws_are_those_of_the_plain_sampler(vocab: int, tied: bool, device: torch.device) -> None:
     logits = random_logits(len(TRUNCATED), vocab, vocab, tied=tied)
@@ -157,6 +158,7 @@ def entries_of(draw: st.DrawFn, vocab: int, slot: int) -> SlotSettings:
     )
 
 
+@pytest.mark.full
 @given(data=st.data(), vocab=st.sampled_from([2, 7, 129, 200]), seed=st.integers(0, 2**32), tied=st.booleans())
 @settings(max_examples=12, deadline=None)
 def test_any_settings_draw_the_token_of_the_plain_sampler(

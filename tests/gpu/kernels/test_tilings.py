@@ -184,6 +184,7 @@ def test_one_binary_serves_matrices_of_any_width_but_not_all_rows_and_epilogues(
     assert binary_of(output, 16, held) != binary_of(narrow, 16, held), "all of its inputs are held"
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("shape", [(24, 8), (40, 200), (72, 328), (64, 1152)], ids=str)
 @pytest.mark.parametrize("rows", [1, 2, 17])
 def test_candidates_for_odd_shapes_equal_the_plain_twin(

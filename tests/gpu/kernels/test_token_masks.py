@@ -42,6 +42,7 @@ def test_a_banned_logit_that_is_not_finite_still_shows(device: torch.device) -> 
     assert found[3] == -math.inf
 
 
+@pytest.mark.full
 @given(data=st.data(), vocab=st.sampled_from([2, 7, 129, 200]), seed=st.integers(0, 2**32), tied=st.booleans())
 @settings(max_examples=12, deadline=None)
 def test_masked_draws_are_those_of_the_plain_sampler(data: st.DataObject, vocab: int, seed: int, tied: bool) -> None:
