@@ -72,7 +72,7 @@ def test_all_families_are_divisible() -> None:
 
 
 def cases() -> Iterator[ParameterSet]:
-    """Compiling takes seconds for each. `make test` lowers the steps of all, and its tests of the runner have Llama;
+    """Compiling takes seconds for each. `make test` lowers the steps of some, and its tests of the runner have Llama;
     `make test-all` has each family on one number of ranks, and one with norms over all of them.
     """
     for index, family in enumerate(FAMILIES):
