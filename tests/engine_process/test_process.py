@@ -67,7 +67,7 @@ class Engine:
         self.sock.close()
 
     def exit_status(self) -> int:
-        return self.process.wait(5)
+        return self.process.wait(60)
 
 
 @contextmanager

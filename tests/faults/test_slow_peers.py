@@ -105,7 +105,7 @@ def test_everybody_is_served_while_a_huge_prompt_is_refused(
     assert response.status_code == status, response.text
     assert set(response.json()["error"]) == {"message", "type", "param", "code"}
     # A blocked loop answers the huge prompt first. How long others wait is a matter of bench/event_loop.py.
-    assert longest < max(1.0, took / 2), f"/healthz took {longest:.3f} s of {took:.3f} s"
+    assert longest < max(2.0, took / 2), f"/healthz took {longest:.3f} s of {took:.3f} s"
 
 
 def resident_bytes(pid: int) -> int:

@@ -57,7 +57,7 @@ class FaultProxy:
         started = threading.Event()
         self._thread = threading.Thread(target=self._run, args=(started,), daemon=True)
         self._thread.start()
-        started.wait(10)
+        started.wait(60)
 
     @property
     def url(self) -> str:

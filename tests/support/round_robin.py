@@ -90,12 +90,12 @@ def round_robin() -> Iterator[RoundRobin]:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
 
-    server = asyncio.run_coroutine_threadsafe(start(), loop).result(10)
+    server = asyncio.run_coroutine_threadsafe(start(), loop).result(60)
     balancer.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     try:
         yield balancer
     finally:
-        asyncio.run_coroutine_threadsafe(stop(server), loop).result(10)
+        asyncio.run_coroutine_threadsafe(stop(server), loop).result(60)
         loop.call_soon_threadsafe(loop.stop)
-        thread.join(10)
+        thread.join(60)
         loop.close()

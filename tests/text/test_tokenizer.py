@@ -100,13 +100,13 @@ def test_batch_is_each_text_alone() -> None:
 def test_encoding_a_long_text_lets_other_threads_run() -> None:
     text = "The quick brown fox jumps over the lazy dog. " * 20_000
     worker = threading.Thread(target=byte_level().encode, args=(text,))
-    started = last = time.perf_counter()
-    longest_wait = 0.0
+    num_turns = 0
     worker.start()
     while worker.is_alive():
         time.sleep(0.001)
-        longest_wait, last = max(longest_wait, time.perf_counter() - last), time.perf_counter()
-    assert longest_wait < (last - started) / 2
+        num_turns += 1
+    # Kept waiting, this thread would have one turn before the encoding and one after it.
+    assert num_turns > 5
 
 
 def test_bad_words_are_banned_with_and_without_a_space_before() -> None:
