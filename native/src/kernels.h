@@ -104,7 +104,7 @@ struct Kernels {
   // may be quantized in any order and by several threads, but those of a tile share cache lines.
   void (*quantize)(const float* x, int row, int rows, int cols, uint8_t* to);
   // Panels [begin, end) of a matmul. `x` is the output of `quantize` or, for a matrix of floats, rows of `cols` floats
-  // with x_stride between them. The scratch has scratch_bytes(panel, cols).
+  // with x_stride between them; all rows that were quantized together. The scratch has scratch_bytes(panel, cols).
   void (*linear)(const Matrix& matrix, const void* x, long x_stride, int rows, int begin, int end, After after,
                  const float* bias, float* out, long stride, uint8_t* scratch);
   // Attention of queries q[0 .. count) of one position, which share a KV head; each has length `dim`, adjacent to the

@@ -27,11 +27,10 @@ bool same_input(const Step& step, const Step* before) {
 
 bool adds(const Step& step) { return static_cast<After>(step.after) == After::kAdd; }
 
-// Rows of so many floats that are multiplied with panels at a time, in multiples of a tile: their size is a part of a
-// core's L2 cache.
-int float_block(int cols, int tile) {
+// Rows of so many floats that are multiplied with panels at a time: their size is a part of a core's L2 cache.
+int float_block(int cols) {
   constexpr long kBytes = 192 << 10;
-  return static_cast<int>(std::max<long>(tile, kBytes / (cols * sizeof(float)) / tile * tile));
+  return static_cast<int>(std::max<long>(kTile, kBytes / (cols * sizeof(float)) / kTile * kTile));
 }
 
 double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
@@ -286,10 +285,9 @@ const Step* Plan::activation_after(int index, int end) const {
 void Plan::linear(const Step& step, const Input& input, int rows, const Step* activation, Own& own,
                   std::atomic<int>& taken) {
   const int panels = step.matrix->rows / kernels_.panel;
-  // Rows of floats are taken in blocks that stay in the cache from panel to panel, and so are those that an activation
-  // follows. Codes have blocks of their own.
+  // Rows of floats are taken in blocks that stay in the cache from panel to panel. Codes have blocks of their own.
   const bool coded = reads_codes(step);
-  const int block = coded && !activation ? rows : float_block(step.cols, coded ? kCodeTile : kTile);
+  const int block = coded ? rows : float_block(step.cols);
   const long row_bytes = coded ? kernels_.row_bytes(step.cols) : input.stride * static_cast<long>(sizeof(float));
   take(taken, panels, piece_size(panels, pool_.size(), kPanels), [&](int begin, int end) {
     for (int at = 0; at < rows; at += block) {

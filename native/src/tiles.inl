@@ -14,8 +14,8 @@ namespace OSTRO_ISA {
 
 constexpr int kUnitRows = 16;
 static_assert(kPanel == 16);
-// Groups whose sums are computed before they are scaled: stored tiles take a while until they can be loaded.
-constexpr int kGroupsAhead = 8;
+// Tiles of sums that are computed before they are scaled: stored ones take a while until they can be loaded.
+constexpr int kSumsAhead = 8;
 
 // The unit takes signed bytes: eight-bit codes are stored as such, narrow ones unpacked first.
 template <Form form>
@@ -34,8 +34,8 @@ struct Weights {
 // Sums of kUnitRows rows. `parts` is how many scales a group has.
 template <int parts, bool has_minima>
 OSTRO_NOINLINE void unit_sums(const Group<kUnitRows>* group, Weights at, int groups, Floats (&to)[1][kUnitRows]) {
-  constexpr int kCodes = 8 * kPanel * 4 / parts, kColumns = kGroup / parts;
-  alignas(64) int32_t sums[kGroupsAhead * parts][kUnitRows][kPanel];
+  constexpr int kGroupsAhead = kSumsAhead / parts, kCodes = 8 * kPanel * 4 / parts, kColumns = kGroup / parts;
+  alignas(64) int32_t sums[kSumsAhead][kUnitRows][kPanel];
   Floats out[kUnitRows];
   each_lane<kUnitRows>([&]<int row>() OSTRO_BODY { out[row] = zeros(); });
   for (const auto* const end = group + groups; group != end;) {
@@ -116,8 +116,10 @@ void multiply_tiles(const Matrix& matrix, const uint8_t* x, int rows, int begin,
   Tiles::release();
 }
 
+// With fewer rows, unpacking takes longer than the unit saves.
+constexpr int kLeastRows = 32;
 // Rows beyond whole tiles, and floats, are left to `others`.
-constexpr int in_tiles(int rows) { return rows / kUnitRows * kUnitRows; }
+constexpr int in_tiles(int rows) { return rows < kLeastRows ? 0 : rows / kUnitRows * kUnitRows; }
 
 template <const Kernels& others>
 void quantize_for_tiles(const float* x, int row, int rows, int cols, uint8_t* to) {

@@ -10,8 +10,6 @@ namespace ostro {
 constexpr int kFewRows = 2;
 // Rows of floats multiplied together, a multiple of every kernel's tile.
 constexpr int kTile = 8;
-// The same of quantized rows.
-constexpr int kCodeTile = 16;
 // Panels are taken in multiples of this; an operation's work is split into this many pieces per thread.
 constexpr int kPanels = 4;
 constexpr int kPieces = 6;

@@ -324,7 +324,7 @@ Values run(const Packed& packed, const float* x, int rows) {
              matrix.rows);
 }
 
-constexpr int kMostRows = 35;  // more than it takes for panels of narrow codes to be unpacked first, and two of AMX's tiles
+constexpr int kMostRows = 38;  // more than it takes for panels of narrow codes to be unpacked first, and two of AMX's tiles
 
 void check_products(const Kind& kind) {
   const int panel = table->panel, cols = kind.is_float() ? 75 : kind.columns(160);
@@ -408,7 +408,7 @@ void check_many_rows(const Kind& kind) {
 }
 
 void check_after(const Kind& kind) {
-  const int panel = table->panel, cols = kind.columns(64), panels = 6, out_rows = panels * panel, rows = 21;
+  const int panel = table->panel, cols = kind.columns(64), panels = 6, out_rows = panels * panel, rows = 37;
   const long stride = out_rows + 3;
   const Meaning meaning(kind, out_rows, cols);
   const Packed packed(meaning, panel, out_rows);
@@ -495,7 +495,7 @@ void check_extremes(const Kind& kind) {
 
 // Rows with nothing in them, with what no number is, with the smallest and the largest numbers.
 void check_odd_rows(const Kind& kind) {
-  const int panel = table->panel, cols = kind.columns(64), out_rows = 3 * panel, rows = 18;
+  const int panel = table->panel, cols = kind.columns(64), out_rows = 3 * panel, rows = 34;
   const Meaning meaning(kind, out_rows, cols);
   const Packed packed(meaning, panel, out_rows);
   Values x = numbers(long(rows) * cols, -1, 1);
