@@ -94,6 +94,7 @@ def test_auto_is_as_few_layers_as_the_memory_asks_for(mixture: Path) -> None:
     assert len(set(found)) == LAYERS + 1
 
 
+@pytest.mark.full
 def test_auto_leaves_a_share_of_the_pages(mixture: Path) -> None:
     opened = open_model(open_checkpoint(mixture), EngineConfig(device="cuda", cpu_experts="auto", max_seq_len=64))
     assert isinstance(opened.description, Architecture)

@@ -60,6 +60,7 @@ def test_every_extra_that_an_error_names_exists() -> None:
     assert {"eval", "gcs", "levanter", "otel", "ray", "s3"} <= named <= EXTRAS.keys()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("module", "library", "extra"), [("ostro.evaluation", "lm_eval", "eval"), ("ostro.ray.application", "ray", "ray")]
 )

@@ -114,6 +114,7 @@ def test_alone_equals_batched_equals_streamed(llm: LLM, jump_forward: bool) -> N
     assert awaited.choices[0].text == alone.choices[0].text
 
 
+@pytest.mark.full
 @FORCED
 def test_log_probabilities_are_the_models_own_and_those_of_forced_tokens_come_too(llm: LLM, jump_forward: bool) -> None:
     asked = params(StructuredOutput.from_schema(PERSON, jump_forward=jump_forward), logprobs=2)
@@ -147,6 +148,7 @@ def test_a_stop_string_ends_a_structure_before_it_is_complete(llm: LLM, jump_for
     assert choice.text.lstrip().startswith("{")
 
 
+@pytest.mark.full
 def test_regexes_choices_and_grammars(llm: LLM) -> None:
     kinds = {
         r"[a-c]{3}-\d{2}": StructuredOutput(regex=r"[a-c]{3}-\d{2}"),

@@ -526,6 +526,7 @@ def test_model_in_a_store_is_planned_without_its_weights(
     assert not list((tmp_path / "cache").rglob("*"))
 
 
+@pytest.mark.full
 def test_one_gguf_file_in_a_store_is_planned_by_its_header(
     store: ObjectStore, proxy: FaultProxy, tmp_path: Path
 ) -> None:
@@ -546,6 +547,7 @@ def test_cached_model_of_a_store_is_planned_without_it(store: ObjectStore, proxy
     assert plan(reference, SERVED).parameters == plan(directory, SERVED).parameters
 
 
+@pytest.mark.full
 def test_problems_of_a_remote_model_are_reported_by_its_address(store: ObjectStore, proxy: FaultProxy) -> None:
     with pytest.raises(ModelNotFound, match=r"There is nothing at \w+://models/nowhere"):
         plan(f"{store.scheme}://models/nowhere", SERVED)
@@ -686,6 +688,7 @@ def test_models_that_cannot_be_served_are_not_planned(tmp_path: Path) -> None:
         plan(tmp_path, SERVED)
 
 
+@pytest.mark.full
 def test_no_torch_is_imported(tiny: Path) -> None:
     """The API process plans, and must stay small and quick."""
     code = (

@@ -82,6 +82,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
         yield live
 
 
+@pytest.mark.full
 def test_an_encoder_embeds(tmp_path: Path) -> None:
     dense = torch.ones(8, 64), torch.ones(8)
     encoder = add_modules(write_encoder(tmp_path / "encoder", reference(WIDE["bert"])), dense=[dense])
@@ -158,6 +159,7 @@ def test_min_tokens_is_honoured(client: httpx.Client) -> None:
     assert post(client, "/v1/completions", **body)["usage"]["completion_tokens"] == 9
 
 
+@pytest.mark.full
 def test_vectors(client: httpx.Client) -> None:
     body = post(client, "/v1/embeddings", model="vectors", input=["the fox", "the dog"])
     for entry in body["data"]:
@@ -206,6 +208,7 @@ def test_pickles_are_read(tmp_path: Path) -> None:
 # --- what needs torch -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("arguments", "what"),
     [(("--device", "cuda"), "device cuda"), (("--backend", "torch"), "backend torch")],
@@ -251,6 +254,7 @@ def test_without_the_native_core_every_model_needs_torch(tmp_path: Path) -> None
     assert INSTALL in done.stderr
 
 
+@pytest.mark.full
 def test_a_model_that_needs_torch_is_not_downloaded(tmp_path: Path) -> None:
     model = write_model(tmp_path / "model", heads=4)
     weights = load_file(model / "model.safetensors")

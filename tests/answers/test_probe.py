@@ -119,6 +119,7 @@ def test_families_are_known_by_what_their_templates_do(family: str) -> None:
     assert probed(source, Rendering(source)) == profile
 
 
+@pytest.mark.cases(21)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("content", [None, "", "Let me see."])
 def test_conversation_with_tools_is_rendered_whole_by_every_family(family: str, content: str | None) -> None:

@@ -68,6 +68,7 @@ def test_sixteen_bits_halve_weights_and_pages_as_planned(model: Path) -> None:
     assert all(completion.text for completion in llm.generate(PROMPTS, SamplingParams(max_tokens=4, ignore_eos=True)))
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("_gpu")
 def test_hrm_generates_the_tokens_of_the_cpu(tmp_path: Path) -> None:
     checkpoint = open_hrm(write_brain(tmp_path, dialect="aios", h_layers=1, l_layers=1))

@@ -84,6 +84,7 @@ def test_alone_equals_batched_and_whole_equals_chunked(family: str, bits: Bits) 
     assert len({tuple(tokens) for tokens in together}) > 1
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize("bits", BITS)
 @pytest.mark.parametrize("family", ALL)
 def test_quantizing_a_model_only_rounds_its_weights(family: str, bits: Bits) -> None:
@@ -129,6 +130,7 @@ def stored(model: Model) -> Iterator[tuple[str, Tensor]]:
         yield name, (place.memory[0] if place.repeated else place.memory) - place.offset
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("bits", BITS)
 @pytest.mark.parametrize("family", ALL)
 @pytest.mark.parametrize("reverse", [False, True], ids=["in order", "in reverse"])

@@ -109,6 +109,7 @@ def test_whole_equals_chunked(config: Mapping[str, object], budget: int) -> None
     assert run(engine(model, budget=budget), prompts) == run(engine(model), prompts)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("config", "budget"), [(GEMMA4, 5), (LLAMA4, 8)], ids=["gemma4", "llama4"])
 def test_whole_equals_chunked_in_models_that_torch_alone_runs(config: Mapping[str, object], budget: int) -> None:
     model = random_model(config, max_seq_len=512)

@@ -232,6 +232,7 @@ def test_random_llama_has_the_tensors_of_its_shape(random_llama: Path) -> None:
     assert tensor_types(random_llama) == {"F16": 1 + 2 * 7, "F32": 1 + 2 * 2}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", KINDS)
 def test_quantised_random_llama_has_the_weights_that_are_asked_for(kind: str, tmp_path: Path) -> None:
     shape = Shape(hidden=256, layers=8, heads=4, kv_heads=2, head_dim=64, inner=512, vocab_size=300, deviation=0.05)

@@ -212,6 +212,7 @@ def test_archive_of_another_ostro_is_unpacked_once(tmp_path: Path) -> None:
         former_sources(native, work)
 
 
+@pytest.mark.full
 @pytest.mark.skipif(shutil.which("c++") is None, reason="needs a C++ compiler")
 def test_plain_read_answers_as_a_side(tmp_path: Path) -> None:
     source = Path(__file__).parents[2] / "bench" / "cpu_peers" / "read_bandwidth.cpp"

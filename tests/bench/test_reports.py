@@ -80,6 +80,7 @@ def test_many_levels_are_shown_in_blocks() -> None:
     assert header == [["1", "2", "4", "8", "16", "32"], ["64", "128"]]
 
 
+@pytest.mark.cases(5)
 @pytest.mark.parametrize("outcomes", [None, [outcome(0)], [outcome(0, error="timeout", detail="slow")]])
 @pytest.mark.parametrize("num_levels", [1, 3, 9])
 def test_page_and_table_bear_few_and_many(num_levels: int, outcomes: list[Outcome] | None) -> None:

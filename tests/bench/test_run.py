@@ -78,6 +78,7 @@ def proper(body: Any) -> list[bytes]:
     return answer(["word"] * body["max_tokens"])
 
 
+@pytest.mark.full
 def test_every_request_of_every_level_is_sent_and_reported() -> None:
     with null_server(ttft=0.01, itl=0.002) as url:
         found = run(url, closed(1, 3, requests=7, warmup=2))
@@ -95,6 +96,7 @@ def test_every_request_of_every_level_is_sent_and_reported() -> None:
     assert found.whole
 
 
+@pytest.mark.full
 def test_figures_are_those_of_the_recorded_requests() -> None:
     slo = Slo.parsed("ttft=10s,e2e=20s")
     with null_server(ttft=0.005, itl=0.001) as url:
@@ -113,6 +115,7 @@ def test_figures_are_those_of_the_recorded_requests() -> None:
     assert told["figures"]["goodput"]["share"] == 1.0
 
 
+@pytest.mark.full
 def test_processes_share_the_work() -> None:
     """One that has no client gets no requests either: they would never be asked."""
     with chat_server(proper) as server:
@@ -136,6 +139,7 @@ def test_closed_loop_keeps_the_given_number_under_way() -> None:
     assert found.levels[0].figures.succeeded == 12
 
 
+@pytest.mark.full
 def test_open_loop_does_not_wait_for_answers() -> None:
     """No request is answered before the last has come: a loop that waited would never get there."""
     together = threading.Barrier(8)
@@ -166,6 +170,7 @@ def test_trace_is_asked_in_order_at_no_time_before_its_own() -> None:
     ]
 
 
+@pytest.mark.full
 def test_duration_ends_a_level_that_has_no_number_of_requests() -> None:
     level = Level(kind="concurrency", value=2, number=0, requests=None, duration=1.5)
     with null_server(ttft=0.001, itl=0.001) as url:
@@ -220,6 +225,7 @@ def test_server_that_is_gone_is_not_asked_as_fast_as_can_be() -> None:
     assert found.levels[0].figures.failed <= 6
 
 
+@pytest.mark.full
 def test_stop_that_comes_with_the_work_is_heeded() -> None:
     """It came before the level had begun, and was forgotten."""
     level = Level(kind="concurrency", value=1, number=0, requests=None, duration=600.0)
@@ -238,6 +244,7 @@ def test_stop_that_comes_with_the_work_is_heeded() -> None:
     assert kinds == ["Ready", "Progress", "Finished"]
 
 
+@pytest.mark.full
 def test_self_test_of_a_slow_server_is_short_and_an_interrupt_ends_it() -> None:
     """It took as long as the server had, and half of one passed for a whole."""
     slow = [Outcome(index=0, start=0.0, e2e=100.0, arrivals=[100.0], output_tokens=1)]
@@ -308,6 +315,7 @@ def test_load_process_ends_with_the_command_that_started_it() -> None:
 # --- what is learnt of the server first -----------------------------------------------------------------------------
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("refused", "note"),
     [

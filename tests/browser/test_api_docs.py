@@ -15,6 +15,8 @@ from ostro import __version__
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
+pytestmark = pytest.mark.full
+
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
@@ -48,7 +50,6 @@ def test_the_root_leads_to_swagger_which_shows_every_endpoint_and_tries_one(page
     assert f'"version": "{__version__}"' in answer.first.inner_text()
 
 
-@pytest.mark.full
 def test_with_keys_set_the_page_asks_for_one_and_uses_it(
     chromium: Browser, complaints: Complaints, tmp_path: Path
 ) -> None:

@@ -32,6 +32,8 @@ from playground_page import (
 if TYPE_CHECKING:
     from playwright.sync_api import Page, Route
 
+pytestmark = pytest.mark.full
+
 CUT = "This answer was cut off: max tokens reached, or the context is full."
 STOPPED = "You stopped this answer."
 LOST = "This answer broke off: the connection or the server failed."
@@ -52,7 +54,6 @@ def proceed(page: Page) -> dict[str, Any]:
     return body
 
 
-@pytest.mark.full
 def test_cut_answer_is_continued_by_the_model(playground: LiveServer, visit: Visit) -> None:
     page = visit(playground)
     set_parameter(page, "Temperature", 0)
@@ -94,7 +95,6 @@ def test_stopped_answer_is_marked_and_can_be_continued(slow_playground: LiveServ
     until_idle(slow_playground)
 
 
-@pytest.mark.full
 def test_answer_that_broke_off_is_marked_and_continued(playground: LiveServer, visit: Visit) -> None:
     page = visit(playground)
 
@@ -119,7 +119,6 @@ def test_answer_that_broke_off_is_marked_and_continued(playground: LiveServer, v
     assert page.get_by_role("alert").inner_text() == ""
 
 
-@pytest.mark.full
 def test_refusal_to_continue_is_told_and_the_answer_stays(
     playground: LiveServer, visit: Visit, complaints: Complaints
 ) -> None:
@@ -136,7 +135,6 @@ def test_refusal_to_continue_is_told_and_the_answer_stays(
     assert (mark(page), answers(page)[0][:7]) == (CUT, "the dog")
 
 
-@pytest.mark.full
 def test_mark_is_kept_exported_and_imported(playground: LiveServer, visit: Visit, tmp_path: Path) -> None:
     page = visit(playground)
     fixed_answer(page, "Once", finish="length")
@@ -168,7 +166,6 @@ def test_mark_is_kept_exported_and_imported(playground: LiveServer, visit: Visit
     assert kept == ["length", None, None, None, None]
 
 
-@pytest.mark.full
 def test_only_the_last_answer_can_be_continued_and_each_version_has_its_mark(
     playground: LiveServer, visit: Visit
 ) -> None:
@@ -189,7 +186,6 @@ def test_only_the_last_answer_can_be_continued_and_each_version_has_its_mark(
     assert page.get_by_role("button", name="Continue", exact=True).count() == 0
 
 
-@pytest.mark.full
 def test_constraints_on_a_whole_answer_are_left_out_when_it_is_continued(playground: LiveServer, visit: Visit) -> None:
     """A schema would have the rest begin with a brace of its own; reasoning is continued as the text that it was."""
     page = visit(playground)
@@ -215,7 +211,6 @@ def test_constraints_on_a_whole_answer_are_left_out_when_it_is_continued(playgro
     ]
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("width", [1440, 390])
 def test_marks_can_be_read_and_fit(playground: LiveServer, visit: Visit, width: int) -> None:
     page = visit(playground, reduced_motion="reduce")

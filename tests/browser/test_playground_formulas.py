@@ -14,6 +14,8 @@ from playground_page import fixed_answer, say, streamed, until, until_true, wait
 if TYPE_CHECKING:
     from playwright.sync_api import Page, Route
 
+pytestmark = pytest.mark.full
+
 PHONE = {"viewport": {"width": 390, "height": 844}, "is_mobile": True, "has_touch": True}
 DESKTOP = {"viewport": {"width": 1440, "height": 900}}
 
@@ -99,7 +101,6 @@ FORMULAS: dict[str, list[list[Any]]] = {
 }
 
 
-@pytest.mark.full
 def test_formulas_are_told_from_prices_code_and_escapes(playground: LiveServer, visit: Visit) -> None:
     page = visit(playground)
     assert page.evaluate(READ, [NO_FORMULAS, False]) == [[] for _ in NO_FORMULAS]
@@ -127,7 +128,6 @@ def test_formulas_are_drawn_as_mathml_and_everything_else_is_left_alone(playgrou
     assert len(drawn(page)) == 12
 
 
-@pytest.mark.full
 def test_library_is_loaded_with_the_first_formula(playground: LiveServer, visit: Visit) -> None:
     """A font that another page has brought into its memory is there from the start in Chromium, the library is not."""
     page = visit(playground)
@@ -140,7 +140,6 @@ def test_library_is_loaded_with_the_first_formula(playground: LiveServer, visit:
     until_true(page, f"{names}.some((each) => each.includes('stix'))")
 
 
-@pytest.mark.full
 def test_copy_gives_the_formulas_source(playground: LiveServer, visit: Visit) -> None:
     page = visit(playground, permissions=["clipboard-read", "clipboard-write"])
     answered(page, "So \\(x^2\\).")
@@ -150,7 +149,6 @@ def test_copy_gives_the_formulas_source(playground: LiveServer, visit: Visit) ->
     assert page.evaluate("navigator.clipboard.readText()") == "So \\(x^2\\)."
 
 
-@pytest.mark.full
 def test_formula_that_is_still_coming_is_its_source_and_nothing_flickers(playground: LiveServer, visit: Visit) -> None:
     page = visit(playground)
     answered(page, "\\(x\\)")
@@ -198,7 +196,6 @@ UNREADABLE = [
 ]
 
 
-@pytest.mark.full
 def test_what_cannot_be_read_or_would_grow_is_shown_as_its_source(playground: LiveServer, visit: Visit) -> None:
     page = visit(playground)
     answered(page, "\\(x\\)\n\n" + "\n\n".join(UNREADABLE))
@@ -219,7 +216,6 @@ LARGE = {
 }
 
 
-@pytest.mark.full
 def test_large_formula_is_bounded(playground: LiveServer, visit: Visit) -> None:
     page = visit(playground, **DESKTOP)
     for name, tex in LARGE.items():
@@ -233,7 +229,6 @@ def test_large_formula_is_bounded(playground: LiveServer, visit: Visit) -> None:
         assert not is_wider_than_the_screen(page), name
 
 
-@pytest.mark.full
 def test_library_that_cannot_be_loaded_leaves_the_source_and_is_tried_again(
     playground: LiveServer, visit: Visit, complaints: Any
 ) -> None:
@@ -249,7 +244,6 @@ def test_library_that_cannot_be_loaded_leaves_the_source_and_is_tried_again(
     page.locator("math").wait_for()
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("options", [DESKTOP, PHONE], ids=["desktop", "phone"])
 def test_wide_formulas_scroll_by_themselves_and_have_names(
     playground: LiveServer, visit: Visit, options: dict[str, Any]
@@ -273,7 +267,6 @@ def test_wide_formulas_scroll_by_themselves_and_have_names(
 WORDS = ("internationalisation", "straightforwardly", "incomprehensibility", "counterrevolutionary", "misunderstanding")
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("options", [DESKTOP, PHONE], ids=["desktop", "phone"])
 def test_tables_never_break_inside_words(playground: LiveServer, visit: Visit, options: dict[str, Any]) -> None:
     page = visit(playground, **options)
@@ -303,7 +296,6 @@ def test_tables_never_break_inside_words(playground: LiveServer, visit: Visit, o
     assert flaws(page) == []
 
 
-@pytest.mark.full
 def test_formulas_in_a_conversation_that_is_opened_keep_its_end_in_view(playground: LiveServer, visit: Visit) -> None:
     """They are drawn a moment after the rest, and taller than their source."""
     page = visit(playground)

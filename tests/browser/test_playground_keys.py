@@ -14,6 +14,8 @@ from playground_page import ADMIN_KEY, KEY, fixed_answer, give_key, say, set_par
 if TYPE_CHECKING:
     from playwright.sync_api import Locator, Page
 
+pytestmark = pytest.mark.full
+
 STORED = "JSON.stringify([Object.entries(localStorage), Object.entries(sessionStorage)])"
 
 
@@ -60,7 +62,6 @@ def test_key_is_asked_for_checked_and_then_what_was_refused_is_tried_again(
     assert page.locator("#chat [role=alert]").inner_text() == ""
 
 
-@pytest.mark.full
 def test_key_stays_in_its_tab_unless_it_is_to_be_remembered(
     slow_playground: LiveServer, visit: Visit, complaints: Complaints
 ) -> None:
@@ -97,7 +98,6 @@ def test_key_stays_in_its_tab_unless_it_is_to_be_remembered(
     assert KEY not in page.evaluate(STORED)
 
 
-@pytest.mark.full
 def test_cancelled_dialog_leaves_a_sentence_and_comes_back_only_when_asked(
     slow_playground: LiveServer, visit: Visit, complaints: Complaints
 ) -> None:

@@ -20,6 +20,8 @@ from playground_page import KEY, until
 if TYPE_CHECKING:
     from playwright.sync_api import Locator, Page
 
+pytestmark = pytest.mark.full
+
 
 def open_models(page: Page) -> Locator:
     page.get_by_role("button", name="Models", exact=True).click()
@@ -71,7 +73,6 @@ def test_models_are_listed_with_size_plan_and_state_and_can_be_loaded_and_unload
     assert page.get_by_label("Model", exact=True).input_value() == "org/beta"
 
 
-@pytest.mark.full
 def test_without_the_admin_key_models_are_listed_and_the_rest_is_explained(
     slow_playground: LiveServer, visit: Visit
 ) -> None:
@@ -106,7 +107,6 @@ def distant(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LiveServ
             proxy.close()
 
 
-@pytest.mark.full
 def test_download_shows_its_progress_and_can_be_cancelled(
     distant: tuple[LiveServer, FaultProxy], visit: Visit, complaints: Complaints
 ) -> None:
@@ -143,7 +143,6 @@ def test_download_shows_its_progress_and_can_be_cancelled(
         assert "gs://" in json.dumps(client.get("/admin/available").json()["cached"])
 
 
-@pytest.mark.full
 def test_on_a_phone_the_models_fit_the_screen(playground: LiveServer, visit: Visit) -> None:
     page = visit(playground, viewport={"width": 320, "height": 640}, is_mobile=True, has_touch=True)
     page.wait_for_selector("#model-load:not([hidden]), #model-menu:not([hidden])")
@@ -158,7 +157,6 @@ def test_on_a_phone_the_models_fit_the_screen(playground: LiveServer, visit: Vis
     assert not page.evaluate("(e => e.scrollWidth > e.clientWidth)(document.querySelector('.models'))")
 
 
-@pytest.mark.full
 def test_failure_is_told_where_it_happened(tmp_path: Path, visit: Visit, complaints: Complaints) -> None:
     broken = tmp_path / "models" / "broken"
     broken.mkdir(parents=True)

@@ -262,6 +262,7 @@ def test_full_queue_is_a_sentence_with_a_time_and_the_message_is_not_lost(
     until_idle(slow_playground)
 
 
+@pytest.mark.full
 def test_server_refusals_are_reported_in_its_own_words(
     playground: LiveServer, visit: Visit, complaints: Complaints
 ) -> None:

@@ -15,6 +15,8 @@ from playground_page import act, choose, fixed_answer, names, post, say, turn, u
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
+pytestmark = pytest.mark.full
+
 NOTES = "the quick brown fox\n```\njumps\n```\n"
 SENT = "notes.md:\n\n````md\nthe quick brown fox\n```\njumps\n```\n````"
 
@@ -95,7 +97,6 @@ def test_dropped_file_becomes_part_of_the_message(playground: LiveServer, visit:
     assert turn(elsewhere, 0).locator(".file summary").inner_text().startswith("notes.md")
 
 
-@pytest.mark.full
 def test_files_can_be_chosen_removed_and_sent_alone(playground: LiveServer, visit: Visit) -> None:
     page = visit(playground)
     fixed_answer(page, "Yes.")
@@ -125,7 +126,6 @@ REFUSED = [
 ]
 
 
-@pytest.mark.full
 def test_binary_empty_and_large_files_are_refused_in_a_sentence(playground: LiveServer, visit: Visit) -> None:
     page = visit(playground)
     add(page, *(file for file, _ in REFUSED), given("good.txt", b"fox"))
@@ -134,7 +134,6 @@ def test_binary_empty_and_large_files_are_refused_in_a_sentence(playground: Live
     assert [row.split()[0] for row in listed(page)] == ["good.txt"]
 
 
-@pytest.mark.full
 def test_file_that_does_not_fit_into_the_context_is_refused(
     playground: LiveServer, visit: Visit, complaints: Complaints
 ) -> None:
@@ -164,7 +163,6 @@ def test_file_that_does_not_fit_into_the_context_is_refused(
     assert [row.split()[0] for row in listed(page)] == ["one.txt"]
 
 
-@pytest.mark.full
 def test_file_is_added_uncounted_if_the_server_cannot_count(
     playground: LiveServer, visit: Visit, complaints: Complaints
 ) -> None:
@@ -176,7 +174,6 @@ def test_file_is_added_uncounted_if_the_server_cannot_count(
     assert listed(page) == ["a.txt 3 bytes"]
 
 
-@pytest.mark.full
 def test_message_without_an_answer_gets_its_files_back(
     playground: LiveServer, visit: Visit, complaints: Complaints
 ) -> None:
@@ -193,7 +190,6 @@ def test_message_without_an_answer_gets_its_files_back(
     assert names(page) == []
 
 
-@pytest.mark.full
 def test_imported_file_holds_nothing_that_was_not_checked(playground: LiveServer, visit: Visit) -> None:
     page = visit(playground)
     results = page.evaluate(
@@ -221,7 +217,6 @@ def test_imported_file_holds_nothing_that_was_not_checked(playground: LiveServer
     assert results == [[good], [{**good, "tokens": 2}], told, told, told]
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("width", [1440, 390])
 def test_files_can_be_read_and_fit(playground: LiveServer, visit: Visit, width: int) -> None:
     page = visit(playground, reduced_motion="reduce")

@@ -246,6 +246,7 @@ def test_names_of_prototypes_are_not_entities(playground: LiveServer, visit: Vis
     assert shown[1] == ["auto", "none", "required"]
 
 
+@pytest.mark.full
 def test_imported_call_holds_nothing_that_was_not_checked(playground: LiveServer, visit: Visit) -> None:
     """A call of one type with fields of the other was drawn by those, whatever they were, and ended the page."""
     page = visit(playground)

@@ -284,6 +284,7 @@ def test_shared_prefix_is_counted_as_cached_unless_salted_apart(batch: Batch) ->
 # --- chat -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_chat_with_a_prediction_gives_the_same_answer(batch: Batch) -> None:
     body: Json = {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 40, "temperature": 0}
     plain = batch.body(CHAT, **body)
@@ -417,6 +418,7 @@ def test_other_model_is_not_found(batch: Batch) -> None:
     assert (error["status"], error["code"], error["param"]) == (404, "model_not_found", "model")
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize(
     ("fields", "param"),
     [

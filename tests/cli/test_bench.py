@@ -104,6 +104,7 @@ def test_rates_and_completions(server: LiveServer, tmp_path: Path) -> None:
     assert found["self_test"] is None
 
 
+@pytest.mark.full
 def test_prompts_of_a_file_and_a_trace(server: LiveServer, tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"prompt": "the fox", "output_len": 2}\n{"messages": [{"role": "user", "content": "yes"}]}\n')
@@ -168,6 +169,7 @@ def test_refusal_of_a_server_is_reported(
     assert "Is the server up?" in capsys.readouterr().err
 
 
+@pytest.mark.full
 def test_one_key_of_several_is_sent_and_a_header_replaces_it(
     server: LiveServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -99,6 +99,7 @@ def test_a_conversation(server: LiveServer, tmp_path: Path) -> None:
     assert json.loads(Path(f"{saved}2").read_text())["messages"] == [{"role": "system", "content": "yes"}]
 
 
+@pytest.mark.full
 def test_arrow_keys_bring_back_what_was_typed_on_other_days(server: LiveServer, history: Path) -> None:
     for typed, rest in (("the fox", "\n"), (UP, " jumps\n")):
         with chat("--url", server.url, "--max-tokens", "1", *ENDLESS) as screen:
@@ -397,6 +398,7 @@ def test_failures_are_reported_in_one_line(
     assert told in line
 
 
+@pytest.mark.full
 def test_a_reader_that_leaves_ends_it_quietly(server: LiveServer) -> None:
     command = [*OSTRO, "chat", "--url", server.url, "--max-tokens", "200", *ENDLESS]
     with (

@@ -75,6 +75,7 @@ def offered(shell: str, line: str, here: Path) -> list[str]:
     return [each for each in words if shell != "zsh" or each.startswith(typed)]
 
 
+@pytest.mark.cases(23)
 @pytest.mark.parametrize("shell", SHELLS)
 @pytest.mark.parametrize(
     ("line", "wanted"),

@@ -126,6 +126,7 @@ def test_without_a_key_none_is_asked_of_the_environment() -> None:
     assert 0.5 * 65536 < window * percent / 100 < 0.9 * 65536
 
 
+@pytest.mark.full
 def test_the_server_that_runs_is_found(model: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with live_server(tmp_path, str(model)) as server:
         assert main(["launch", "codex", "--dry-run"]) == 0

@@ -90,6 +90,7 @@ def test_options_that_memory_does_not_depend_on_are_refused(
     assert option in capsys.readouterr().err
 
 
+@pytest.mark.full
 def test_command_imports_no_torch(model: Path) -> None:
     code = "import sys; from ostro.cli import main; main(sys.argv[1:]); print('torch' in sys.modules)"
     ran = subprocess.run(

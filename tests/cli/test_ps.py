@@ -113,6 +113,7 @@ def test_a_server_finishes_what_it_answers_before_it_stops(model: Path, tmp_path
     assert pieces[-1] == "150"
 
 
+@pytest.mark.full
 def test_now_waits_for_nobody(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with live_server(tmp_path, str(model), "--drain-timeout", "600", faults="fake,step_seconds=0.5") as server:
         with Client(server.url) as client, client.stream_complete("the fox", max_tokens=200, ignore_eos=True) as stream:
@@ -123,6 +124,7 @@ def test_now_waits_for_nobody(model: Path, tmp_path: Path, capsys: pytest.Captur
     assert listed(capsys) == []
 
 
+@pytest.mark.full
 def test_of_several_servers_one_must_be_named(
     server: LiveServer, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -182,6 +184,7 @@ def test_damaged_records_are_passed_over(server: LiveServer, records: Path, caps
     assert listed(capsys) == []
 
 
+@pytest.mark.full
 def test_where_nothing_can_be_written_a_server_runs_unlisted(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

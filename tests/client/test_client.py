@@ -85,6 +85,7 @@ def test_a_lone_text_is_what_a_user_says(ask: Asker) -> None:
     assert told(ask.call("chat", "the fox", **GREEDY)) == told(as_message)
 
 
+@pytest.mark.cases(5)
 @pytest.mark.parametrize(
     ("name", "prompt", "given"),
     [
@@ -363,6 +364,7 @@ def test_importing_ostro_loads_no_http() -> None:
     assert done.stdout.strip() == "[]"
 
 
+@pytest.mark.full
 def test_the_client_loads_no_engine_and_no_server() -> None:
     never = (
         "torch",

@@ -62,6 +62,7 @@ def test_the_browsers_example_shows_the_servers_message(server: LiveServer, tmp_
     assert "max_tokens" in done.stderr
 
 
+@pytest.mark.full
 def test_the_terminals_options_exist() -> None:
     helped = subprocess.run(
         [sys.executable, "-m", "ostro", "chat", "--help"], capture_output=True, text=True, check=True

@@ -60,6 +60,7 @@ def texts(found: Any, side: str) -> list[str]:
     return [row[side]["text"] for row in found["rows"]]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("dialect", ["", "ostro+"])
 def test_a_server_agrees_with_its_model_in_process(
     server: LiveServer, model: Path, prompts: Path, dialect: str
@@ -78,6 +79,7 @@ def test_a_server_agrees_with_its_model_in_process(
         assert all(row[side]["arrivals"] == sorted(row[side]["arrivals"]) for row in found["rows"])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("chat", [[], ["--chat"]])
 def test_tokens_and_log_probabilities_agree(
     server: LiveServer, model: Path, prompts: Path, chat: Sequence[str]
@@ -100,6 +102,7 @@ def test_the_same_seed_gives_the_same_samples(server: LiveServer, model: Path, p
     assert texts(other, "a") != texts(found, "a")
 
 
+@pytest.mark.full
 def test_a_file_of_json_lines_mixes_texts_and_conversations(server: LiveServer, model: Path, tmp_path: Path) -> None:
     lines = tmp_path / "prompts.jsonl"
     lines.write_text("\n".join(json.dumps(each) for each in ({"prompt": "the fox\nthe dog"}, {"messages": MESSAGES})))
@@ -112,6 +115,7 @@ def test_a_file_of_json_lines_mixes_texts_and_conversations(server: LiveServer, 
     assert found["rows"][1]["messages"] == MESSAGES
 
 
+@pytest.mark.full
 def test_a_stop_ends_both_sides_alike(server: LiveServer, model: Path, prompts: Path) -> None:
     _, free = compare(server.url, f"offline:{model}", prompts)
     stop = texts(free, "a")[0][3:5]

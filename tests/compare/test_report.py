@@ -109,6 +109,7 @@ def test_the_page_needs_nothing_from_outside() -> None:
         assert outward not in source
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("hostile", HOSTILE)
 def test_what_others_say_is_text_wherever_it_stands(hostile: str) -> None:
     """In a prompt, an answer, an error, a model's name, a stop."""
@@ -124,6 +125,7 @@ def test_what_others_say_is_text_wherever_it_stands(hostile: str) -> None:
         assert hostile in read.of("strong ")
 
 
+@pytest.mark.full
 @given(st.text(max_size=40), st.text(max_size=40))
 def test_any_text_leaves_the_page_as_it_is(one: str, other: str) -> None:
     read = page(comparison([("a" + one, "b" + other)], prompts=[one]))

@@ -283,6 +283,7 @@ def test_values_are_taken(name: str) -> None:
     assert complaints(CASES[name]) == []
 
 
+@pytest.mark.cases(18)
 @pytest.mark.parametrize("name", REFUSED)
 def test_values_that_would_do_nothing_are_refused(name: str) -> None:
     assert complaints(REFUSED[name]) != []

@@ -230,12 +230,14 @@ def test_without_a_gpu_a_cuda_build_is_refused_with_what_to_set(
     assert sources.choose() is not None
 
 
+@pytest.mark.full
 def test_with_a_gpu_it_is_taken(sources: Sources, monkeypatch: pytest.MonkeyPatch) -> None:
     sources.add_torch("", CUDA)
     monkeypatch.setattr(install, "has_nvidia_gpu", lambda: True)
     assert sources.choose() is not None
 
 
+@pytest.mark.full
 def test_a_cpu_build_is_taken_and_its_size_is_reported(sources: Sources) -> None:
     sources.add_torch("", CUDA)
     wheel = sources.add_torch("+cpu", ELSEWHERE)
@@ -266,6 +268,7 @@ def test_what_the_tests_add_is_said_before_it_is_fetched(sources: Sources, capsy
     assert hint.endswith("make test VENV=.venv-dev")
 
 
+@pytest.mark.full
 def test_pip_is_not_replaced_while_it_builds(sources: Sources) -> None:
     """The package requires pip, which is at work on the core when packages are installed."""
     write_wheel(sources.wheels, "needed", {})

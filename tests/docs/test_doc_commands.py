@@ -467,6 +467,7 @@ def test_javascript_with_packages_runs(block: Block, server: LiveServer, tmp_pat
     assert ran.stdout
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("block", of_language("javascript", "js"), ids=name)
 def test_javascript_runs(block: Block, server: LiveServer, tmp_path: Path) -> None:
     node = shutil.which("node")

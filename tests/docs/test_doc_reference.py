@@ -34,6 +34,7 @@ LEAST: dict[type[RequestModel], dict[str, object]] = {
 COMPANIONS: dict[str, dict[str, object]] = {"top_logprobs": {"logprobs": True}}
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("document", generated(), ids=name_of)
 def test_page_is_what_the_generator_makes(document: Path) -> None:
     stale = f"{name_of(document)} is stale: run `make docs-generate`"

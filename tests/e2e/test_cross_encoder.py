@@ -31,6 +31,7 @@ def server(directory: Path) -> Iterator[LiveServer]:
         yield live
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("path", ["/v1/rerank", "/v2/rerank", "/rerank"])
 def test_documents_come_in_order_of_their_relevance(server: LiveServer, scores: list[float], path: str) -> None:
     body = {"model": "judge", "query": QUERY, "documents": [DOCUMENTS[0], {"text": DOCUMENTS[1]}, DOCUMENTS[2]]}
@@ -62,6 +63,7 @@ def test_pairs_are_scored_in_order(server: LiveServer, scores: list[float], text
     assert answer["object"] == "list"
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize(
     ("texts", "param"),
     [

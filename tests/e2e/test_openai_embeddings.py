@@ -51,6 +51,7 @@ def same(vectors: Sequence[Sequence[float]]) -> list[object]:
     return [pytest.approx(vector, abs=1e-5) for vector in vectors]
 
 
+@pytest.mark.full
 def test_one_text_gives_one_vector_of_length_one(client: OpenAI, llm: LLM) -> None:
     answer = client.embeddings.create(model="default", input=TEXTS[0])
     [vector] = vectors_of(answer)

@@ -71,6 +71,7 @@ def test_completion_and_its_stream(client: OpenAI) -> None:
     assert len(whole.choices[1].logprobs.tokens or ()) == 6
 
 
+@pytest.mark.full
 def test_async_client_streams_many_at_once(server: LiveServer) -> None:
     async def one(client: AsyncOpenAI, number: int) -> int:
         stream = await client.chat.completions.create(

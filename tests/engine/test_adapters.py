@@ -122,6 +122,7 @@ def mixed(salt: str = "") -> list[Request]:
     return asked + [ask(id, prompt, names[id % 8], salt=salt) for id, prompt in enumerate(others, 4)]
 
 
+@pytest.mark.full
 @FAMILIES
 def test_a_mixed_batch_gives_what_each_merged_model_gives_alone(config: Mapping[str, object], terms: Terms) -> None:
     asked = mixed()
@@ -373,6 +374,7 @@ def adapter_paths(directory: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 TEXT = SamplingParams(max_tokens=6, temperature=0, ignore_eos=True)
 
 
+@pytest.mark.full
 def test_a_program_names_one_adapter_for_all_or_one_for_each(directory: Path, adapter_paths: dict[str, Path]) -> None:
     llm = LLM(directory, EngineConfig(page_size=4), adapters=adapter_paths)
     assert llm.config.adapter_names == ("org/red", "green")

@@ -231,6 +231,7 @@ def endless(edges: dict[int, dict[int, int]], **settings: Any) -> Driver:
     return driver
 
 
+@pytest.mark.full
 def test_a_repetition_that_the_grammar_asks_for_is_no_loop() -> None:
     """One token again and again, with no other to choose."""
     table: dict[int, dict[int, int]] = {at: {20: at + 1} for at in range(1500)}

@@ -480,6 +480,7 @@ def test_random_schedules_give_every_choice_what_it_gets_without_an_engine() -> 
         assert all(vars(seen).values()), f"some trouble was never met: {seen}"
 
 
+@pytest.mark.full
 @pytest.mark.examples
 def test_random_schedules_with_recurrent_states_give_every_choice_the_same() -> None:
     """The same where a model keeps states too: from one slot for all, to more than sequences and snapshots take."""

@@ -80,6 +80,7 @@ def test_stream_ends_when_every_choice_has_finished() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.full
 def test_slow_reader_gets_everything_merged_and_the_engine_is_done_with_it() -> None:
     async def scenario() -> None:
         async with started() as handle:
@@ -111,6 +112,7 @@ def test_choice_that_was_finished_early_brings_nothing_more() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.full
 def test_request_that_cannot_be_sent_fails_alone() -> None:
     """A lone surrogate is text in Python and none in UTF-8."""
 
@@ -125,6 +127,7 @@ def test_request_that_cannot_be_sent_fails_alone() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.full
 def test_request_that_the_engine_refuses_fails_alone() -> None:
     async def scenario() -> None:
         async with started() as handle:
@@ -138,6 +141,7 @@ def test_request_that_the_engine_refuses_fails_alone() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.full
 def test_nothing_can_be_submitted_before_the_engine_is_ready(monkeypatch: pytest.MonkeyPatch) -> None:
     set_faults(monkeypatch, "load_seconds=0.3")
 
@@ -153,6 +157,7 @@ def test_nothing_can_be_submitted_before_the_engine_is_ready(monkeypatch: pytest
     asyncio.run(scenario())
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("delay", [0.0, 0.01, 0.5])
 def test_stopping_while_it_loads_is_quick_and_leaves_no_process(monkeypatch: pytest.MonkeyPatch, delay: float) -> None:
     set_faults(monkeypatch, "load_seconds=60")
@@ -183,6 +188,7 @@ def test_waiters_for_a_models_files_hear_of_the_failure() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.full
 def test_stopping_in_the_pause_before_a_restart_does_not_wait_for_it() -> None:
     async def scenario() -> None:
         async with started() as handle:
@@ -196,6 +202,7 @@ def test_stopping_in_the_pause_before_a_restart_does_not_wait_for_it() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.full
 def test_stopping_twice_is_harmless_and_streams_end() -> None:
     async def scenario() -> None:
         async with started() as handle:
@@ -210,6 +217,7 @@ def test_stopping_twice_is_harmless_and_streams_end() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.full
 def test_orderly_stop_lets_the_engine_end_by_itself() -> None:
     async def scenario() -> None:
         async with started() as handle:
@@ -238,6 +246,7 @@ def test_request_submitted_right_after_the_engine_died_fails_too() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.full
 def test_output_before_the_engine_died_is_read_before_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
     set_faults(monkeypatch, "step_seconds=0.01")
 
@@ -350,6 +359,7 @@ def test_engine_that_follows_another_is_not_stuck_and_says_who_takes_requests(mo
     asyncio.run(scenario())
 
 
+@pytest.mark.full
 def test_one_profile_at_a_time_and_one_left_early_makes_room(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with started() as handle:
@@ -402,6 +412,7 @@ def test_engine_that_writes_a_profile_is_not_stuck_unless_it_takes_as_long_as_lo
     asyncio.run(scenario())
 
 
+@pytest.mark.full
 def test_profile_fails_with_its_engine_and_where_there_is_no_directory(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with started() as handle:

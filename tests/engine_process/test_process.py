@@ -115,6 +115,7 @@ def tokens(running: Engine, count: int) -> dict[int, list[int]]:
     return found
 
 
+@pytest.mark.full
 def test_engine_says_where_the_model_is_then_that_it_is_ready_then_works() -> None:
     with engine() as running:
         located = running.receive()
@@ -131,6 +132,7 @@ def test_engine_says_where_the_model_is_then_that_it_is_ready_then_works() -> No
         assert running.exit_status() == 0
 
 
+@pytest.mark.full
 def test_bad_request_fails_alone() -> None:
     with engine() as running:
         vocab_size = ready(running).info.vocab_size
@@ -155,6 +157,7 @@ def test_heartbeat_shows_the_work_and_that_aborted_requests_leave_nothing(monkey
         assert heartbeat.pages_free + heartbeat.pages_cached == heartbeat.pages_total
 
 
+@pytest.mark.full
 def test_heartbeat_shows_that_a_profile_is_being_written(tmp_path: Path) -> None:
     part = tmp_path / ".trace"
     # Whoever writes into it waits for a reader.
@@ -196,12 +199,14 @@ def test_engine_ends_when_its_socket_does(monkeypatch: pytest.MonkeyPatch, fault
         assert running.exit_status() in (0, -signal.SIGKILL)
 
 
+@pytest.mark.full
 def test_ctrl_c_in_the_terminal_is_not_for_the_engine() -> None:
     with engine() as running:
         ready(running)
         assert os.getpgid(running.process.pid) != os.getpgid(0)
 
 
+@pytest.mark.full
 def test_unexpected_engine_failure_is_logged_with_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OSTRO_FAULTS", "fake,crash_affter=3")
     with engine() as running:

@@ -42,6 +42,7 @@ def test_caller_who_leaves_while_queued_frees_everything(monkeypatch: pytest.Mon
     asyncio.run(scenario())
 
 
+@pytest.mark.full
 def test_caller_who_leaves_while_the_prompt_is_computed_frees_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     set_faults(monkeypatch, "step_seconds=0.05")
 

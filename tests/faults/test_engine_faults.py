@@ -77,6 +77,7 @@ def test_engine_that_crashes_in_a_step_is_replaced_as_often_as_it_takes(monkeypa
     asyncio.run(scenario())
 
 
+@pytest.mark.full
 def test_stuck_engine_is_killed_and_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     set_faults(monkeypatch, "stall_after=5")
     time = ToldTime()
@@ -104,6 +105,7 @@ async def until_restarting(service: ModelService, time: ToldTime) -> None:
         await asyncio.sleep(0.01)
 
 
+@pytest.mark.full
 def test_frozen_engine_process_is_killed_and_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     set_faults(monkeypatch, "step_seconds=0.01")
     time = ToldTime()
@@ -128,6 +130,7 @@ def has_stepped(service: ModelService, since: int) -> bool:
     return service.heartbeat.counters.steps > since
 
 
+@pytest.mark.full
 def test_long_prefill_is_not_called_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its first token takes longer than an engine may be without progress; its chunks do not."""
     set_faults(monkeypatch, "step_seconds=0.2")
@@ -146,6 +149,7 @@ def test_long_prefill_is_not_called_stuck(monkeypatch: pytest.MonkeyPatch) -> No
     asyncio.run(scenario())
 
 
+@pytest.mark.full
 def test_idle_engine_and_slow_reader_are_not_called_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
     set_faults(monkeypatch)
     time = ToldTime()

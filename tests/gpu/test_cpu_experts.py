@@ -120,6 +120,7 @@ def test_tokens_are_those_of_the_whole_model(name: str, layers: int, device: tor
         assert found == pytest.approx(logprobs(expected)[key], abs=2e-3)
 
 
+@pytest.mark.full
 @pytest.mark.skipif(ON_GPU, reason="the twin runs on a CPU, where kernels are interpreted")
 @pytest.mark.parametrize("name", CONFIGS)
 def test_the_torch_modules_of_such_a_model_are_the_twin(name: str, tmp_path: Path) -> None:

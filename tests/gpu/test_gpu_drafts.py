@@ -127,6 +127,7 @@ def test_words_are_banned_by_drafts_that_stand_before_them(device: torch.device)
     drafted(random_model(SHALLOW), device, asked, on_cpu(random_model(SHALLOW), asked))
 
 
+@pytest.mark.full
 def test_deterministic_outputs_have_the_same_bits_with_drafts(device: torch.device) -> None:
     asked = requests([SamplingParams(max_tokens=LENGTH, temperature=1.0, logprobs=0)] * 2)
     without = run(engine(random_model(SHALLOW), device, None, deterministic=True), asked)

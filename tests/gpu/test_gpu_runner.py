@@ -184,6 +184,7 @@ def test_graphs_with_and_without_masks_take_turns(device: torch.device) -> None:
         assert tokens(run(core, asked)) == tokens(on_cpu(random_model(SHALLOW), asked))
 
 
+@pytest.mark.full
 def test_words_that_are_banned_by_what_stands_before_them(device: torch.device) -> None:
     [plain] = requests([GREEDY])
     free = tokens(on_cpu(random_model(SHALLOW), [plain]))[0, 0]
@@ -256,6 +257,7 @@ def test_prompts_are_scored_as_on_the_cpu(device: torch.device) -> None:
         assert [each.logprob for each in given[key][2]] == pytest.approx([each.logprob for each in scored], abs=1e-3)
 
 
+@pytest.mark.full
 def test_embeddings_equal_the_cpus(device: torch.device) -> None:
     pooling = Pooling("mean", normalize=False)
     request = Request(id=0, prompt_ids=tuple(range(30)), params=SamplingParams(max_tokens=0), seed=0, task=Task.EMBED)

@@ -237,6 +237,7 @@ def test_an_engine_over_all_tiers_gives_what_is_computed_without_pages(tmp_path:
     assert found > 0
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("num_slots", [0, 6])
 def test_engines_that_offer_to_one_another_give_what_is_computed_without_pages(tmp_path: Path, num_slots: int) -> None:
     offered = found = 0

@@ -335,6 +335,7 @@ def test_a_plan_knows_the_matmuls_that_a_loaded_model_has(name: str) -> None:
     assert described_matmuls(model.described, 32) == loaded
 
 
+@pytest.mark.full
 def test_norms_fold_into_matmuls_unless_they_are_layer_norms() -> None:
     apart = {name for name in VARIANTS if not all(plan.folds for plan in layer_plans(decoder(name)))}
     assert apart == {name for name in VARIANTS if decoder(name).described.norm.kind == "layer"}

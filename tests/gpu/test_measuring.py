@@ -19,6 +19,7 @@ def default(matmul: Matmul, rows: int) -> Tiling:
     return default_tiling(rows, matmul.out_features, matmul.in_features, gated=matmul.is_gated, bits=matmul.bits)
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("epilogue", EPILOGUES)
 @pytest.mark.parametrize("with_bias", [True, False])
 def test_every_way_to_compute_a_matmul_can_be_timed(

@@ -127,6 +127,7 @@ def test_every_format_means_on_the_gpu_what_the_file_means(
         assert ((meant(linear) - plain).abs() <= near).all(), path
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("name", "length"),
     [

@@ -57,6 +57,7 @@ def test_refusals_keep_their_kind_their_words_and_their_field() -> None:
         assert refusal.value.param == "json_schema"
 
 
+@pytest.mark.full
 def test_outcomes_are_kept_refusals_too() -> None:
     checker = GrammarChecker(byte_level(), limits=QUICK)
     accepted = checker.check(OBJECT)
@@ -73,6 +74,7 @@ def test_outcomes_are_kept_refusals_too() -> None:
         checker.check(replace(OBJECT, jump_forward=True))
 
 
+@pytest.mark.full
 def test_structure_that_takes_too_long_is_refused_and_the_next_is_checked() -> None:
     checker = GrammarChecker(byte_level(), limits=QUICK)
     with pytest.raises(BadRequest, match=r"json_schema takes more than 0\.2 s to compile") as refusal:
@@ -90,6 +92,7 @@ def test_structure_that_takes_too_much_memory_is_refused_and_the_next_is_checked
     assert checker.check(OBJECT).grammar
 
 
+@pytest.mark.full
 def test_structure_that_recurses_too_deeply_is_refused() -> None:
     """The library overflows its stack."""
     rules = "".join(f"a{number} ::= a{number + 1}\n" for number in range(9000))
@@ -97,6 +100,7 @@ def test_structure_that_recurses_too_deeply_is_refused() -> None:
         GrammarChecker(byte_level()).check(StructuredOutput(grammar=f"root ::= a0\n{rules}a9000 ::= [x]"))
 
 
+@pytest.mark.full
 def test_waiters_for_the_same_check_share_its_outcome() -> None:
     checker = GrammarChecker(byte_level(), limits=QUICK)
 
@@ -116,6 +120,7 @@ def test_waiters_for_the_same_check_share_its_outcome() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.full
 def test_the_event_loop_goes_on_while_a_schema_is_checked() -> None:
     checker = GrammarChecker(byte_level(), limits=QUICK)
 
@@ -134,6 +139,7 @@ def slow(number: int) -> StructuredOutput:
     return replace(SLOW, json_schema=(SLOW.json_schema or "").replace("}", f', "title": "{number}"}}', 1))
 
 
+@pytest.mark.full
 def test_a_small_schema_overtakes_slow_ones_that_came_before_it() -> None:
     checker = GrammarChecker(byte_level(), limits=CheckLimits(seconds=60))
 
@@ -149,6 +155,7 @@ def test_a_small_schema_overtakes_slow_ones_that_came_before_it() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.full
 def test_what_is_checked_at_once_shares_its_time() -> None:
     limits = CheckLimits(seconds=0.1, together_seconds=0.1)
     checker = GrammarChecker(byte_level(), limits=limits)
@@ -262,6 +269,7 @@ def test_a_grammar_that_was_made_elsewhere_is_checked_with_the_schemas_in_it() -
     asyncio.run(scenario())
 
 
+@pytest.mark.full
 def test_without_the_library_everything_imports_and_a_check_says_what_to_install() -> None:
     code = """
 import sys

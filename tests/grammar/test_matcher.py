@@ -45,6 +45,7 @@ def take_all(matcher: Matcher, text: str) -> None:
         matcher.take(token)
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("name", VOCABULARIES)
 @pytest.mark.parametrize("jump_forward", [False, True])
 @given(seed=st.integers(0, 2**32))
@@ -132,6 +133,7 @@ def test_a_token_that_does_not_fit_is_an_error_of_the_sequence_and_stays_one() -
     assert not matcher.is_done
 
 
+@pytest.mark.full
 def test_a_grammar_that_takes_too_much_per_step_fails_its_sequence() -> None:
     ambiguous = Constraint(grammar='start: e\ne: e e | "a"', is_users=True)
     matcher = start(ambiguous)

@@ -55,6 +55,7 @@ def wide(directory: Path) -> Path:
     return directory
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("backend", DEVICE_KINDS)
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 def test_offline_generation_and_scoring_say_the_same(tmp_path: Path, backend: Backend, value: float) -> None:
@@ -98,6 +99,7 @@ def test_every_endpoint_says_the_same(tmp_path: Path) -> None:
             assert client.post(path, json=body).status_code == 200, path
 
 
+@pytest.mark.full
 def test_a_model_without_finite_logits_is_refused_at_load(tmp_path: Path) -> None:
     model = poisoned(write_model(tmp_path / "model"), "model.layers.1.mlp.down_proj.weight", 3, torch.nan)
     with live_server(tmp_path, "--model", str(model), faults="", ready=False) as server:

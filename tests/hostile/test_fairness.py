@@ -81,6 +81,7 @@ def test_flood_of_one_key_that_never_reads_leaves_the_other_its_place(server: Li
             assert ask(server, POLITE, SHORT).status_code == HTTPStatus.OK
 
 
+@pytest.mark.full
 def test_request_of_many_prompts_does_not_keep_others_waiting(server: LiveServer) -> None:
     """It counted as one, and filled the engine's batch: others waited for one of its prompts to be done."""
     prompts = [[number % 500, 7] for number in range(2048)]

@@ -61,6 +61,7 @@ for finding in report.findings:
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("fault", "told"),
     [

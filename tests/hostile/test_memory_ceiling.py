@@ -89,6 +89,7 @@ def test_long_texts_are_shed_though_they_ask_to_be_truncated(server: LiveServer)
     assert set(statuses(server, "/tokenize", body_of(prompt=text), 4)) <= SHED
 
 
+@pytest.mark.full
 def test_messages_full_of_markers_are_shed(server: LiveServer) -> None:
     """A mark of sixteen characters goes before each of them."""
     chat = body_of(messages=[{"role": "user", "content": "<" * (BODY - 1000)}], truncate_prompt_tokens=9)

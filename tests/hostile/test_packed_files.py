@@ -87,6 +87,7 @@ def append_a_byte(data: bytearray) -> None:
     data.append(0)
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     "harm",
     [zero_the_weights, flip_one_weight, move_the_header, cut_the_end, append_a_byte],
@@ -231,6 +232,7 @@ with_packed_weights(PackedKey(Path(sys.argv[1]).parent.name, "", ""), None, use)
 """
 
 
+@pytest.mark.full
 def test_a_file_that_crashed_a_process_is_moved_aside(model: Path, caplog: pytest.LogCaptureFixture) -> None:
     expected = generate(load(model))
     [file] = packed_files()

@@ -235,6 +235,7 @@ def assert_only_http_listens(server: LiveServer, sockets: Sequence[Listening]) -
     assert not beyond, f"these listen too: {beyond}"
 
 
+@pytest.mark.full
 def test_pickle_on_sockets(keyed: LiveServer, tmp_path: Path) -> None:
     """Processes talk over socket pairs, which nobody else can connect to; the API's port speaks HTTP, and unpickles
     nothing. Peers listened on all addresses for objects from their workers, and unpickled what came.
@@ -772,6 +773,7 @@ PATHS = (
 )
 
 
+@pytest.mark.full
 def test_names_that_are_paths(tmp_path: Path) -> None:
     """A model's name never leads out of the directory of models, in a body, in a path, or as an adapter's. A peer wrote
     files to wherever a name pointed.

@@ -149,6 +149,7 @@ def test_code_that_a_model_names_is_never_imported(tmp_path: Path, monkeypatch: 
     assert not {name for name in sys.modules if "evil" in name}
 
 
+@pytest.mark.full
 def test_nothing_is_imported_evaluated_or_compiled_by_a_name_from_outside() -> None:
     """Modules are imported by names that stand in the source, or in tables there; code is never made of text."""
     found: dict[str, set[str]] = {}

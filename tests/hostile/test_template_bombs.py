@@ -91,6 +91,7 @@ def test_template_bomb_goes_off_within_its_limits(source: str) -> None:
         assert int(peak) << 10 <= LIMITS.bytes
 
 
+@pytest.mark.full
 def test_deeply_nested_template_is_a_refusal() -> None:
     """The interpreter itself gives up on it, in one way or another."""
     for source in ("{{ " + "(" * 20000 + ")" * 20000 + " }}", "{% if 1 %}" * 5000 + "{% endif %}" * 5000):

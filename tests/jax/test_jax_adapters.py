@@ -212,6 +212,7 @@ def placed(family: str, tp: int, adapters: Adapters | None, dtype: object = np.f
     return PlacedModel.load(describe(config), checkpoint, tensor_parallel=tp, adapters=adapters, dtype=dtype)  # type: ignore[arg-type]
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("family", ["llama", "gpt_neox", "gpt2", "phi3"])
 def test_adapters_are_counted_as_each_rank_holds_them(family: str) -> None:
     plain, adapted = placed(family, 8, None), placed(family, 8, adapters_of(family))

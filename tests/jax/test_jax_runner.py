@@ -114,6 +114,7 @@ def test_whole_equals_chunked(tp: int, params: SamplingParams, budget: int) -> N
     assert run(engine(runner, budget=budget), prompts, params) == run(engine(runner), prompts, params)
 
 
+@pytest.mark.full
 @BOTH
 @SETTINGS
 def test_cold_equals_prefix_hit(tp: int, params: SamplingParams) -> None:
@@ -126,6 +127,7 @@ def test_cold_equals_prefix_hit(tp: int, params: SamplingParams) -> None:
     assert warm == run(engine(shared_runner(tp), prefix_caching=False), prompts, params)
 
 
+@pytest.mark.full
 @BOTH
 @SETTINGS
 def test_unpreempted_equals_preempted(tp: int, params: SamplingParams) -> None:
@@ -186,6 +188,7 @@ def test_bans_give_the_tokens_of_the_torch_runner() -> None:
     assert tokens[0] != plain[0]
 
 
+@pytest.mark.full
 @BOTH
 @SETTINGS
 def test_masks_give_the_tokens_of_the_torch_runner(tp: int, params: SamplingParams) -> None:

@@ -251,6 +251,7 @@ def test_equal_scores_are_kept_and_chosen_by_lowest_id_across_ranks(tp: int) -> 
     assert set(drawn(logits, share, tp).tokens.tolist()) <= {0, 1, 2, 3, 4}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("tp", [pytest.param(1, marks=pytest.mark.full), 8])
 @pytest.mark.parametrize("poison", [np.nan, np.inf])
 def test_a_row_that_is_not_finite_shows_in_its_peak_and_spoils_no_other(tp: int, poison: float) -> None:

@@ -28,6 +28,7 @@ def wide(name: str, **changes: object) -> Config:
     return {**config_of(name, tiny_models.LLAMA), **changes}
 
 
+@pytest.mark.cases(33)
 @pytest.mark.parametrize("changes", [{}, BIASES, {"tie_word_embeddings": False}], ids=str)
 @pytest.mark.parametrize("name", [name for name in CONFIGS if not name.startswith("hrm_text")])
 def test_the_described_tensors_are_those_that_the_model_has_places_for(name: str, changes: Config) -> None:

@@ -337,6 +337,7 @@ def test_a_batch_of_any_lengths_gives_each_what_it_gets_alone_to_the_last_bit(
     assert run(model, prompts)[one] == run(model, [prompts[one]])[0]
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("kind", sorted(KINDS))
 def test_sequences_are_exact_too_where_weights_cannot_be_packed(kind: str) -> None:
     model = model_of(kind, packed=False)

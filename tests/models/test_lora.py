@@ -51,6 +51,7 @@ def merge(model: Model, directory: Path) -> None:
         memory += stored if place.taken is None else place.taken.of(stored)
 
 
+@pytest.mark.cases(12)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_logits_equal_those_of_a_model_merged_by_hand(name: str, tmp_path: Path) -> None:
     model, merged = random_model(CONFIGS[name]), random_model(CONFIGS[name])

@@ -102,6 +102,7 @@ def test_each_layer_adds_up_the_experts_that_are_named(name: str, tmp_path: Path
         np.testing.assert_allclose(found, meant(mixtures(name)[layer], *rows), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("bits", [0, 8, 4])
 def test_a_row_has_the_same_bits_alone_and_in_a_batch_with_any_number_of_threads(
     name: str, bits: int, tmp_path: Path
@@ -118,6 +119,7 @@ def test_a_row_has_the_same_bits_alone_and_in_a_batch_with_any_number_of_threads
     assert np.array_equal(few, together[3:7])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("bits", [0, 4])
 def test_rows_that_only_pad_add_nothing_and_change_no_other(name: str, bits: int, tmp_path: Path) -> None:
     program, (x, experts, shares) = made(packed(name, tmp_path / "e.ostro", bits=bits)), given_rows(name)

@@ -85,6 +85,7 @@ def test_a_damaged_file_is_found_and_packed_again(tmp_path: Path, caplog: pytest
     assert generate(again) == expected
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     ("wanted", "free", "is_copied"),
     [("auto", 2.1, True), ("auto", 1.9, False), ("always", 1.1, True), ("always", 0.9, False), ("off", 9, False)],

@@ -137,6 +137,7 @@ def test_another_model_in_the_same_place_finds_nothing(model: Path) -> None:
         core.close()
 
 
+@pytest.mark.full
 def test_pages_of_requests_with_a_salt_are_not_written(model: Path) -> None:
     core = started(model, kv_persist=True)
     run(core, salt="mine")

@@ -82,6 +82,7 @@ def look(core: EngineCore) -> None:
     assert looked.wait(60)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kv_dtype", ["auto", "float16", "int8"])
 def test_a_prompt_that_is_handed_over_gives_the_same_tokens(model: Path, kv_dtype: str) -> None:
     cold = run(started(model, kv_dtype=kv_dtype, kv_shared=None))

@@ -51,6 +51,7 @@ def ask(id: int, length: int, params: SamplingParams, **changes: object) -> Requ
     return replace(made, **changes)  # type: ignore[arg-type]
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("name", ["llama", "gemma2", "gpt2"])
 @pytest.mark.parametrize("kind", PARAMS)
 def test_the_native_core_gives_the_same_to_the_last_bit(kind: str, name: str, tmp_path: Path) -> None:

@@ -38,6 +38,7 @@ def long_text() -> list[int]:
     return torch.randint(5, 64, (300,), generator=torch.Generator().manual_seed(2)).tolist()
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("name", WIDE)
 def test_vectors_equal_those_of_transformers(name: str, isa: str, tmp_path: Path) -> None:
@@ -61,6 +62,7 @@ def test_logits_of_pairs_equal_those_of_transformers(name: str, tmp_path: Path) 
     torch.testing.assert_close(run(runner, pairs, second=4), torch.stack(expected), atol=5e-5, rtol=0)
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("mode", ["cls", "lasttoken", "max", "mean", "mean_sqrt_len_tokens", "weightedmean"])
 def test_every_way_of_pooling_is_that_on_torch(mode: str, tmp_path: Path) -> None:
     directory = add_modules(write_encoder(tmp_path / "model", reference(WIDE["bert"])), mode, normalize=False)

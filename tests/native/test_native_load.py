@@ -65,6 +65,7 @@ def test_other_bits_another_context_and_changed_weights_are_packed_again(tmp_pat
     assert len(set(packed_files()) - before) == 1
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("damage", [b"", b"OSTRO CPU", b"OSTRO CPU" + bytes(100), b"nonsense" * 20])
 def test_a_damaged_file_is_made_again(damage: bytes, tmp_path: Path) -> None:
     directory = write(tmp_path / "model")
@@ -74,6 +75,7 @@ def test_a_damaged_file_is_made_again(damage: bytes, tmp_path: Path) -> None:
     assert generate(load(directory)) == expected
 
 
+@pytest.mark.full
 def test_the_second_start_needs_no_torch(tmp_path: Path) -> None:
     directory = write(tmp_path / "model")
     load(directory)

@@ -134,6 +134,7 @@ def test_alone_equals_batched(name: str, bits: str, weights: _Weights) -> None:
         assert run(runner, each)[each.id, 0] == together[each.id, 0]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("bits", BITS)
 @pytest.mark.parametrize("name", some(("llama", "mistral", "gemma3", "mixtral"), "gemma3", "mixtral"))
 def test_whole_equals_chunked(name: str, bits: str, weights: _Weights) -> None:
@@ -202,6 +203,7 @@ def test_draws_have_the_distribution_of_the_model(weights: _Weights) -> None:
         assert abs(drawn[token].item() - share * count) <= 5 * (share * (1 - share) * count) ** 0.5 + 1
 
 
+@pytest.mark.full
 @settings(max_examples=25)
 @given(data=st.data())
 def test_random_schedules_give_every_request_what_it_gets_alone(data: st.DataObject, weights: _Weights) -> None:

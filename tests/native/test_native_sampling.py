@@ -260,6 +260,7 @@ def test_a_row_whose_mask_and_bans_leave_nothing_fails_alone(runner: NativeRunne
     assert sampler.sample(logits_of(runner, seqs), seqs)[1].error == failed.error
 
 
+@pytest.mark.full
 @settings(max_examples=200, deadline=None)
 @given(
     logits=st.lists(st.one_of(st.integers(-8, 8).map(lambda n: n / 4), st.floats(-40, 40, width=32)), min_size=1),

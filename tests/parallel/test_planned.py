@@ -54,6 +54,7 @@ def test_weights_are_those_of_a_rank(family: str, ranks: int) -> None:
     assert planned.parameters == sum(place.shape.numel() for place in places_of(whole).values())
 
 
+@pytest.mark.full
 def test_a_70b_model_on_eight_gpus_takes_what_the_docs_say() -> None:
     model = build_model(LLAMA_70B, dtype=torch.bfloat16, device=torch.device("meta"))
     asked = EngineConfig(device="cuda", tensor_parallel=8)

@@ -80,6 +80,7 @@ def test_padding_of_the_vocabulary_is_zeros(tied: bool) -> None:
     assert [int(part.get_parameter("model.embed_tokens.weight").any(1).sum()) for part in parts] == [128, 2, 0, 0]
 
 
+@pytest.mark.cases(10)
 @pytest.mark.parametrize("ranks", [2, 4, 8])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_what_a_rank_keeps_is_known_without_torch(family: str, ranks: int) -> None:

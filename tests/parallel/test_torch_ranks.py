@@ -137,6 +137,7 @@ def test_tokens_are_those_of_one_process(family: str, number: int, groups: dict[
 NUMBERS = pytest.mark.parametrize("number", [2, pytest.param(4, marks=pytest.mark.slow)])
 
 
+@pytest.mark.full
 @NUMBERS
 def test_preempted_equals_unpreempted(number: int, groups: dict[int, Ranks], saved: Path) -> None:
     tight = EngineConfig(page_size=PAGE, max_running_tokens=14 * PAGE, device="cpu")

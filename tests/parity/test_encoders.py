@@ -9,6 +9,7 @@ from ostro.backends.torch.encoder import EncoderRunner
 from ostro.weights import Pooling
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("name", CASES)
 def test_vectors_equal_those_of_transformers_in_either_spelling_of_the_config(name: str) -> None:
     model = reference(CASES[name])

@@ -129,6 +129,7 @@ def test_tokens_on_torch_are_those_of_transformers(blocks: bool, tmp_path: Path)
     torch.testing.assert_close(ours[1], scores, atol=2e-4, rtol=0)
 
 
+@pytest.mark.full
 @needs_library
 @pytest.mark.parametrize("blocks", [True, False], ids=["mxfp4", "bfloat16"])
 def test_native_scores_are_those_of_transformers(blocks: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

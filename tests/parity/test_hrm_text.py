@@ -115,6 +115,7 @@ def test_together_and_cached_equals_transformers(directory: Path, generated: Tok
     assert core.scheduler.counters.cache_hits >= 3 * len(SHARED)
 
 
+@pytest.mark.full
 def test_alone_equals_transformers(directory: Path, generated: Tokens) -> None:
     model = load(directory)
     for id, prompt in enumerate(PROMPTS):
@@ -127,6 +128,7 @@ def test_chunked_equals_transformers(directory: Path, generated: Tokens, budget:
     assert run(engine(load(directory), budget=budget), dict(enumerate(PROMPTS))) == generated
 
 
+@pytest.mark.full
 def test_preempted_equals_transformers(directory: Path, generated: Tokens) -> None:
     core = engine(load(directory), pages=24)
     assert run(core, dict(enumerate(PROMPTS))) == generated

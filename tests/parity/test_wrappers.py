@@ -162,6 +162,7 @@ CASES: Mapping[str, tuple[str, Config]] = {
 }
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("name", CASES)
 def test_the_language_model_gives_transformers_logits(name: str, tmp_path: Path) -> None:
     model_type, values = CASES[name]

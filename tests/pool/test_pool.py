@@ -248,6 +248,7 @@ async def test_pinned_models_have_their_room_before_the_default_one() -> None:
     await pool.end()
 
 
+@pytest.mark.full
 @in_jumping_time
 async def test_failed_load_is_reported_to_all_and_not_retried_in_a_tight_loop() -> None:
     pool = Pool({"a": Model(error=ModelError("No such tensor."))}, retry_seconds=30.0)

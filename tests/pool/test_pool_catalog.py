@@ -241,6 +241,7 @@ async def test_name_in_two_roots_is_logged_once() -> None:
     assert (await catalog.find("m")).config.model == "one/m"
 
 
+@pytest.mark.full
 @in_loop
 async def test_misses_among_many_models_are_reported_soon() -> None:
     """Every name was compared with the wrong one: half a second for thousands, in which nobody else was served. So many

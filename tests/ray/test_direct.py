@@ -67,6 +67,7 @@ def test_replica_answers_itself_or_asks_all() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.full
 def test_only_what_the_application_admits_reaches_other_replicas() -> None:
     """A body of any length was read and sent to every replica before anybody looked at the key."""
     num_read = 0

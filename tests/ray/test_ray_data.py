@@ -43,6 +43,7 @@ def expected(model: str) -> list[str]:
     return [completion.text for completion in LLM(model, CONFIG).generate(PROMPTS, PARAMS)]
 
 
+@pytest.mark.full
 def test_batch_gets_what_the_model_generates_beside_its_own_columns(model: str) -> None:
     predictor = OstroPredictor(model, params=PARAMS, config=CONFIG)
     batch = predictor({"prompt": PROMPTS, "row": [1, 2, 3]})

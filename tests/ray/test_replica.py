@@ -157,6 +157,7 @@ def test_every_replica_is_asked_for_metrics_and_by_the_admin() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.full
 def test_stream_whose_replica_dies_ends_with_an_error_event() -> None:
     async def scenario() -> None:
         async with replica() as one:
@@ -174,6 +175,7 @@ def test_stream_whose_replica_dies_ends_with_an_error_event() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.full
 def test_request_that_ran_out_of_time_is_refused_by_its_replica() -> None:
     """The ingress gave up in the same moment, with a 503: clients send that again by themselves."""
 

@@ -89,6 +89,7 @@ def counted(value: object) -> int:
     return 0
 
 
+@pytest.mark.full
 @given(values, st.integers(2, 40))
 def test_cost_is_that_of_the_values_however_the_text_falls_into_blocks(value: object, block: int) -> None:
     text, cost = json.dumps(value, separators=(",", ":")).encode(), counted(value)
@@ -171,6 +172,7 @@ async def _pieces(body: bytes) -> AsyncIterator[bytes]:
     yield body
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("fake")
 def test_body_that_its_client_gives_up_leaves_the_budget() -> None:
     ledger = Ledger(512 << 10)
@@ -250,6 +252,7 @@ def test_body_stays_in_the_budget_until_its_answer_ends(monkeypatch: pytest.Monk
     asyncio.run(scenario())
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("fake")
 def test_body_is_not_read_where_the_request_would_be_refused() -> None:
     """It was once read and decoded, whatever that cost, and only then told that there was no room."""

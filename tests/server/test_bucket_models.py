@@ -136,6 +136,7 @@ def until_alive(client: httpx.Client) -> None:
     raise AssertionError("the server did not start")
 
 
+@pytest.mark.full
 def test_a_server_of_one_model_is_loading_while_that_is_fetched(tmp_path: Path, silent_store: dict[str, str]) -> None:
     env = silent_store | {"OSTRO_CACHE": str(tmp_path / "cache")}
     reference = f"gs://{BUCKET}/models/far"

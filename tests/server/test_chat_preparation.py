@@ -41,6 +41,7 @@ def prepared(frontend: Frontend, *tools: Tool, **asked: Any) -> Constraint:
     return constraint
 
 
+@pytest.mark.full
 def test_tools_that_are_too_much_together_are_held_to_their_names(frontend: Frontend) -> None:
     whole = Tool(name="f", parameters=SIBLING)
     strict = Tool(name="g", strict=True, parameters={"properties": {"z": {"const": "zz"}}})

@@ -179,6 +179,7 @@ def test_a_gateways_request_is_answered(server: LiveServer) -> None:
     assert forwarded(endpoint(server)).status_code == HTTPStatus.OK
 
 
+@pytest.mark.full
 def test_a_draining_server_refuses_a_gateways_request_and_goes_on_with_its_own(model: Path, tmp_path: Path) -> None:
     """By 503, upon which gateways try the next endpoint."""
     with (

@@ -105,6 +105,7 @@ def test_requests_with_a_salt_are_computed_where_they_are(model: Path, tmp_path:
         assert metric(first, "ostro_engine_steps_total") == 0
 
 
+@pytest.mark.full
 def test_without_its_prefill_server_a_decode_server_computes_prompts_itself(model: Path, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as nobody:
         url = f"http://127.0.0.1:{nobody.getsockname()[1]}"
@@ -150,6 +151,7 @@ def test_servers_that_share_nothing_answer_all_the_same(model: Path, tmp_path: P
         assert "compare kv_shared" in second.log_text
 
 
+@pytest.mark.full
 def test_a_client_that_leaves_while_its_prompt_is_computed_elsewhere_leaves_nothing(
     model: Path, tmp_path: Path
 ) -> None:
@@ -183,6 +185,7 @@ def test_prefill_reports_the_pages_that_others_find(model: Path, tmp_path: Path)
         assert client.post("/prefill", json={"prompts": [PROMPT], "temperature": 1}).status_code == 400
 
 
+@pytest.mark.full
 def test_other_servers_compute_no_prompts_for_others(model: Path, tmp_path: Path) -> None:
     with server(tmp_path, model, "both") as live, live.client() as client:
         response = client.post("/prefill", json={"prompts": [PROMPT]})

@@ -427,6 +427,7 @@ def test_too_costly_body_is_a_413(client: httpx.Client, name: str) -> None:
     assert error_of(response, {413})["code"] == "body_too_large"
 
 
+@pytest.mark.full
 def test_text_full_of_json_punctuation_is_not_too_costly(client: httpx.Client) -> None:
     for text in (",[{:" * MANY, '",' * MANY, '\\",[' * MANY, "\\" * 999_999 + '",' * 600_000):
         body = json.dumps({"prompt": text}).encode()

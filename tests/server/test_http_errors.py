@@ -261,6 +261,7 @@ def ids_body(count: int) -> bytes:
     return b'{"prompt":[' + b",".join([b"1"] * count) + b"]}"
 
 
+@pytest.mark.full
 def test_as_many_token_ids_are_read_as_the_schema_allows_and_more_are_refused_with_advice(client: httpx.Client) -> None:
     """The schema spoke of four million, and a body of half a million and some was refused without a number."""
     assert len(ids_body(MAX_TOKENS)) <= MEGABYTE

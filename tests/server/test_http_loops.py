@@ -64,6 +64,7 @@ def test_a_stream_without_a_limit_ends_with_repetition(client: OpenAI) -> None:
     assert chunks[-1].usage.completion_tokens == 2 * LOOP
 
 
+@pytest.mark.full
 def test_a_response_that_ran_in_a_loop_is_incomplete(client: OpenAI) -> None:
     response = client.responses.create(model="default", input="the fox")
     assert response.status == "incomplete"
@@ -142,6 +143,7 @@ def test_a_strict_server_says_stop(model: Path, tmp_path: Path) -> None:
             assert 'finished_reason="repetition"' in http.get("/metrics").text
 
 
+@pytest.mark.full
 def test_the_operators_number_is_no_limit_of_the_requests(model: Path, tmp_path: Path) -> None:
     args = (str(model), "--threads", "1", "--default-max-tokens", "110")
     with live_server(tmp_path, *args, faults="") as live, live.client() as http:

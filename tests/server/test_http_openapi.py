@@ -78,6 +78,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
         yield live
 
 
+@pytest.mark.full
 def test_document_describes_every_endpoint_and_all_references_resolve(server: LiveServer) -> None:
     with server.client() as client:
         document = client.get("/openapi.json").json()

@@ -52,6 +52,7 @@ def test_silent_stream_says_that_it_is_alive(monkeypatch: pytest.MonkeyPatch) ->
     assert body.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
 
 
+@pytest.mark.full
 def test_body_that_trickles_in_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     set_faults(monkeypatch)
 
@@ -124,6 +125,7 @@ def test_slow_reader_gets_all_of_its_text_in_fewer_events(monkeypatch: pytest.Mo
     assert answer.count(b"data: ") < 16 * 4000 / 2
 
 
+@pytest.mark.full
 def test_request_that_takes_too_long_gets_an_error_in_its_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     set_faults(monkeypatch, "step_seconds=0.05")
 

@@ -60,6 +60,7 @@ def test_a_response_is_the_same_streamed_and_whole(client: httpx.Client) -> None
     assert whole["model"] == streamed["model"] != "default"
 
 
+@pytest.mark.full
 def test_the_openai_client_reads_both(server: LiveServer) -> None:
     client = OpenAI(base_url=f"{server.url}/v1", api_key="any")
     extra = {"seed": 1}

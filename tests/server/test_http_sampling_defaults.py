@@ -77,6 +77,7 @@ def test_the_list_of_models_shows_what_applies(client: httpx.Client) -> None:
     assert card["sampling_defaults"] == {"temperature": 0.0, "max_tokens": 40}
 
 
+@pytest.mark.full
 def test_operator_defaults_override_the_models(model: Path, tmp_path: Path) -> None:
     args = (str(model), "--threads", "1", "--default-temperature", "1", "--default-max-tokens", "9")
     with live_server(tmp_path, *args, faults="") as live, live.client() as client:
@@ -99,6 +100,7 @@ def test_no_default_is_shown_that_a_request_could_not_ask_for(model: Path, tmp_p
         assert answer["usage"]["completion_tokens"] == 7
 
 
+@pytest.mark.full
 def test_the_file_can_be_ignored(model: Path, tmp_path: Path) -> None:
     with live_server(tmp_path, str(model), "--generation-config", "ignore", faults="") as live, live.client() as client:
         assert len({text(client, "/v1/completions", seed=seed) for seed in range(3)}) == 3

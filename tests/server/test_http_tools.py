@@ -281,6 +281,7 @@ def test_answer_by_a_template_that_knows_tools_and_thoughts(thinking: LiveServer
         check(client, {**CASES, **THOUGHTS}[name], KEYS[name])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", OPENED)
 def test_answer_whose_prompt_opened_the_thought(opened: LiveServer, name: str) -> None:
     with opened.client() as client:
@@ -299,6 +300,7 @@ def test_thought_that_ends_the_answer_does_not_pass_for_a_complete_one(
     assert choice["message"]["reasoning_content"].startswith("one two three four")
 
 
+@pytest.mark.cases(8)
 @pytest.mark.parametrize("max_tokens", range(1, 18))
 def test_cut_anywhere_ends_with_length_and_leaks_no_markup(server: LiveServer, max_tokens: int) -> None:
     """17, 18: within the name there is no call yet, and within the arguments they are partial, streamed or not."""
@@ -382,6 +384,7 @@ def test_plain_answers_say_nothing_of_reasoning(server: LiveServer) -> None:
     assert "completion_tokens_details" not in answer["usage"]
 
 
+@pytest.mark.full
 def test_conversation_goes_on_with_what_the_tool_returned(server: LiveServer, thinking: LiveServer) -> None:
     """33, 34: content null or empty beside calls; results as text, as parts, empty, and as large as fits."""
     done = KEYS["1 plain text"]
@@ -401,6 +404,7 @@ def test_conversation_goes_on_with_what_the_tool_returned(server: LiveServer, th
                     assert answer["choices"][0]["message"]["content"] == "Just words."
 
 
+@pytest.mark.full
 def test_result_of_a_megabyte_is_refused_for_its_length(server: LiveServer) -> None:
     """34: it has no room in the context, and is told so; the server goes on."""
     messages = [

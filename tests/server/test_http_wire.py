@@ -309,6 +309,7 @@ def test_redoc_leads_to_the_documentation(client: httpx.Client) -> None:
     assert (response.status_code, response.url.path) == (200, "/docs")
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("path", ["/healthz", "/nowhere", "/v1/models", "/openapi.json"])
 def test_every_answer_has_a_request_id(client: httpx.Client, path: str) -> None:
     assert client.get(path).headers["x-request-id"].startswith("req_")

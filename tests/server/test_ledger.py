@@ -278,6 +278,7 @@ def held(server: LiveServer) -> int:
     return sum(int(float(line.split()[-1])) for line in lines if line.startswith("ostro_held_bytes{"))
 
 
+@pytest.mark.full
 def test_stalled_bodies_of_one_key_do_not_refuse_another(server: LiveServer) -> None:
     body = json.dumps({"prompt": "Hello", "max_tokens": 1, "user": "u" * (2 * MIB - 1000)}).encode()
     polite = {"prompt": "Hello", "max_tokens": 1, "user": "u" * 100_000}

@@ -84,6 +84,7 @@ def test_the_start_ends_with_a_command_that_works_as_printed(kind: str, tmp_path
         assert "a-key" not in screen.shown
 
 
+@pytest.mark.full
 def test_a_request_is_one_short_line(model: Path, tmp_path: Path) -> None:
     with terminal("serve", str(model), "--port", "0", "--max-queue-tokens", "50", env=FAKE, cwd=tmp_path) as screen:
         url = until_ready(screen)
@@ -119,6 +120,7 @@ def test_colour_is_for_terminals_whose_users_want_it(
     assert ("\x1b[" in screen.shown) == colored
 
 
+@pytest.mark.full
 def test_no_color_is_an_option_too(model: Path, tmp_path: Path) -> None:
     args = ("serve", str(model), "--port", "0", "--no-color")
     with terminal(*args, env={**FAKE, "NO_COLOR": ""}, cwd=tmp_path) as screen:
@@ -126,6 +128,7 @@ def test_no_color_is_an_option_too(model: Path, tmp_path: Path) -> None:
     assert "\x1b[" not in screen.shown
 
 
+@pytest.mark.full
 def test_ctrl_c_drains_and_a_second_one_ends_at_once(model: Path, tmp_path: Path) -> None:
     args = ("serve", str(model), "--port", "0", "--drain-timeout", "60")
     with terminal(*args, env=SLOW, cwd=tmp_path) as screen:
@@ -141,6 +144,7 @@ def test_ctrl_c_drains_and_a_second_one_ends_at_once(model: Path, tmp_path: Path
         assert "Traceback" not in screen.shown
 
 
+@pytest.mark.full
 def test_ctrl_c_ends_an_idle_server(model: Path, tmp_path: Path) -> None:
     with terminal("serve", str(model), "--port", "0", env=FAKE, cwd=tmp_path) as screen:
         until_ready(screen)
@@ -223,6 +227,7 @@ def test_lines_of_the_engine_are_lines_of_the_log(model: Path, tmp_path: Path) -
     assert line["message"].startswith("the model runs on torch")
 
 
+@pytest.mark.full
 def test_an_engine_that_fails_says_why_in_one_object(model: Path, tmp_path: Path) -> None:
     with live_server(tmp_path, str(model), faults="nonsense", ready=False) as server:
         assert server.process.wait(60) == 1

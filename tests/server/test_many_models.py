@@ -210,6 +210,7 @@ def test_metrics_tell_the_models_apart(server: LiveServer) -> None:
     assert "ostro_models_loaded 2.0" in text
 
 
+@pytest.mark.full
 def test_totals_survive_the_end_of_an_engine(models: Path, tmp_path: Path) -> None:
     """Counts since the last look were lost with the engine, and /admin/stats lost all of them."""
     sampled, restarts = "ostro_sampled_tokens_total", "ostro_engine_restarts_total"
@@ -329,6 +330,7 @@ def test_the_first_model_keeps_its_name_and_the_server_stays_ready_while_models_
     assert any("name a model that does not exist" in line and "'nobody'" in line for line in lines)
 
 
+@pytest.mark.full
 def test_models_under_a_place_that_are_pinned_come_before_the_server_is_ready(models: Path, tmp_path: Path) -> None:
     args = ("--models", str(models), "--pin", "broken,org/gamma", "--load-timeout", "0.2", "--threads", "1")
     with live_server(tmp_path, *args, faults="") as live, live.client() as client:
@@ -336,6 +338,7 @@ def test_models_under_a_place_that_are_pinned_come_before_the_server_is_ready(mo
         assert (found["broken"], found["org-gamma"], found["alpha"]) == ("failed", "ready", "available")
 
 
+@pytest.mark.full
 def test_a_model_whose_adapter_cannot_be_loaded_ends_the_server_as_any_that_is_alone(
     models: Path, tmp_path: Path
 ) -> None:
@@ -354,6 +357,7 @@ def test_each_load_is_logged_in_one_line(server: LiveServer) -> None:
     assert any(line["message"] == "the model cannot be served" and line["model"] == "broken" for line in lines)
 
 
+@pytest.mark.full
 def test_adapters_are_served_under_their_own_names_beside_their_base(models: Path, tmp_path: Path) -> None:
     base = models / "alpha"
     shape = build_model(json.loads((base / "config.json").read_text()), dtype=torch.float32)
@@ -388,6 +392,7 @@ def test_adapters_are_served_under_their_own_names_beside_their_base(models: Pat
         assert all(0 < each["cached_tokens"] < each["prompt_tokens"] for each in stats.values())
 
 
+@pytest.mark.full
 def test_an_adapter_has_vectors_of_its_own(tmp_path: Path) -> None:
     base = make_embedding_model(write_model(tmp_path / "embedder"))
     shape = build_model(json.loads((base / "config.json").read_text()), dtype=torch.float32)

@@ -97,6 +97,7 @@ def test_fetched_files_are_held_and_found_again(
     assert [entry.in_use for entry in ModelStore().entries()] == [False]
 
 
+@pytest.mark.full
 def test_cancelled_fetch_ends_its_process(cache: Path, silent: socket.socket) -> None:
     async def scenario() -> None:
         fetch = asyncio.create_task(CachedModelFiles().fetch(a_spec("gs://bucket/models/one")))

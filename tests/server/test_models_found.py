@@ -59,6 +59,7 @@ def test_a_server_without_a_model_is_ready_when_there_is_one() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.full
 def test_a_loaded_model_that_left_its_place_is_listed_and_unloaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

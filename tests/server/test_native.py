@@ -116,6 +116,7 @@ def test_the_likelihood_is_that_of_transformers(client: httpx.Client, model: Pat
         assert math.isclose(given["ll"][at], expected, abs_tol=1e-4)
 
 
+@pytest.mark.full
 def test_a_greedy_continuation_is_known_as_one(client: httpx.Client) -> None:
     ids = client.post("/tokenize", json={"prompt": "Hello there"}).json()["tokens"]
     body = {"prompt": ids, "max_tokens": 5, "temperature": 0, "logprobs": 0, "ignore_eos": True}

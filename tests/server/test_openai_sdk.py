@@ -48,6 +48,7 @@ def user(key: str) -> list[Any]:
     return [{"role": "user", "content": f"How is the weather? Case {key}."}]
 
 
+@pytest.mark.full
 def test_parse_gives_an_object_of_the_models_class(client: OpenAI) -> None:
     answer = client.chat.completions.parse(
         model="default", messages=user(SAYS_JSON), response_format=Weather, temperature=0

@@ -49,6 +49,7 @@ def test_page_needs_no_key_and_the_api_still_does(client: httpx.Client) -> None:
     assert client.get("/ui/nothing.js", headers={"authorization": "Bearer secret"}).status_code == 404
 
 
+@pytest.mark.cases(33)
 @pytest.mark.parametrize("path", sorted(ASSETS))
 def test_every_file_comes_with_the_headers_that_keep_it_to_itself(client: httpx.Client, path: str) -> None:
     answer = client.get(path)

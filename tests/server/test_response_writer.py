@@ -78,6 +78,7 @@ def accumulated(data: bytes) -> SdkResponse:
         return events.get_final_response()
 
 
+@pytest.mark.full
 @given(scripts())
 def test_the_clients_accumulator_ends_with_the_response_that_the_last_event_tells(script: Script) -> None:
     each = writer(tools=TOOLS)

@@ -252,6 +252,7 @@ def test_keys_admit_and_show_up_as_labels_only(tmp_path: Path) -> None:
     assert not any(key in log + metrics for key in ("from-file", "from-env", "boss"))
 
 
+@pytest.mark.full
 def test_cors_is_off_unless_asked_for_and_names_its_origins(tmp_path: Path) -> None:
     ask = {"origin": "https://page.example", "access-control-request-method": "POST"}
     with live_server(tmp_path, ready=False) as server, server.client() as client:
@@ -287,6 +288,7 @@ def test_healthz_waits_for_the_model_if_configured(tmp_path: Path) -> None:
         assert (client.get("/healthz").status_code, client.get("/healthz").json()) == (200, {"status": "ok"})
 
 
+@pytest.mark.full
 def test_a_default_seed_gives_the_same_request_the_same_answer(tmp_path: Path) -> None:
     body = {"prompt": "a", "max_tokens": 16, "temperature": 1, "ignore_eos": True}
 
@@ -303,6 +305,7 @@ def test_a_default_seed_gives_the_same_request_the_same_answer(tmp_path: Path) -
         assert len({client.post("/generate", json=native).text for _ in range(3)}) == 1
 
 
+@pytest.mark.full
 def test_limits_of_other_servers_bound_what_they_name(tmp_path: Path) -> None:
     model = str(write_model(tmp_path / "tiny"))
     args = (model, "--dry-run", "--max-running-tokens", "100", "--pages-per-seq", "3", "--cuda-graph-max-bs", "8")

@@ -40,6 +40,7 @@ def values(logprobs: Sequence[TokenLogprob | None] | None) -> list[float]:
     return [each.logprob for each in logprobs or () if each is not None]
 
 
+@pytest.mark.full
 def test_service_gives_what_the_offline_engine_gives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OSTRO_FAULTS", raising=False)
     model = make_embedding_model(write_model(tmp_path / "tiny"))
@@ -116,6 +117,7 @@ def test_deltas_of_a_stream_add_up_to_the_completion(monkeypatch: pytest.MonkeyP
     asyncio.run(scenario())
 
 
+@pytest.mark.full
 def test_stop_string_ends_its_choice_in_the_engine_too(monkeypatch: pytest.MonkeyPatch) -> None:
     set_faults(monkeypatch, "step_seconds=0.002")
 
@@ -168,6 +170,7 @@ def test_request_that_cannot_run_is_refused_by_the_callers_name_for_it(
     asyncio.run(scenario())
 
 
+@pytest.mark.full
 def test_request_carries_the_callers_standing(monkeypatch: pytest.MonkeyPatch) -> None:
     set_faults(monkeypatch)
 
@@ -185,6 +188,7 @@ def test_request_carries_the_callers_standing(monkeypatch: pytest.MonkeyPatch) -
     asyncio.run(scenario())
 
 
+@pytest.mark.full
 def test_requests_made_in_threads_have_ids_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     set_faults(monkeypatch)
 
@@ -277,6 +281,7 @@ def test_model_that_does_not_exist_fails_the_service(monkeypatch: pytest.MonkeyP
     asyncio.run(scenario())
 
 
+@pytest.mark.full
 def test_requests_under_way_end_when_the_service_stops(monkeypatch: pytest.MonkeyPatch) -> None:
     set_faults(monkeypatch, "step_seconds=0.01")
 
@@ -291,6 +296,7 @@ def test_requests_under_way_end_when_the_service_stops(monkeypatch: pytest.Monke
     asyncio.run(scenario())
 
 
+@pytest.mark.full
 def test_conversations_being_rendered_end_when_the_service_stops(monkeypatch: pytest.MonkeyPatch) -> None:
     set_faults(monkeypatch)
 
@@ -392,6 +398,7 @@ def test_fields_that_the_template_ignores_are_as_limited_as_the_text(
     asyncio.run(scenario())
 
 
+@pytest.mark.full
 def test_text_that_a_template_makes_too_long_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     set_faults(monkeypatch)
     template = tmp_path / "long.jinja"
@@ -406,6 +413,7 @@ def test_text_that_a_template_makes_too_long_is_refused(tmp_path: Path, monkeypa
     asyncio.run(scenario())
 
 
+@pytest.mark.full
 def test_white_space_that_a_template_may_drop_is_no_reason_to_refuse(monkeypatch: pytest.MonkeyPatch) -> None:
     set_faults(monkeypatch)
 

@@ -93,6 +93,7 @@ def hub(world: World) -> Iterator[Hub]:
         yield hub
 
 
+@pytest.mark.full
 def test_a_hub_that_answers_is_taken_and_not_asked_again(world: World, hub: Hub) -> None:
     assert world.fetch(hub.address) == "hub True"
     assert hub.served == ["tiny.gguf"]
@@ -154,6 +155,7 @@ print(place.name, place.path.name, parse_model("{CODER}").name)
 """
 
 
+@pytest.mark.full
 def test_an_alias_is_taken_wherever_a_reference_is(world: World, hub: Hub) -> None:
     """The shipped one, whose repository is in our Hub with another file, which is taken by its own name only."""
     lines = world.run(hub.address, program=SURVEY).splitlines()
@@ -163,6 +165,7 @@ def test_an_alias_is_taken_wherever_a_reference_is(world: World, hub: Hub) -> No
     assert pulled.endswith(CODER_FILE)
 
 
+@pytest.mark.full
 def test_the_table_is_listed_with_what_is_here(world: World, hub: Hub) -> None:
     before = world.run(NOWHERE, "models", "available").splitlines()
     assert before[0].split()[:4] == ["NAME", "SIZE", "LICENCE", "HERE"]

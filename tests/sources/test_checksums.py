@@ -108,6 +108,7 @@ def test_a_possible_checksum_of_parts_is_not_taken_for_the_whole_files(
     assert checksum.algorithm == "md5"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("make", [crc64nvme, crc32], ids=["crc64nvme", "crc32"])
 def test_an_encrypted_object_is_held_to_its_checksum(
     store: ObjectStore, proxy: FaultProxy, prefix: str, make: Callable[[bytes], bytes]

@@ -78,6 +78,7 @@ def ranges_on_disk(cache: Path) -> set[tuple[str, int, int]]:
 # --- what is fetched ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_a_model_arrives_with_the_files_that_are_read_and_no_others(
     store: ObjectStore, proxy: FaultProxy, prefix: str, cache: Path
 ) -> None:
@@ -96,6 +97,7 @@ def test_a_trailing_slash_makes_no_other_model(store: ObjectStore, proxy: FaultP
     assert fetch_model(reference + "/", progress=False) == fetch_model(reference, progress=False)
 
 
+@pytest.mark.full
 def test_a_cached_model_needs_no_network(store: ObjectStore, proxy: FaultProxy, prefix: str) -> None:
     reference = store.put_model(prefix, model_files())
     path = fetch_model(reference, progress=False)
@@ -112,6 +114,7 @@ def test_a_cached_model_with_a_missing_file_is_fetched_again(
     assert contents(fetch_model(reference, progress=False)) == model_files()
 
 
+@pytest.mark.full
 def test_a_checkpoint_is_opened_by_its_address(store: ObjectStore, proxy: FaultProxy, prefix: str) -> None:
     reference = store.put_model(f"{prefix}/acme/tiny", model_files())
     checkpoint = open_checkpoint(reference, progress=False)
@@ -144,6 +147,7 @@ def test_the_log_reports_progress(
     assert last.startswith(f"fetched {reference} in ")
 
 
+@pytest.mark.full
 @ONE_STORE
 def test_a_terminal_is_shown_a_bar(store: ObjectStore, proxy: FaultProxy, prefix: str) -> None:
     reference = store.put_model(prefix, model_files())
@@ -239,6 +243,7 @@ def test_looks_that_go_on_failing_are_an_error_with_its_reason(
     assert models_in(cache) == []
 
 
+@pytest.mark.full
 def test_a_connection_that_only_trickles_is_given_up(
     store: ObjectStore, proxy: FaultProxy, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -356,6 +361,7 @@ def test_a_model_that_never_stops_changing_is_an_error(
     assert models_in(cache) == []
 
 
+@pytest.mark.full
 def test_a_model_that_is_deleted_under_way_is_an_error(store: ObjectStore, proxy: FaultProxy, prefix: str) -> None:
     files = model_files()
     reference = store.put_model(prefix, files)
@@ -370,6 +376,7 @@ def test_a_model_that_is_deleted_under_way_is_an_error(store: ObjectStore, proxy
         fetch_model(reference, progress=False)
 
 
+@pytest.mark.full
 def test_a_file_that_goes_between_listing_and_looking_is_left_out(
     s3_store: ObjectStore, monkeypatch: pytest.MonkeyPatch, prefix: str
 ) -> None:

@@ -96,6 +96,7 @@ def test_a_checkpoint_is_fetched_and_opened(
     assert_same(checkpoint, weights(1000))
 
 
+@pytest.mark.full
 @ONE_STORE
 def test_the_optimizers_state_stays_where_it_is(
     store: ObjectStore, proxy: FaultProxy, prefix: str, tmp_path: Path
@@ -142,6 +143,7 @@ def test_an_incomplete_checkpoint_is_not_fetched(
         fetch_model(reference.rpartition("/")[0], progress=False)
 
 
+@pytest.mark.full
 @ONE_STORE
 def test_a_tokenizer_beside_the_weights_comes_with_them(
     store: ObjectStore, proxy: FaultProxy, prefix: str, tmp_path: Path
@@ -152,6 +154,7 @@ def test_a_tokenizer_beside_the_weights_comes_with_them(
     assert checkpoint.tokenizer_path == checkpoint.path
 
 
+@pytest.mark.full
 @ONE_STORE
 def test_a_model_of_the_hub_beside_checkpoints_is_still_that_model(
     store: ObjectStore, proxy: FaultProxy, prefix: str, tmp_path: Path

@@ -99,6 +99,7 @@ def test_pickles_of_the_hub_are_fetched_only_where_there_is_nothing_better(tmp_p
         assert open_from(hub, tmp_path, program=PLAN).endswith(" True")
 
 
+@pytest.mark.full
 def test_a_published_hrm_is_fetched_without_its_code_and_opens(tmp_path: Path) -> None:
     write_brain(tmp_path / "run", dialect="upstream").rename(tmp_path / "run" / "checkpoint")
     published = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir() if path.is_file()}
@@ -110,6 +111,7 @@ def test_a_published_hrm_is_fetched_without_its_code_and_opens(tmp_path: Path) -
         assert json.loads(open_from(hub, tmp_path, HF_HUB_OFFLINE="1"))[1] == found
 
 
+@pytest.mark.full
 def test_a_revision_can_be_named_and_a_cached_model_opens_offline(hub: Hub, tmp_path: Path) -> None:
     online = open_from(hub, tmp_path, f"{REPO}@v1")
     served = len(hub.served)
@@ -166,12 +168,14 @@ def test_a_cached_model_opens_though_the_hub_is_silent(hub: Hub, tmp_path: Path,
         assert taken
 
 
+@pytest.mark.full
 def test_a_cached_model_opens_though_the_hub_is_out_of_order(hub: Hub, tmp_path: Path) -> None:
     online = open_from(hub, tmp_path)
     hub.refusal = (503, {})
     assert open_from(hub, tmp_path) == online
 
 
+@pytest.mark.full
 def test_the_hub_is_not_asked_for_a_commit_that_is_cached(hub: Hub, tmp_path: Path) -> None:
     ref = f"{REPO}@{COMMIT}"
     online = open_from(hub, tmp_path, ref)
@@ -180,6 +184,7 @@ def test_the_hub_is_not_asked_for_a_commit_that_is_cached(hub: Hub, tmp_path: Pa
         assert not taken
 
 
+@pytest.mark.full
 def test_a_commit_of_which_weights_are_missing_is_fetched_again(hub: Hub, tmp_path: Path) -> None:
     ref = f"{REPO}@{COMMIT}"
     online = open_from(hub, tmp_path, ref)

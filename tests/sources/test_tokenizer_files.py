@@ -84,6 +84,7 @@ def test_every_kind_of_model_takes_a_tokenizer_of_the_hub(
     assert run("http://127.0.0.1:9", tmp_path, reference, kinds[:1]) == expected[:1]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("reference", "reason"),
     [("acme/none", "The Hub has no repository acme/none"), ("acme/bare", "acme/bare has no tokenizer on the Hub")],

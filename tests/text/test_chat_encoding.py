@@ -103,6 +103,7 @@ def test_control_text_stays_text_in_tools_and_in_earlier_answers() -> None:
     assert tokenizer.decode(ids, skip_special=False).count("<|im_end|>") == 4
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "template",
     [

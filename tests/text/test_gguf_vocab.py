@@ -63,6 +63,7 @@ def test_byte_level_file_gives_the_ids_of_the_original(text: str) -> None:
     assert converted().decode(converted().encode(text, add_special=False), skip_special=False) == text
 
 
+@pytest.mark.full
 def test_byte_level_file_gives_ends_special_tokens_and_template() -> None:
     messages = [{"role": "user", "content": "Hi <|im_end|> there   <think>"}]
     assert (converted().bos_id, converted().eos_ids) == (byte_level().bos_id, byte_level().eos_ids)

@@ -25,6 +25,7 @@ def with_pattern(directory: Path, pattern: str, *, where: str = "pre_tokenizer")
     return directory
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("where", ["pre_tokenizer", "normalizer"])
 def test_a_catastrophic_pattern_is_refused_at_load_with_the_models_name(tmp_path: Path, where: str) -> None:
     directory = with_pattern(tmp_path / "regex-bomb", CATASTROPHIC[0], where=where)
@@ -33,6 +34,7 @@ def test_a_catastrophic_pattern_is_refused_at_load_with_the_models_name(tmp_path
     assert "--tokenizer" in caught.value.message
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("pattern", CATASTROPHIC[1:])
 def test_probes_find_repetitions_of_several_kinds(tmp_path: Path, pattern: str) -> None:
     with pytest.raises(BadCheckpoint, match="cannot encode plain text"):

@@ -86,6 +86,7 @@ def test_refusals_keep_their_kind_and_their_words() -> None:
         renderer.render([{"role": "user", "content": [{"type": "image_url"}]}])
 
 
+@pytest.mark.full
 def test_template_that_overran_its_time_serves_the_next_conversation() -> None:
     renderer = Renderer(ChatTemplate(MOODY), limits=QUICK)
     renderer.start()
@@ -119,6 +120,7 @@ def test_client_that_leaves_does_not_take_the_process_with_it() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.full
 def test_failure_that_nobody_awaits_does_not_reach_the_event_loop() -> None:
     renderer = Renderer(ChatTemplate(MOODY), limits=QUICK)
     complaints: list[dict[str, Any]] = []
@@ -152,6 +154,7 @@ def test_client_that_leaves_before_its_turn_is_not_rendered() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.full
 def test_process_that_was_killed_between_conversations_is_not_missed() -> None:
     renderer = Renderer(ChatTemplate(ECHO))
     assert renderer.render(HELLO) == "[Hello]>"
@@ -172,6 +175,7 @@ def test_process_that_cannot_be_started_is_the_servers_fault(monkeypatch: pytest
     assert renderer.render(HELLO) == "[Hello]>"
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("source", ["{{ cycler() }}", "{{ 1 // 0 }}", "{% if %}", "{{ messages.x.y }}"])
 def test_whatever_a_template_raises_is_its_own_failure_and_not_the_processs(source: str) -> None:
     """A RuntimeError, such as cycler's, ended the process."""
@@ -268,6 +272,7 @@ def test_values_that_no_message_can_carry_are_refused() -> None:
     assert renderer.render(HELLO) == "[Hello]>"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("source", ["{{ 'a' * 10000000 }}", "{{ 'é' * 10 }}"])
 def test_text_that_is_longer_than_the_caller_takes_stays_in_the_process(source: str) -> None:
     """A hundred megabytes were read on the event loop, only to be refused there."""

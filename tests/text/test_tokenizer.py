@@ -97,6 +97,7 @@ def test_batch_is_each_text_alone() -> None:
     ]
 
 
+@pytest.mark.full
 def test_encoding_a_long_text_lets_other_threads_run() -> None:
     text = "The quick brown fox jumps over the lazy dog. " * 20_000
     worker = threading.Thread(target=byte_level().encode, args=(text,))

@@ -190,6 +190,7 @@ def test_zeros_that_the_database_leaves_out_are_zeros(tmp_path: Path) -> None:
     assert_same(open_levanter(written, write_yaml(tmp_path / "qwen.yaml", case.settings)), weights)
 
 
+@pytest.mark.full
 def test_opening_imports_no_torch(tmp_path: Path, settings: Path) -> None:
     program = (
         "import sys; from pathlib import Path\n"

@@ -264,6 +264,7 @@ _SIZES = {
 }
 
 
+@pytest.mark.full
 @settings(max_examples=60)
 @given(st.sampled_from(sorted(_SIZES)), st.integers(1, 12), st.integers(1, 80), st.integers(0, 1000))
 def test_any_sizes_are_decoded(

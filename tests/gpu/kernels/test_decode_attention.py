@@ -110,6 +110,7 @@ def spec_for(case: Case, *, window: int | None = None, softcap: float | None = N
     return AttentionSpec(scale=case.q.shape[2] ** -0.5, window=window, softcap=softcap)
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("lens", [[1], [64], [65], [600], [1, 63, 64, 65, 130, 7], [0, 200, 0, 0, 31], [0]])
 def test_lengths_of_every_kind_match_the_twin(lens: list[int], device: torch.device) -> None:
     case = a_case(lens, device)
@@ -131,6 +132,7 @@ def test_head_dims_of_every_size_match_the_twin(head_dim: int, device: torch.dev
     assert_near(attend(case, a_scratch(case), spec), case.expected(spec))
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("page_size", [16, 32, 48, 128, 256])
 @pytest.mark.parametrize("block", [32, 64, 128])
 def test_pages_need_not_be_as_long_as_blocks(page_size: int, block: int, device: torch.device) -> None:
@@ -140,6 +142,7 @@ def test_pages_need_not_be_as_long_as_blocks(page_size: int, block: int, device:
     assert_near(attend(case, scratch, spec), case.expected(spec))
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("window", [1, 50, 64, 65, 1000])
 @pytest.mark.parametrize("softcap", [None, 2.0])
 def test_window_and_softcap_match_the_twin(window: int, softcap: float | None, device: torch.device) -> None:
@@ -186,6 +189,7 @@ def test_a_second_kernel_joins_to_the_same_result(device: torch.device) -> None:
     assert_near(attend(case, a_scratch(case, tuning=tuning), spec), apart.float())
 
 
+@pytest.mark.full
 def test_the_scratch_serves_call_after_call(device: torch.device) -> None:
     """The counters of the joins must be back at zero when a call ends."""
     scratch = a_scratch(a_case([600, 600, 600], device))
@@ -197,6 +201,7 @@ def test_the_scratch_serves_call_after_call(device: torch.device) -> None:
         assert not scratch.arrived.any()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("programs_per_sm", [1, 3, 1000])
 def test_any_number_of_programs_gives_the_same_result(programs_per_sm: int, device: torch.device) -> None:
     case = a_case([300, 90, 0, 1], device)

@@ -107,6 +107,7 @@ def check_tiles(chosen: Tensor, count: int, height: int) -> None:
 LOGITS = st.sampled_from([-math.inf, -1.0, -0.0, 0.0, 0.5, 2.0, 1e30])
 
 
+@pytest.mark.full
 @settings(max_examples=25, deadline=None)
 @given(st.data(), st.integers(1, 5), st.sampled_from([1, 3, 8, 40]), st.booleans(), st.booleans())
 def test_rows_choose_as_torch_does_and_of_equal_logits_the_first(
@@ -149,6 +150,7 @@ def test_non_finite_logits_choose_some_experts_and_show_in_the_weights(
     assert weights.isnan().all()
 
 
+@pytest.mark.full
 @settings(max_examples=15, deadline=None)
 @given(st.integers(1, 70), st.sampled_from([(4, 2), (6, 6), (33, 5)]), st.sampled_from([16, 32]), st.integers(0, 99))
 @example(rows=40, sizes=(4, 2), height=16, seed=-1)

@@ -83,6 +83,7 @@ def test_a_token_has_the_same_bits_in_any_tile(
     Sequence(device, dtype, window=window, softcap=softcap).check()
 
 
+@pytest.mark.full
 def test_sinks_leave_results_batch_invariant(device: torch.device) -> None:
     Sequence(device, torch.float32, window=40, sunk=True).check()
 

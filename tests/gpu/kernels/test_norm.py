@@ -83,6 +83,7 @@ def test_norm_agrees_with_the_model(device: torch.device, kind: str) -> None:
     torch.testing.assert_close(ours, layer(x), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("width", [80, 1024])
 @pytest.mark.parametrize("kind", ["rms", "layer"])
 def test_an_invariant_norm_has_the_same_bits_among_many_rows(device: torch.device, width: int, kind: str) -> None:

@@ -112,6 +112,7 @@ def test_16_bit_gates_equal_the_plain_twins(
     )
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     "tiling", [CHUNKS, LONG, TURNS, dot(splits=3)], ids=["chunks", "beyond the end", "turns", "split"]
 )
@@ -165,6 +166,7 @@ def test_norm_of_one_row_comes_before_the_matmul(device: torch.device, dtype: to
     check(packed.packed_small_linear(x, weight, *around, residual=stream, tiling=ONE), plain)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("rows", "tiling"), [(1, ONE), (2, dot()), (20, dot(splits=3))], ids=["vector", "dot", "split"]
 )
@@ -180,6 +182,7 @@ def test_result_is_added_to_the_residual_in_place(device: torch.device, rows: in
         check(stream, plain)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("rows", "tiling"), [(1, ONE), (2, dot())], ids=["vector", "dot"])
 @pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
 def test_gate_and_up_meet_in_one_program(device: torch.device, rows: int, tiling: Tiling, activation: str) -> None:

@@ -92,6 +92,7 @@ def spec_for(case: Case, *, window: int | None = None, softcap: float | None = N
 SMALL = PrefillTuning(rows=64, block=32, buffers=1, warps=4)
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("spans", [[(0, 1)], [(0, 64)], [(0, 200), (64, 65), (130, 33)], [(300, 1), (0, 5), (63, 2)]])
 @pytest.mark.parametrize("descriptors", [False, True])
 @pytest.mark.parametrize("blocks_a_step", [1, 2])
@@ -137,6 +138,7 @@ def test_the_default_tuning_matches_the_twin(device: torch.device) -> None:
     assert_near(attend(case, spec, tuning_for(case.q.dtype)), case.expected(spec))
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(("heads", "kv_heads"), [(2, 2), (3, 1), (14, 2), (16, 1), (40, 2)])
 def test_groups_of_every_size_match_the_twin(heads: int, kv_heads: int, device: torch.device) -> None:
     case = a_case([(0, 40), (70, 33)], device, heads=heads, kv_heads=kv_heads, head_dim=32)
@@ -170,6 +172,7 @@ def test_window_and_softcap_match_the_twin(window: int, softcap: float | None, d
     assert_near(attend(case, spec, tuning), case.expected(spec))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_each_precision_stays_near_the_twin(dtype: torch.dtype, device: torch.device) -> None:
     if dtype == torch.bfloat16 and device.type == "cpu":
@@ -179,6 +182,7 @@ def test_each_precision_stays_near_the_twin(dtype: torch.dtype, device: torch.de
     assert_near(attend(case, spec, tuning_for(dtype)), case.expected(spec))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("descriptors", [False, True])
 def test_eight_bit_keys_and_values_stay_near_the_twin(descriptors: bool, device: torch.device) -> None:
     wide = a_case([(0, 200), (128, 100)], device, head_dim=128, dtype=torch.bfloat16)

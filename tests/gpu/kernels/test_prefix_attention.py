@@ -116,6 +116,7 @@ def test_any_batch_matches_the_twin(
     assert_matches(case, arrays, scratch, spec_for(case))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("head_dim", [80, 128, 256])
 @pytest.mark.parametrize("softcap", [None, 2.0])
 def test_head_dims_and_softcaps_match_the_twin(head_dim: int, softcap: float | None, device: torch.device) -> None:

@@ -304,6 +304,7 @@ def test_slot_taken_again_forgets_who_had_it(device: torch.device) -> None:
     assert step(logits, [0], tables, truncated=False, penalties=True)[0] == expected(logits, [again])
 
 
+@pytest.mark.full
 def test_row_is_drawn_alike_alone_and_in_a_batch(device: torch.device) -> None:
     """A batch of 32 splits the vocabulary into other parts than a row alone."""
     vocab = 2304

@@ -132,6 +132,7 @@ def test_what_is_added_to_the_residual_may_be_multiplied(device: torch.device, t
     check(stream, small_linear_plain(x, weight, epilogue=Epilogue(bias, adds=True, multiplier=0.22), residual=plain))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "tiling", [VECTOR, VectorTiling(outs=2, ins=1024, warps=4)], ids=["warp a row", "warps along a row"]
 )
