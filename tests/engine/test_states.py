@@ -339,6 +339,13 @@ def test_pages_in_lower_tiers_are_no_hit_without_a_state() -> None:
     assert cached(driver, PROMPT[:40]) == 0
 
 
+def test_pages_without_their_states_are_not_shared_with_other_engines() -> None:
+    driver, told = Driver(num_states=8, shared={}), list[int]()
+    driver.run(make_request(1, PROMPT[:40]))
+    driver.engine.offer(PROMPT[:40], None, told.append)
+    assert told == [0]
+
+
 def test_what_is_found_ends_at_a_state() -> None:
     driver = Driver(num_states=8, spacing=NONE_BETWEEN)
     driver.run(make_request(1, PROMPT[:40], anchors=(22,)))

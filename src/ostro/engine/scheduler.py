@@ -121,7 +121,6 @@ class Scheduler:
         self.speculation = speculation if spec.max_sampled and spec.keeps_kv else None
         self._max_sampled = spec.max_sampled
         self._keeps_kv = spec.keeps_kv
-        self._keeps_pages_only = spec.keeps_kv and not self._keeps_states
         self._masks_late = spec.masks_late
         self._context_price = spec.context_price
         self.kv = KVCache(
@@ -517,7 +516,9 @@ class Scheduler:
         """Lets a sequence catch up as far as the budget allows. Returns how much of it that uses."""
         start = seq.num_computed
         wanted = len(seq.token_ids) - start
-        if wanted == 1 and self._keeps_pages_only and not seq.scores:
+        # A single token takes the short way, unless a state may be captured behind it: at the end of a page.
+        is_single = wanted == 1 and self._keeps_kv and not seq.scores
+        if is_single and not (self._keeps_states and not (start + 1) % self.kv.page_size):
             chunks.append(Chunk(seq, start, 1, self._samplers(seq, start + 1)))
             return 1
         if not self._keeps_kv:
