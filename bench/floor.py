@@ -119,7 +119,9 @@ def floor_seconds(
     """Seconds with layer weights in 16, 8 (fp8) or 4 (int4) bits, keys and values in 16 or 8, and the head in 16."""
     shape, weights = described.shape, Weights.of(described)
     head = shape.vocab_size * shape.hidden_size
-    windows = Counter(layer.attention.spec.window for layer in described.layers)
+    windows = Counter(layer.attention.spec.window for layer in described.layers if layer.recurrent is None)
+    # In float32, and what convolutions keep in 16 bits.
+    state_bytes = sum(state.nbytes(2) for state in described.states if state is not None)
     layer_rate = rates.fp8_flops_per_second if quantize == "fp8" else rates.flops_per_second
     bytes_a_key = 2 * shape.num_kv_heads * shape.head_dim * (1 if fp8_kv else 2)
     # A score and its share of the sum: a multiplication and an addition for each number, twice.
@@ -132,6 +134,8 @@ def floor_seconds(
         read = sum(count * step.read[window] for window, count in windows.items()) * bytes_a_key
         scores = sum(count * step.attended[window] for window, count in windows.items()) * flops_a_pair
         seconds += max(read / rates.bytes_per_second, scores / rates.flops_per_second)
+        # A step writes each sequence's state, and reads it if it does not begin the sequence.
+        seconds += step.sampled * state_bytes * (2 if step.read else 1) / rates.bytes_per_second
     return seconds
 
 

@@ -11,8 +11,8 @@ import pytest
 import tiny_models
 import torch
 from encoder_directory import WIDE, reference, write_encoder
-from every_family import MIXTURES, TINY, family_of_case
-from family_case import EXPERT_SIZES, GRANITE_SCALES
+from every_family import CASES, MIXTURES, TINY, family_of_case
+from family_case import EXPERT_SIZES, GRANITE_SCALES, SIZES
 from fault_proxy import Fault, FaultProxy
 from gguf_factory import write_tiny_gguf
 from hypothesis import given
@@ -321,6 +321,12 @@ NATIVE: Mapping[str, object] = {
     "num_key_value_heads": 2,
     "head_dim": 32,
 }
+RECURRENT_CONFIGS = {
+    case.model_type: {**case.settings(SIZES), "num_hidden_layers": 2, "hidden_act": "silu"}
+    for case in CASES.values()
+    if case.recurrent
+}
+"""What says which layers keep a state, and how large it is."""
 BIASED: Mapping[str, object] = {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": False}
 
 
@@ -357,6 +363,8 @@ def test_native_model_is_recognised_and_counted_as_packed(
     config = {**NATIVE, **changes, "architectures": [family.architecture]}
     if family.model_type == "gpt2":
         config = {**TINY["gpt2"], "vocab_size": 500, "n_embd": 192, "n_head": 6, "tie_word_embeddings": True}
+    if (own := RECURRENT_CONFIGS.get(family.model_type)) is not None:
+        config = {**config, **own}
     directory = write_checkpoint(tmp_path / "model", config, dtype)
     engine = EngineConfig(device="cpu", kv_memory=MIB, quantize=quantize, serving=True)
     try:
@@ -369,7 +377,8 @@ def test_native_model_is_recognised_and_counted_as_packed(
     runner = load_runner(open_checkpoint(directory), engine)
     spec = runner.spec
     assert (found.backend, found.precision) == (spec.backend, spec.precision)
-    assert (found.num_pages, found.kv_bytes) == (spec.num_pages, spec.pages_bytes)
+    assert (found.num_pages, found.num_states, found.state_bytes) == (spec.num_pages, spec.num_states, spec.state_bytes)
+    assert found.kv_bytes + found.num_states * found.state_bytes == spec.pages_bytes
     packed = list(own_cache.glob("packed/*/weights.ostro"))
     if packed:
         assert found.weights_bytes == pytest.approx(packed[0].stat().st_size, rel=0.01)

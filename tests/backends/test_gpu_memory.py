@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from ostro.backends.memory import gpu_num_pages, page_bytes
+from ostro.backends.memory import gpu_room, page_bytes
 from ostro.errors import BadRequest, ModelError
 from ostro.models.architecture import ModelShape
 
@@ -23,7 +23,7 @@ def pages(
     attention_bytes: int = 0,
 ) -> int:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free, 10 * GB))
-    return gpu_num_pages(
+    return gpu_room(
         SHAPE,
         page_size=64,
         itemsize=2,
@@ -35,7 +35,7 @@ def pages(
         max_tokens=max_tokens,
         expert_bytes=expert_bytes,
         attention_bytes=attention_bytes,
-    )
+    ).pages
 
 
 def test_pages_fill_the_share_of_memory_that_is_left(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,11 +1,12 @@
 """The floor that GPU benchmarks are measured against: its arithmetic on sizes that can be computed by hand."""
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from every_family import TINY
 
-from floor import H200, Rates, floor_seconds, hit, steps
+from floor import H200, Rates, Weights, floor_seconds, hit, steps
 from ostro.models.architecture import Architecture
 from ostro.models.registry import describe
 from workloads import Work
@@ -125,6 +126,17 @@ def test_step_of_a_mixture_reads_the_experts_hit_and_multiplies_by_the_experts_c
     rows = 2 * (shared + 2 * 2 * expert) * (2 + 1) + 2 * HEAD * 2
     pairs = 2 * 4 * 16 * ((1 + 2) + 3)
     assert floor_seconds(described, [Work([1, 2], 2)], rates=SLOW_MATHS) == pytest.approx(rows + pairs)
+
+
+def test_each_step_writes_the_states_and_all_but_the_first_read_them() -> None:
+    described = architecture("qwen3_5")
+    # A matrix per value head in float32, and three inputs of each channel that is convolved, in 16 bits.
+    state = 6 * 12 * 20 * 4 + 3 * (2 * 2 * 12 + 6 * 20) * 2
+    stateless = replace(described, layers=tuple(layer for layer in described.layers if layer.recurrent is None))
+    work = [Work([1, 2], 3), Work([3, 4, 5], 3)]
+    [of_all, of_attention] = [floor_seconds(each, work, rates=SLOW_MEMORY) for each in (described, stateless)]
+    weights = 3 * 2 * (Weights.of(described).shared - Weights.of(stateless).shared)
+    assert of_all - of_attention == weights + 2 * (1 + 2 + 2) * state
 
 
 @pytest.mark.parametrize("name", [name for name in TINY if name != "hrm_text"])

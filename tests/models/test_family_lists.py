@@ -8,6 +8,7 @@ from doc_pages import ROOT
 from every_family import (
     CASES,
     ENCODER_CASES,
+    RECURRENT,
     TINY,
     TORCH_ONLY,
     config_of,
@@ -16,7 +17,7 @@ from every_family import (
 )
 
 from ostro.backends.cuda.fusible import why_unfused
-from ostro.models.architecture import Architecture
+from ostro.models.architecture import Architecture, HrmText
 from ostro.models.registry import ENCODERS, FAMILIES, describe
 
 SIZES = {**family_case.SIZES, "hidden_size": 64, "head_dim": 16}
@@ -31,6 +32,8 @@ def test_every_family_has_one_case() -> None:
 def test_a_case_tells_what_its_family_is(name: str) -> None:
     described, case = describe(TINY[name]), CASES[name]
     assert (isinstance(described, Architecture) and described.has_experts) == case.mixture
+    assert isinstance(described, Architecture | HrmText)
+    assert bool(described.states) == case.recurrent
     assert len(described.ropes if isinstance(described, Architecture) else [described]) == case.ropes
     assert {each.settings["type"] for each in case.levanter.values()} >= {
         names.type for names in family_of_case(name).levanter
@@ -40,15 +43,17 @@ def test_a_case_tells_what_its_family_is(name: str) -> None:
 
 def test_the_families_that_run_natively_are_those_that_the_pages_name() -> None:
     assert {name for name in CASES if why_not_native(config_of(name, SIZES)) is not None} == set(TORCH_ONLY)
+    assert {*RECURRENT, "gemma4", "gemma4_unified", "hrm_text", "llama4"} == set(TORCH_ONLY)
     page = (ROOT / "docs/cpu.md").read_text()
-    assert "All families except Gemma 4, Llama 4, HRM-Text and HRM run on the native core" in page
+    assert "All families except Gemma 4, Llama 4, HRM-Text, HRM and those whose layers keep [a recurrent state]" in page
 
 
 def test_the_families_with_a_layer_plan_for_fused_kernels_are_those_that_the_page_names() -> None:
     described = {name: describe(TINY[name]) for name in CASES}
     fused = {name for name, each in described.items() if isinstance(each, Architecture) and why_unfused(each) is None}
     assert described.keys() - fused == set(TORCH_ONLY)
-    assert "All families except Gemma 4, Llama 4 and HRM-Text run on these" in (ROOT / "docs/gpu.md").read_text()
+    page = (ROOT / "docs/gpu.md").read_text()
+    assert "All families except Gemma 4, Llama 4, HRM-Text and those whose layers keep [a recurrent state]" in page
 
 
 def test_the_page_on_levanter_names_every_type_that_is_served() -> None:

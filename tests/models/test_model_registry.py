@@ -64,18 +64,14 @@ def test_a_context_beyond_the_models_own_is_refused_with_the_limit(config: Mappi
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        *("Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForCausalLM", "Qwen3NextForCausalLM"),
-        *("Qwen3_5ForSequenceClassification", "Qwen3_5MoeTextModel"),
-    ],
+    "name", ["NemotronHForCausalLM", "FalconH1ForCausalLM", "FalconH1Model", "BambaForCausalLM", "Lfm2MoeForCausalLM"]
 )
 def test_layers_with_a_recurrent_state_are_refused_by_name(name: str) -> None:
     with pytest.raises(UnsupportedModel, match=f"{name} is not supported: its layers keep a recurrent state"):
         build({**LLAMA, "architectures": [name]})
 
 
-@pytest.mark.parametrize("name", ["qwen3_5_text", "qwen3_5_moe", "qwen3_next"])
+@pytest.mark.parametrize("name", ["nemotron_h", "falcon_h1", "lfm2_moe"])
 def test_a_model_type_with_a_recurrent_state_is_refused_by_name(name: str) -> None:
     with pytest.raises(UnsupportedModel, match=f"{name} is not supported: its layers keep a recurrent state"):
         build({**LLAMA, "architectures": None, "model_type": name})

@@ -1,4 +1,8 @@
-"""The plainest AttentionContext: one sequence, every score written out. The oracle that faster ones are held to."""
+"""The plainest context: one sequence, every score and every step of a state written out. The oracle that faster ones
+are held to.
+"""
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -12,6 +16,7 @@ class DenseContext:
 
     def __init__(self) -> None:
         self.cache: dict[int, tuple[Tensor, Tensor]] = {}
+        self.states = DenseStates()
 
     def attend(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, sinks: Tensor | None = None
@@ -36,6 +41,26 @@ class DenseContext:
             scores = torch.cat((scores, sinks.float()[:, None, None].expand(-1, len(q), 1)), -1)
         weights = scores.softmax(-1)[..., : len(k)]
         return torch.einsum("hqk,khd->qhd", weights, values.float()).flatten(1).to(q.dtype)
+
+
+class DenseStates:
+    """Keeps all inputs of a layer's convolution, and the matrices that its rows have made."""
+
+    def __init__(self) -> None:
+        self.inputs: dict[int, Tensor] = {}
+        self.matrices: dict[int, Tensor] = {}
+
+    def convolve(self, layer: int, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        before = self.inputs.get(layer, x.new_zeros(len(weight) - 1, x.shape[1]))
+        self.inputs[layer] = known = torch.cat((before, x))
+        first = len(before) - len(weight) + 1
+        windows = [known[first + row : first + row + len(weight)] for row in range(len(x))]
+        rows = torch.stack([(window.float() * weight).sum(0) for window in windows])
+        return rows if bias is None else rows + bias
+
+    def recur(self, layer: int, size: tuple[int, int, int], advance: Callable[..., Tensor], *read: Tensor) -> Tensor:
+        matrices = self.matrices.setdefault(layer, torch.zeros(1, *size))
+        return torch.cat([advance(matrices, *(own[row : row + 1] for own in read)) for row in range(len(read[0]))])
 
 
 def _visible(queries: int, keys: int, spec: AttentionSpec) -> Tensor:

@@ -21,6 +21,7 @@ CASES = {name: case for name, case in _EVERY.items() if _FAMILIES[case.model_typ
 ENCODER_CASES = {name: case for name, case in _EVERY.items() if name not in CASES}
 MIXTURES = tuple(name for name, case in CASES.items() if case.mixture)
 TORCH_ONLY = tuple(name for name, case in CASES.items() if case.torch_only)
+RECURRENT = tuple(name for name, case in CASES.items() if case.recurrent)
 RUN_BY_ALL = tuple(name for name, case in CASES.items() if not case.torch_only)
 """Families that the native core and fused kernels run."""
 DENSE = tuple(name for name in RUN_BY_ALL if name not in MIXTURES)

@@ -153,6 +153,8 @@ class FamilyCase:
     """Whether its layers have experts, which neither several devices nor JAX support."""
     torch_only: bool = False
     """Whether only torch's own modules run it."""
+    recurrent: bool = False
+    """Whether some of its layers keep a state instead of keys and values."""
     ropes: int = 1
     """Rotations in `rope_parameters`: two if windowed layers have one of their own, none for learned positions."""
     numbers: tuple[str, ...] = ("rope_theta",)

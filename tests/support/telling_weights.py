@@ -9,9 +9,12 @@ import transformers
 def telling(model: transformers.PreTrainedModel, *, seed: int = 0) -> transformers.PreTrainedModel:
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for parameter in model.parameters():
+        for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator)
-            if parameter.dim() == 1:
+            if name.endswith("A_log"):
+                # The rate at which a state decays, from slow to fast.
+                parameter.copy_(torch.log(0.2 + 4 * torch.rand(parameter.shape, generator=generator)))
+            elif parameter.dim() == 1:
                 parameter += 0.3 * noise
             else:
                 parameter.copy_(1.5 * noise / math.sqrt(parameter.shape[-1]))

@@ -1,8 +1,10 @@
-"""How many KV cache pages fit into memory. Needs only a model's shape; allocates nothing, and imports no torch."""
+"""How many KV cache pages, and recurrent states beside them, fit into memory. Needs only a model's shape; allocates
+nothing, and imports no torch.
+"""
 
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from ostro.errors import BadRequest, ModelError
@@ -50,6 +52,45 @@ def second_layout_fits(nbytes: int, free: int) -> bool:
     return nbytes < free * _SECOND_LAYOUT_SHARE
 
 
+@dataclass(frozen=True, slots=True)
+class StateSlots:
+    """The slots for recurrent states that a model asks for."""
+
+    nbytes: int = 0
+    """Bytes of each; 0 for a model without states."""
+    most: int = 0
+
+    @classmethod
+    def of(cls, nbytes: int, max_batch_seqs: int) -> "StateSlots":
+        """One for each sequence that runs, and as many for snapshots."""
+        return cls(nbytes, 2 * max_batch_seqs)
+
+
+NO_STATES = StateSlots()
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What fits into the memory for cached tokens."""
+
+    pages: int
+    states: int
+
+    @classmethod
+    def within(cls, budget: int, page: int, slots: StateSlots) -> "Room":
+        """Pages of `page` bytes, with states in half of the memory at most. There may be no room for either."""
+        states = min(slots.most, budget // 2 // slots.nbytes) if slots.nbytes else 0
+        return cls((budget - states * slots.nbytes) // page, states)
+
+    def checked(self, budget: int, slots: StateSlots) -> "Room":
+        if slots.nbytes and not self.states:
+            raise ModelError(
+                f"A sequence's recurrent state takes {slots.nbytes} bytes, and {max(0, budget)} are left for states, "
+                "keys and values, half of them for states; free some, or raise kv_memory."
+            )
+        return self
+
+
 def num_pages(
     shape: Shape,
     *,
@@ -63,12 +104,42 @@ def num_pages(
     max_tokens: int | None = None,
     coarse: bool = False,
 ) -> int:
-    """Pages within `kv_memory` bytes, or within a share of the free memory; at most as many as can be used at once,
-    and at most `max_tokens` tokens' worth.
+    """The pages of `host_room`, for a model without states."""
+    return host_room(
+        shape,
+        page_size=page_size,
+        itemsize=itemsize,
+        kv_memory=kv_memory,
+        max_batch_seqs=max_batch_seqs,
+        limit=limit,
+        free=free,
+        slot_bytes=slot_bytes,
+        max_tokens=max_tokens,
+        coarse=coarse,
+    ).pages
+
+
+def host_room(
+    shape: Shape,
+    *,
+    page_size: int,
+    itemsize: int,
+    kv_memory: int | None,
+    max_batch_seqs: int,
+    limit: int | None = None,
+    free: int | None = None,
+    slot_bytes: int = 0,
+    max_tokens: int | None = None,
+    coarse: bool = False,
+    state_bytes: int = 0,
+) -> Room:
+    """Pages and states within `kv_memory` bytes, or within a share of the free memory; at most as many as can be used
+    at once, and at most `max_tokens` tokens' worth.
 
     `limit` bounds the share, which is rounded with `coarse`. `free` is the memory left after loading the model; None
-    measures it.
+    measures it. `state_bytes` is the size of a sequence's recurrent state.
     """
+    slots = StateSlots.of(state_bytes, max_batch_seqs)
     each = page_bytes(shape, page_size, itemsize, slot_bytes)
     most = pages_within(max_tokens, page_size)
     useful = min(most, max_batch_seqs * -(-shape.max_seq_len // page_size))
@@ -80,14 +151,15 @@ def num_pages(
             )
         if kv_memory > free:
             raise BadRequest(f"kv_memory is {kv_memory} bytes, but only {free} are free; lower it.", param="kv_memory")
-        return min(kv_memory // each, most)
+        room = Room.within(kv_memory, each, slots).checked(kv_memory, slots)
+        return replace(room, pages=min(room.pages, most))
     budget = min(int(free * _SHARE), _MOST if limit is None else min(_MOST, limit))
     if budget < each:
         raise ModelError(
             f"One page takes {each} bytes and {budget} are free for keys and values; free some, or lower page_size."
         )
-    pages = budget // each
-    return min(rounded(pages) if coarse else pages, useful)
+    room = Room.within(budget, each, slots).checked(budget, slots)
+    return replace(room, pages=min(rounded(room.pages) if coarse else room.pages, useful))
 
 
 def rounded(pages: int) -> int:
@@ -103,7 +175,7 @@ def rank_shape(shape: ModelShape, kv_heads: int) -> ModelShape:
     return replace(shape, num_kv_heads=kv_heads)
 
 
-def gpu_num_pages(
+def gpu_room(
     shape: Shape,
     *,
     page_size: int,
@@ -117,9 +189,11 @@ def gpu_num_pages(
     expert_bytes: int = 0,
     widened_bytes: int = 0,
     attention_bytes: int = 0,
-) -> int:
-    """Pages within `kv_memory` bytes, or within the GPU memory left by the loaded model and one step; at most `limit`
-    bytes and `max_tokens` tokens. For `expert_bytes`, `widened_bytes` and `attention_bytes` see `gpu_step_bytes`.
+    state_bytes: int = 0,
+) -> Room:
+    """Pages and states within `kv_memory` bytes, or within the GPU memory left by the loaded model and one step; at
+    most `limit` bytes and `max_tokens` tokens. For `expert_bytes`, `widened_bytes` and `attention_bytes` see
+    `gpu_step_bytes`; `state_bytes` is the size of a sequence's recurrent state.
     """
     import torch
 
@@ -133,7 +207,7 @@ def gpu_num_pages(
         widened_bytes=widened_bytes,
         attention_bytes=attention_bytes,
     )
-    return pages_beside(
+    return room_beside(
         page_bytes(shape, page_size, itemsize),
         free=free,
         total=total,
@@ -142,6 +216,7 @@ def gpu_num_pages(
         utilization=utilization,
         limit=limit,
         most=pages_within(max_tokens, page_size),
+        slots=StateSlots.of(state_bytes, max_batch_seqs),
     )
 
 
@@ -216,8 +291,33 @@ def pages_beside(
     limit: int | None = None,
     most: int = sys.maxsize,
 ) -> int:
-    """Pages of `each` bytes, at most `most`, on a GPU of `total` bytes with `free` left, if one step needs `step`
-    bytes.
+    """The pages of `room_beside`, for a model without states."""
+    return room_beside(
+        each,
+        free=free,
+        total=total,
+        step=step,
+        kv_memory=kv_memory,
+        utilization=utilization,
+        limit=limit,
+        most=most,
+    ).pages
+
+
+def room_beside(
+    each: int,
+    *,
+    free: int,
+    total: int,
+    step: int,
+    kv_memory: int | None,
+    utilization: float,
+    limit: int | None = None,
+    most: int = sys.maxsize,
+    slots: StateSlots = NO_STATES,
+) -> Room:
+    """Pages of `each` bytes, at most `most`, and states, on a GPU of `total` bytes with `free` left, if one step needs
+    `step` bytes.
     """
     budget = int(total * utilization) - (total - free) - step
     if limit is not None:
@@ -235,4 +335,5 @@ def pages_beside(
             f"Two pages take {2 * each} bytes and {max(0, budget)} are left of the GPU's memory for keys and values; "
             "raise gpu_memory_utilization, lower max_batch_tokens, or take a smaller model."
         )
-    return min(budget // each - 1, most)
+    room = Room.within(budget, each, slots).checked(budget, slots)
+    return replace(room, pages=min(room.pages - 1, most))

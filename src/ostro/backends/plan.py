@@ -1,6 +1,7 @@
 """The plan of a model's memory, and the arithmetic common to all backends' plans. Knows no devices."""
 
 import re
+import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -66,7 +67,7 @@ class Plan:
     kv_bytes: int
     other_bytes: int
     total_bytes: int
-    """Weights, KV cache and other, once requests have filled the pages."""
+    """Weights, KV cache, states and other, once requests have filled the pages and states."""
     peak_bytes: int
     """Peak as the system counts it: mapped files count too while a model is loaded or packed."""
     fits_device: bool
@@ -84,6 +85,9 @@ class Plan:
     sequences: tuple[Fit, ...]
     stored_as: str | None = None
     """A quantised checkpoint's format, and what becomes of its numbers."""
+    state_bytes: int = 0
+    """Size of a sequence's recurrent state, for which there are `num_states` slots; 0 for a model without states."""
+    num_states: int = 0
     own_kernels: Mapping[str, str] | None = None
     """On this machine's GPU, if known: for each matmul the numbers of rows for which our own kernel computes it."""
 
@@ -113,6 +117,9 @@ class Parts:
     pages: int
     spare: int = 0
     """Pages that hold no tokens."""
+    state: int = 0
+    states: int = 0
+    """Size of a recurrent state, and the number of slots for such."""
     other: int
     peak: int
     """Peak memory; counts only if it exceeds the total."""
@@ -132,11 +139,16 @@ class Parts:
 
     @property
     def total(self) -> int:
-        return self.weights + self.second + self.kv + self.other
+        return self.weights + self.second + self.kv + self.states * self.state + self.other
 
     def fits(self, free: int) -> bool:
         """Whether this much of the device's memory is enough."""
-        return self.pages > 0 and self.total <= free
+        return self.pages > 0 and bool(self.states) == bool(self.state) and self.total <= free
+
+    @property
+    def seats(self) -> int:
+        """The most sequences whose states fit."""
+        return self.states if self.state else sys.maxsize
 
 
 def stored_as(stored: Stored, packings: Iterable[str]) -> str | None:
@@ -193,10 +205,12 @@ def put_together(
         max_seq_len=longest,
         max_batch_seqs=config.max_batch_seqs,
         sequences=tuple(
-            Fit(length, min(config.max_batch_seqs, parts.pages // -(-length // config.page_size)))
+            Fit(length, min(config.max_batch_seqs, parts.seats, parts.pages // -(-length // config.page_size)))
             for length in sorted({*(each for each in _LENGTHS if each < longest), longest} - {0})
         ),
         stored_as=parts.stored_as,
+        state_bytes=parts.state,
+        num_states=parts.states,
         own_kernels=parts.own_kernels,
     )
 

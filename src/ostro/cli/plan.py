@@ -63,6 +63,7 @@ def _table(plan: Plan) -> str:
         "keys and values": f"{_size(plan.kv_bytes)}, {plan.num_pages} pages of {plan.page_size} tokens"
         if plan.page_bytes
         else "none, an encoder keeps nothing",
+        **_states(plan),
         "other": f"{_size(plan.other_bytes)}, the process and a step's work",
         "total": f"{_size(plan.total_bytes)} of {_size(plan.memory)} that are free ({_where(plan)})",
     }
@@ -86,6 +87,13 @@ def _table(plan: Plan) -> str:
         return "\n".join([*lines, "", _shortage(plan)])
     lines += ["", f"{'tokens each':>12}  sequences at a time"]
     return "\n".join([*lines, *(f"{fit.length:>12}  {fit.sequences}" for fit in plan.sequences)])
+
+
+def _states(plan: Plan) -> dict[str, str]:
+    if not plan.state_bytes:
+        return {}
+    size = _size(plan.num_states * plan.state_bytes)
+    return {"states": f"{size}, {plan.num_states} slots for sequences that run and for snapshots of prefixes"}
 
 
 def _experts(plan: Plan) -> str:

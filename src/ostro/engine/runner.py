@@ -52,7 +52,7 @@ class RunnerSpec:
     is_invariant: bool = False
     """Whether a row's results are the same, to the last bit, whatever else the step computes."""
     pages_bytes: int = 0
-    """Host memory that the pages will take as they fill."""
+    """Host memory that pages and states will take as they fill."""
     device_bytes: int = 0
     """Memory of each device, for weights and pages; 0 on a CPU."""
     device: str = "cpu"

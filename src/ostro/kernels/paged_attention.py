@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ostro.kernels.decode_attention import DecodePlan, Partial, SlotRun, flash, joined, with_sinks
 from ostro.kernels.plain_attention_memory import BLOCK_BYTES, queries_at_once
+from ostro.kernels.recurrent_state import StepStates
 from ostro.models.architecture import AttentionSpec
 
 
@@ -118,14 +119,24 @@ def slots_of(pieces: Sequence[Piece], page_size: int) -> list[int]:
 class PagedAttention:
     """One step's attention context: stores new keys and values, attends through views of the cache.
 
-    `masks` allows faster groupings that are exact only if all values in the cache are finite.
+    `masks` allows faster groupings that are exact only if all values in the cache are finite. `states` are for layers
+    that keep such instead of keys and values.
     """
 
-    def __init__(self, cache: KVCache, pieces: Sequence[Piece], page_size: int, *, masks: bool = True) -> None:
+    def __init__(
+        self,
+        cache: KVCache,
+        pieces: Sequence[Piece],
+        page_size: int,
+        *,
+        masks: bool = True,
+        states: StepStates | None = None,
+    ) -> None:
         self.cache = cache
         self.pieces = pieces
         self.page_size = page_size
         self.masks = masks
+        self.states = states
         device = cache.stacks[0].device
         self.slots = torch.tensor(slots_of(pieces, page_size), device=device)
         self._single = [piece for piece in pieces if piece.length == 1]

@@ -5,8 +5,8 @@ reads it: the torch modules, the native core's lowering, the GPU's fused kernels
 
     x = embedding(ids)
     for layer in layers:
-        x += residual_scale * attention_post_norm(attention(attention_norm(x)))      a norm that is None is skipped
-        x += residual_scale * mlp_post_norm(mlp(mlp_norm(x)))                        parallel: reads x before attention
+        x += residual_scale * attention_post_norm(mixer(attention_norm(x)))          a norm that is None is skipped
+        x += residual_scale * mlp_post_norm(mlp(mlp_norm(x)))                        parallel: reads x before the mixer
         x = stream_scale * (x + input(x))                                            where the layer has these
     logits = softcap(scale * head(norm(x)))
 
@@ -16,6 +16,7 @@ input. Tensors have their full names in Hugging Face checkpoints.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from math import prod
 from typing import ClassVar, Literal, NamedTuple
 
 from ostro.models.rope_settings import RopeSettings
@@ -47,7 +48,7 @@ class Heads(NamedTuple):
     """The heads of one layer's KV cache."""
 
     kv: int
-    """Number of KV heads; 0 for a layer that reads another's keys and values."""
+    """Number of KV heads; 0 for a layer without keys and values of its own."""
     dim: int
 
 
@@ -198,6 +199,172 @@ class Attention:
     """Norm of each head's queries, where there are no keys."""
     sinks: Sinks | None = None
     query_scaling: QueryScaling | None = None
+    gated: bool = False
+    """Whether `qkv` begins with a gate for each number that the query heads attend to: its sigmoid multiplies it."""
+
+    @property
+    def projections(self) -> tuple[Projection, ...]:
+        return self.qkv, self.output
+
+
+class State(NamedTuple):
+    """What a recurrent mixer keeps of a sequence, whatever its length."""
+
+    inputs: tuple[int, int]
+    """The latest inputs of its convolution, oldest first, in the model's number format: how many, and channels."""
+    matrices: tuple[int, int, int] | None = None
+    """A matrix per head, in float32: heads, rows and columns."""
+
+    def nbytes(self, itemsize: int) -> int:
+        """`itemsize` is that of the model's number format."""
+        matrices = 0 if self.matrices is None else 4 * prod(self.matrices)
+        return prod(self.inputs) * itemsize + matrices
+
+
+@dataclass(frozen=True, slots=True)
+class Convolution:
+    """A filter per channel over its latest inputs; before a sequence begins, they are zeros. The last tap multiplies
+    the newest one.
+    """
+
+    name: str
+    channels: int
+    taps: int
+    bias: bool = False
+
+    @property
+    def state(self) -> State:
+        return State((self.taps - 1, self.channels))
+
+    def tensors(self) -> Iterator[StoredTensor]:
+        yield StoredTensor(f"{self.name}.weight", (self.channels, 1, self.taps))
+        if self.bias:
+            yield StoredTensor(f"{self.name}.bias", (self.channels,))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShortConvolution:
+    """out = output(c * conv(b * u)), where [b | c | u] = inputs(x)."""
+
+    inputs: Projection
+    conv: Convolution
+    output: Projection
+
+    @property
+    def state(self) -> State:
+        return self.conv.state
+
+    @property
+    def projections(self) -> tuple[Projection, ...]:
+        return self.inputs, self.output
+
+    def tensors(self) -> Iterator[StoredTensor]:
+        yield from self.inputs.tensors()
+        yield from self.conv.tensors()
+        yield from self.output.tensors()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatedDelta:
+    """A gated delta net. Each value head has a matrix S, zeros at first, and reads a key head:
+
+    [q | k | v | z] = inputs(x)                        z is not convolved
+    q, k, v = silu(conv([q | k | v]))
+    q, k = q / sqrt(sum(q²) + QK_EPS) / sqrt(key_dim), k / sqrt(sum(k²) + QK_EPS)
+    [b | a] = gates(x)
+    S *= exp(-exp(decay) * softplus(a + decay_bias))
+    S += k (sigmoid(b) * (v - Sᵀ k))ᵀ
+    out = output(norm(Sᵀ q) * silu(z))                 the norm is of each value head
+    """
+
+    QK_EPS: ClassVar[float] = 1e-6
+
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    head_map: Literal["grouped", "tiled"] = "grouped"
+    """The key head of value head h: h // (value_heads / key_heads), or if tiled, h % key_heads."""
+    inputs: Projection
+    gates: Projection
+    """A row per value head for b, and one for a."""
+    conv: Convolution
+    decay: str
+    """The name of a stored number per value head, as is the next."""
+    decay_bias: str
+    norm: Norm
+    output: Projection
+
+    @property
+    def state(self) -> State:
+        return self.conv.state._replace(matrices=(self.value_heads, self.key_dim, self.value_dim))
+
+    @property
+    def projections(self) -> tuple[Projection, ...]:
+        return self.inputs, self.gates, self.output
+
+    def tensors(self) -> Iterator[StoredTensor]:
+        for projection in self.projections:
+            yield from projection.tensors()
+        yield from self.conv.tensors()
+        yield StoredTensor(self.decay, (self.value_heads,))
+        yield StoredTensor(self.decay_bias, (self.value_heads,))
+        yield from self.norm.tensors()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mamba2:
+    """A state-space mixer. Each head has a matrix S, zeros at first, and reads a group: head h reads group
+    h // (heads / groups).
+
+        [z | u | B | C | t] = inputs(x)                    z and t are not convolved
+        u, B, C = silu(conv([u | B | C]))
+        t = softplus(t + step_bias)
+        S = exp(-exp(decay) * t) * S + (t * u) Bᵀ
+        y = S C + skip * u
+        out = output(norm(y * silu(z)))                    the norm is of the rows of each group
+    """
+
+    heads: int
+    head_dim: int
+    state_size: int
+    groups: int
+    inputs: Projection
+    conv: Convolution
+    decay: str
+    """The name of a stored number per head, as are the next two."""
+    step_bias: str
+    skip: str
+    norm: Norm | None
+    """None if y * silu(z) is not normed."""
+    gates_normed: bool = False
+    """Whether the gate multiplies what is normed: norm(y) * silu(z)."""
+    output: Projection
+
+    @property
+    def width(self) -> int:
+        return self.heads * self.head_dim
+
+    @property
+    def state(self) -> State:
+        return self.conv.state._replace(matrices=(self.heads, self.head_dim, self.state_size))
+
+    @property
+    def projections(self) -> tuple[Projection, ...]:
+        return self.inputs, self.output
+
+    def tensors(self) -> Iterator[StoredTensor]:
+        yield from self.inputs.tensors()
+        yield from self.conv.tensors()
+        for name in (self.decay, self.step_bias, self.skip):
+            yield StoredTensor(name, (self.heads,))
+        if self.norm is not None:
+            yield from self.norm.tensors()
+        yield from self.output.tensors()
+
+
+Recurrent = GatedDelta | Mamba2 | ShortConvolution
+"""Mixers that keep a state of fixed size instead of keys and values. They have `state` and `tensors`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -405,7 +572,7 @@ class LayerInputs:
         yield from self.norm.tensors()
 
 
-Mixer = Attention
+Mixer = Attention | Recurrent
 """What mixes a layer's tokens. Another kind is another class in this union; readers that do not run it refuse it."""
 
 
@@ -414,6 +581,7 @@ class Layer:
     mixer: Mixer
     mlp: MLP | Experts
     attention_norm: Norm | None = None
+    """Before and after the mixer, whatever its kind."""
     attention_post_norm: Norm | None = None
     mlp_norm: Norm | None = None
     mlp_post_norm: Norm | None = None
@@ -429,7 +597,13 @@ class Layer:
     @property
     def attention(self) -> Attention:
         """The mixer, for readers that know no other kind."""
+        assert isinstance(self.mixer, Attention)
         return self.mixer
+
+    @property
+    def recurrent(self) -> Recurrent | None:
+        """The mixer, if it keeps a state."""
+        return None if isinstance(self.mixer, Attention) else self.mixer
 
     @property
     def norms(self) -> tuple[Norm, ...]:
@@ -452,21 +626,25 @@ class Layer:
 
     @property
     def projections(self) -> tuple[Projection, ...]:
-        """Queries, keys and values; attention's output; the MLP's up and down. Adapters may change these."""
-        return self.attention.qkv, self.attention.output, *self.mlp.projections
+        """The mixer's, such as queries, keys and values, and attention's output; the MLP's up and down. Adapters may
+        change these.
+        """
+        return *self.mixer.projections, *self.mlp.projections
 
     def tensors(self) -> Iterator[StoredTensor]:
-        yield from self.attention.qkv.tensors()
-        yield from self.attention.output.tensors()
+        mixer = self.mixer
+        if isinstance(mixer, Attention):
+            yield from mixer.qkv.tensors()
+            yield from mixer.output.tensors()
+        else:
+            yield from mixer.tensors()
         yield from self.mlp.tensors()
         for norm in self.norms:
             yield from norm.tensors()
-        if self.attention.qk_norm is not None:
-            yield from self.attention.qk_norm.tensors()
-        if self.attention.sinks is not None:
-            yield from self.attention.sinks.tensors()
-        if self.attention.query_norm is not None:
-            yield from self.attention.query_norm.tensors()
+        if isinstance(mixer, Attention):
+            for part in (mixer.qk_norm, mixer.sinks, mixer.query_norm):
+                if part is not None:
+                    yield from part.tensors()
         if self.side is not None:
             yield from self.side.tensors()
         if self.input is not None:
@@ -516,11 +694,22 @@ class Architecture:
     @property
     def widest(self) -> int:
         """The longest row that a layer computes per token."""
-        return max(max(layer.mlp.width, layer.attention.output.columns) for layer in self.layers)
+        mixers = [layer.mixer for layer in self.layers]
+        return max(
+            *(layer.mlp.width for layer in self.layers),
+            *(mixer.output.columns if isinstance(mixer, Attention) else mixer.inputs.rows for mixer in mixers),
+        )
+
+    @property
+    def states(self) -> tuple[State | None, ...]:
+        """What each layer keeps of a sequence beside keys and values; empty if none keeps anything."""
+        found = tuple(None if layer.recurrent is None else layer.recurrent.state for layer in self.layers)
+        return found if any(found) else ()
 
     def rope_head_dim(self, rope: int) -> int:
         """The width of the heads that one of the ropes rotates."""
-        rotated = (index for index, layer in enumerate(self.layers) if layer.attention.rope == rope)
+        mixers = enumerate(layer.mixer for layer in self.layers)
+        rotated = (index for index, mixer in mixers if isinstance(mixer, Attention) and mixer.rope == rope)
         return self.shape.of_layer(next(rotated, 0)).head_dim
 
     @property
@@ -541,6 +730,12 @@ class Architecture:
         whole = (replace(each, on_cpu=False) for each in mixtures)
         names = {tensor.name for each in whole for tensor in each.tensors()} - changeable
         return frozenset(name.removesuffix(".weight") for name in names)
+
+    @property
+    def exact_names(self) -> frozenset[str]:
+        """The tensors of small matrices that are never quantised, because they say how fast states decay."""
+        deltas = [layer.mixer for layer in self.layers if isinstance(layer.mixer, GatedDelta)]
+        return frozenset(f"{part.name}.weight" for each in deltas for part in each.gates.parts)
 
     @property
     def idle_weights(self) -> int:
@@ -603,6 +798,8 @@ class HrmText:
     expert_width: ClassVar[int] = 0
     idle_weights: ClassVar[int] = 0
     single_layout: ClassVar[frozenset[str]] = frozenset()
+    exact_names: ClassVar[frozenset[str]] = frozenset()
+    states: ClassVar[tuple[State | None, ...]] = ()
 
     @property
     def widest(self) -> int:

@@ -26,6 +26,8 @@ def torch_only(described: Architecture) -> str | None:
     """The first part of a model that only torch's own modules compute, as a reason; None if there is none. The native
     core, fused kernels, JAX and several devices refuse such models.
     """
+    if described.states:
+        return "its layers keep a recurrent state"
     if described.shape.layer_heads:
         return "its layers differ in their heads"
     if described.layer_inputs is not None:
@@ -45,6 +47,8 @@ def _torch_only(layer: Layer) -> str | None:
         return "its queries are scaled by position"
     if attention.qk_norm is not None and not attention.qk_norm.query.weighted:
         return "its norms of queries and keys have no weights"
+    if attention.gated:
+        return "gates scale what its heads attend to"
     if attention.value_norm is not None:
         return "its values are normed"
     if attention.values_are_keys:

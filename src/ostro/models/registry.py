@@ -32,7 +32,9 @@ _FILES = (
     "gpt_oss",
     "granite",
     "granitemoe",
+    "granitemoehybrid",
     "hrm_text",
+    "lfm2",
     "llama",
     "llama4",
     "ministral3",
@@ -45,13 +47,18 @@ _FILES = (
     "qwen2",
     "qwen2_moe",
     "qwen3",
+    "qwen3_5",
+    "qwen3_5_moe",
     "qwen3_moe",
+    "qwen3_next",
     "smollm3",
     "starcoder2",
 )
 _ENCODER_FILES = ("bert", "modernbert", "roberta", "xlm_roberta")
-_RECURRENT = re.compile(r"Qwen3(_5|Next)\w*|qwen3_(5|next)\w*")
-"""Matches architectures and model types with a recurrent state."""
+_RECURRENT = re.compile(
+    r"(bamba|falconh1|jamba|kimilinear|lfm2moe|nemotronh|olmohybrid|zamba2?)(for\w+|model)?", re.IGNORECASE
+)
+"""Matches architectures and model types with a recurrent state that are not listed, without underscores."""
 
 
 def _families(files: tuple[str, ...]) -> tuple[Family, ...]:
@@ -78,10 +85,10 @@ def describe(config: Mapping[str, object], *, max_seq_len: int | None = None) ->
     if family is None:
         named = names or (reader.text("model_type", "(none named)"),)
         found = ", ".join(named)
-        if any(map(_RECURRENT.fullmatch, named)):
+        if any(_RECURRENT.fullmatch(name.replace("_", "")) for name in named):
             raise UnsupportedModel(
-                f"Architecture {found} is not supported: its layers keep a recurrent state, and the cache holds keys "
-                "and values alone. Qwen 3 and Qwen 3 MoE are supported."
+                f"Architecture {found} is not supported: its layers keep a recurrent state of a kind that Ostro does "
+                "not know. Qwen 3.5, LFM2 and Granite 4 hybrids are supported."
             )
         known = ", ".join([*(each.architecture for each in FAMILIES), *(each.bare for each in ENCODERS)])
         raise UnsupportedModel(f"Architecture {found} is not supported; supported: {known}.")

@@ -4,6 +4,7 @@ dimensions apart. Imports no numpy.
 """
 
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Protocol
 
 
@@ -14,14 +15,23 @@ class RowOrder(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ByHead:
-    """Each head's query, key and value rows follow each other, in one tensor for all three."""
+    """Each head's rows of all parts follow each other, in one tensor."""
 
     heads: int
+    widths: tuple[int, ...]
+    """A head's rows of each part."""
+    last_first: bool = False
+    """Whether ours begin with the last part instead of the first."""
 
     def stored(self, rows: int) -> list[int]:
-        width = rows // (3 * self.heads)
+        stride, starts = sum(self.widths), (0, *accumulate(self.widths))
+        assert rows == self.heads * stride
+        parts = range(len(self.widths))
         return [
-            (3 * head + part) * width + row for part in range(3) for head in range(self.heads) for row in range(width)
+            head * stride + starts[part] + row
+            for part in (reversed(parts) if self.last_first else parts)
+            for head in range(self.heads)
+            for row in range(self.widths[part])
         ]
 
 

@@ -1,11 +1,12 @@
 """The interface between a model and its runner. Knows no family."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from torch import Tensor, nn
 
-from ostro.models.architecture import AttentionSpec, ModelShape
+from ostro.models.architecture import AttentionSpec, ModelShape, State
 
 
 class Module(nn.Module):
@@ -33,6 +34,30 @@ class AttentionContext(Protocol):
         ...
 
 
+class States(Protocol):
+    """One step's view of its sequences' recurrent states. Rows are those of the step's tokens."""
+
+    def convolve(self, layer: int, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Multiplies each of a sequence's latest inputs, [rows, channels], by its tap, and adds them up in float32.
+
+        `weight` is [taps, channels], and the last tap is the newest input's. Keeps the inputs that the next step needs.
+        """
+        ...
+
+    def recur(self, layer: int, size: tuple[int, int, int], advance: Callable[..., Tensor], *read: Tensor) -> Tensor:
+        """Advances each sequence's matrices, of this size, by its rows, one after the other; see
+        `kernels.recurrent_state.Advance`.
+        """
+        ...
+
+
+class StatefulContext(AttentionContext, Protocol):
+    """The same for a model some of whose layers keep a recurrent state."""
+
+    @property
+    def states(self) -> States: ...
+
+
 class Model(Module, ABC):
     """A decoder. `forward` takes all tokens of a step, flattened, and returns their final hidden states."""
 
@@ -51,6 +76,17 @@ class Model(Module, ABC):
     @abstractmethod
     def raw_logits(self, hidden: Tensor) -> Tensor:
         """The same in the model's dtype, for samplers that convert to float32 themselves."""
+
+    @property
+    def states(self) -> Sequence[State | None]:
+        """What each layer keeps of a sequence beside keys and values; empty if none keeps anything."""
+        return ()
+
+    @property
+    def state_bytes(self) -> int:
+        """The size of all that."""
+        itemsize = next(self.parameters()).itemsize
+        return sum(state.nbytes(itemsize) for state in self.states if state is not None)
 
     @property
     def captures(self) -> bool:

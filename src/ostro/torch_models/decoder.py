@@ -1,5 +1,7 @@
 """A decoder as torch modules: layers, backbone and head, built from an `Architecture`. Knows no family."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
@@ -22,6 +24,7 @@ from ostro.torch_models.layers import (
     Vector,
     norm_module,
 )
+from ostro.torch_models.recurrent import mixer_module
 from ostro.torch_models.rope import Rotary, Rotation
 from ostro.torch_models.shard import Shard
 
@@ -93,13 +96,13 @@ class ReadingAttention(Module):
 
 
 class DecoderLayer(Module):
-    """Attention and MLP each add to the residual stream, in place. Which norms exist depends on the description."""
+    """Mixer and MLP each add to the residual stream, in place. Which norms exist depends on the description."""
 
     def __init__(self, described: arch.Layer, index: int, shape: arch.ModelShape, shard: Shard | None = None) -> None:
         """`shape` is that of the whole model."""
         super().__init__()
         self.attention_norm = _norm(described.attention_norm)
-        self.self_attn = _attention(described.attention, index, shape, shard)
+        self.mixer = _mixer(described.mixer, index, shape, shard)
         self.attention_post_norm = _norm(described.attention_post_norm)
         is_shared = described.mlp_norm is not None and described.mlp_norm == described.attention_norm
         self.mlp_norm = self.attention_norm if is_shared else _norm(described.mlp_norm)
@@ -121,7 +124,7 @@ class DecoderLayer(Module):
         """`own` is the layer's part of the `LayerInputs`."""
         before = x.clone() if self.parallel else x
         normed = x if self.attention_norm is None else self.attention_norm(x)
-        added = self.self_attn(normed, rotation, ctx, query_scales)
+        added = self.mixer(normed, rotation, ctx, query_scales)
         x += self._scaled(added if self.attention_post_norm is None else self.attention_post_norm(added))
         added = self.mlp(before if self.mlp_norm is None else self.mlp_norm(before))
         if self.side is not None:
@@ -135,9 +138,10 @@ class DecoderLayer(Module):
         return added if self.residual_scale == 1.0 else added.mul_(self.residual_scale)
 
 
-def _attention(
-    described: arch.Attention, index: int, shape: arch.ModelShape, shard: Shard | None
-) -> Attention | ReadingAttention:
+def _mixer(described: arch.Mixer, index: int, shape: arch.ModelShape, shard: Shard | None) -> Module:
+    if not isinstance(described, arch.Attention):
+        assert shard is None, "recurrent mixers are not divided over ranks"
+        return mixer_module(described, index)
     if described.kv_layer is None:
         return Attention(described, index, shape, shard)
     return ReadingAttention(described, described.kv_layer, shape)
@@ -172,9 +176,10 @@ class Backbone(Module):
             Rotary(rope, head_dim=described.rope_head_dim(index), max_seq_len=shape.max_seq_len)
             for index, rope in enumerate(described.ropes)
         )
-        self.rope_of_layer = [layer.attention.rope for layer in described.layers]
+        mixers = [layer.mixer for layer in described.layers]
+        self.rope_of_layer = [mixer.rope if isinstance(mixer, arch.Attention) else None for mixer in mixers]
         self.layer_inputs = None if described.layer_inputs is None else LayerInputs(described.layer_inputs)
-        self.scaling_of_layer = [layer.attention.query_scaling for layer in described.layers]
+        self.scaling_of_layer = [mixer.query_scaling if isinstance(mixer, arch.Attention) else None for mixer in mixers]
 
     def embed(self, ids: Tensor, positions: Tensor) -> Tensor:
         x: Tensor = self.embed_tokens(ids)
@@ -280,6 +285,10 @@ class Decoder(CausalLM):
         backbone = self.get_submodule(self.backbone_name)
         assert isinstance(backbone, Backbone)
         return backbone
+
+    @property
+    def states(self) -> Sequence[arch.State | None]:
+        return self.described.states
 
     @property
     def captures(self) -> bool:

@@ -147,6 +147,10 @@ class Projection(Linear):
         return replace(place, taken=Taken(shape, 1 if transposed else 0, ranges))
 
 
+class ExactProjection(Projection):
+    """One that is never quantized; see `Architecture.exact_names`."""
+
+
 class RMSNorm(Weighted):
     """Scales to unit root mean square, then by `weight`.
 
@@ -335,11 +339,11 @@ class Sinks(Weighted):
 
 
 class Vector(Weighted):
-    """A vector of factors."""
+    """A vector of numbers that is not a matrix's bias."""
 
-    def __init__(self, name: str, size: int) -> None:
+    def __init__(self, name: str, size: int, *, dtype: torch.dtype | None = None) -> None:
         super().__init__()
-        self.weight = parameter(size)
+        self.weight = parameter(size, dtype=dtype)
         self.name = name
 
     def places(self, path: str) -> dict[str, Place]:
@@ -365,7 +369,7 @@ class Attention(Module):
         self.layer, self.spec, self.head_dim = layer, described.spec, shape.head_dim
         self.q_and_k = (shape.num_heads, shape.num_kv_heads)
         self.qk_and_v = (shape.num_heads + shape.num_kv_heads, shape.num_kv_heads)
-        self.values_are_keys = described.values_are_keys
+        self.values_are_keys, self.gated = described.values_are_keys, described.gated
         self.qkv_proj = Projection(described.qkv, qkv)
         self.qk_norm = _qk_norm(described.qk_norm, shape, shard)
         self.value_norm = None if described.value_norm is None else UnweightedNorm(described.value_norm)
@@ -377,6 +381,7 @@ class Attention(Module):
     ) -> Tensor:
         """`query_scales` has a factor per token, [tokens, 1, 1]."""
         heads = self.qkv_proj(x).view(x.shape[0], -1, self.head_dim)
+        gates, heads = heads.tensor_split((self.q_and_k[0],), 1) if self.gated else (None, heads)
         if self.values_are_keys:
             qk, v = heads, heads[:, self.q_and_k[0] :]
         else:
@@ -391,7 +396,8 @@ class Attention(Module):
         if query_scales is not None:
             q = q * query_scales
         sinks = None if self.sinks is None else self.sinks.weight
-        return self.o_proj(ctx.attend(self.layer, q, k, v, self.spec, sinks))
+        seen = ctx.attend(self.layer, q, k, v, self.spec, sinks)
+        return self.o_proj(seen if gates is None else gates.flatten(1).sigmoid().mul_(seen))
 
 
 class GatedMLP(Module):

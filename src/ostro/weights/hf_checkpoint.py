@@ -13,6 +13,7 @@ from ostro.errors import BadCheckpoint, ModelNotFound
 from ostro.formats.json_file import read_json_object
 from ostro.models.config import ConfigReader
 from ostro.models.encoder import Encoder
+from ostro.models.families.common import STACKED, STACKED_NAMES
 from ostro.models.registry import describe, describe_encoder, family_of, is_encoder
 from ostro.sources.files import INDEX, PICKLE, PICKLE_INDEX, PICKLE_SUFFIXES, SINGLE
 from ostro.weights.encoder_files import decoder_pooling, encoder_config, encoder_pooling, encoder_renamer
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 _TORCH_FORMATS = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 _FORMAT_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
 T = TypeVar("T")
+_STACKED_EXPERTS = tuple(f".{name}" for name in STACKED_NAMES.up)
 _SHARD = re.compile(r".+-\d{5}-of-\d{5}\.safetensors")
 
 
@@ -134,6 +136,8 @@ def _checkpoint(
     generation_file = directory / "generation_config.json"
     generation_config = read_json_object(generation_file) if generation_file.is_file() else {}
     config = encoder_config(directory, config) if is_encoder(config) else config
+    if any(name.endswith(_STACKED_EXPERTS) for names in files.values() for name in names):
+        config[STACKED] = True
     encoder = describe_encoder(config)
     pooling = decoder_pooling(directory) if encoder is None else encoder_pooling(directory, encoder)
     if pooling is not None:
@@ -179,9 +183,9 @@ def _check_names(path: Path, config: dict[str, object]) -> None:
 
 # --- names ----------------------------------------------------------------------------------------------------------
 
-# The parts of multimodal models that are not for text.
-_OTHER_SENSES = re.compile(
-    r"(model\.)?(vision_(tower|model|embedder)|multi_modal_projector|visual|embed_vision|audio_tower|embed_audio)\."
+# The parts of multimodal models that are not for text, and layers that guess several tokens ahead.
+_NOT_READ = re.compile(
+    r"(model\.)?(vision_(tower|model|embedder)|multi_modal_projector|visual|embed_vision|audio_tower|embed_audio|mtp)\."
 )
 _WRAPPED = re.compile(r"^(?:language_model\.model|model\.language_model)\.")
 # Masks and frequencies that old checkpoints stored among the weights.
@@ -198,7 +202,7 @@ def renamer(config: dict[str, object]) -> Callable[[str], str | None]:
         # torch.compile adds this prefix to the names of wrapped modules.
         name = name.replace("_orig_mod.", "")
         name = _WRAPPED.sub("model.", name).removeprefix("language_model.")
-        if _OTHER_SENSES.match(name) or _BUFFERS.fullmatch(name) or (tied and name == f"{head}weight"):
+        if _NOT_READ.match(name) or _BUFFERS.fullmatch(name) or (tied and name == f"{head}weight"):
             return None
         full = name if name.startswith((backbone, head)) else backbone + name
         return None if full.rpartition(".")[0] in unread else full

@@ -203,14 +203,15 @@ def _layer(layer: DecoderLayer, described: arch.Layer) -> LayerPlan:
     if layer.mlp_norm is layer.attention_norm:
         mlp_norm = attention_norm
     attention_post_norm, mlp_post_norm = (None if norm is None else norm_weights(norm) for norm in after)
-    parallel, multiplier = described.parallel, described.residual_scale
+    parallel, multiplier, attention = described.parallel, described.residual_scale, layer.mixer
+    assert isinstance(attention, Attention | ReadingAttention)
     assert not parallel or after == (None, None), "what parallel parts add is added up before it is normed"
     return LayerPlan(
         # What attention and MLP add in parallel is added up first.
         attention=_attention(
-            layer.self_attn,
+            attention,
             described.attention,
-            _adding(layer.self_attn.o_proj, waits=attention_post_norm is not None or parallel, multiplier=multiplier),
+            _adding(attention.o_proj, waits=attention_post_norm is not None or parallel, multiplier=multiplier),
         ),
         mlp=_mlp(layer.mlp, described.mlp, waits=mlp_post_norm is not None, multiplier=1.0 if parallel else multiplier),
         attention_norm=attention_norm,

@@ -48,7 +48,7 @@ from ostro.backends.cuda.step_plan import (
 )
 from ostro.backends.cuda.tiers import check_host_memory, page_store, trial_stores
 from ostro.backends.cuda.transfer import fetch, send
-from ostro.backends.memory import gpu_num_pages
+from ostro.backends.memory import gpu_room
 from ostro.backends.pooling import pooled_rows
 from ostro.backends.precision import in_words, with_cpu_experts
 from ostro.backends.ranks.messages import Begin, Peers
@@ -623,7 +623,7 @@ def fitting_pages(model: Model, config: ResolvedConfig) -> int:
     expert_width = model.described.expert_width if isinstance(model, Decoder) else 0
     packed = [prod(module.shape) for module in model.modules() if isinstance(module, PackedLinear)]
     itemsize = next(model.parameters()).itemsize
-    return gpu_num_pages(
+    return gpu_room(
         model.shape,
         page_size=config.page_size,
         itemsize=kv_format(model, config).itemsize,
@@ -635,7 +635,7 @@ def fitting_pages(model: Model, config: ResolvedConfig) -> int:
         max_tokens=config.max_running_tokens,
         expert_bytes=itemsize * expert_width,
         widened_bytes=itemsize * max(packed, default=0),
-    )
+    ).pages
 
 
 def rank_part(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 import torch
 
 from ostro.backends.backend import OpenedModel
-from ostro.backends.memory import gpu_num_pages, num_pages
+from ostro.backends.memory import Room, gpu_room, host_room
 from ostro.backends.ranks.messages import Group, Join, Load
 from ostro.backends.torch.devices import pick_device, pick_dtype
 from ostro.backends.torch.encoder import EncoderRunner
@@ -130,11 +130,12 @@ def make_runner(
     device = next(model.parameters()).device.type
     resolved, adapters = DEVICE_KINDS[device].resolve(config), adapters_of(model, config)
     _prepare(model, resolved, adapters)
-    pages = _fitting_pages(model, resolved, 1 if ranks is None else ranks.ranks)
+    room = _fitting(model, resolved, 1 if ranks is None else ranks.ranks)
     return TorchRunner(
         model,
         page_size=resolved.page_size,
-        num_pages=pages if ranks is None else ranks.agree_on_pages(pages),
+        num_pages=room.pages if ranks is None else ranks.agree_on_pages(room.pages),
+        num_states=room.states,
         max_batch_tokens=resolved.max_batch_tokens,
         max_batch_seqs=resolved.max_batch_seqs,
         pooling=pooling,
@@ -159,12 +160,12 @@ def _prepare(model: Model, config: ResolvedConfig, adapters: Adapters | None) ->
         adapters.attach(model)
 
 
-def _fitting_pages(model: Model, config: ResolvedConfig, ranks: int) -> int:
-    """Pages for one of `ranks` processes on this machine; `kv_memory` and its limit are for all of them."""
+def _fitting(model: Model, config: ResolvedConfig, ranks: int) -> Room:
+    """Pages and states for one of `ranks` processes on this machine; `kv_memory` and its limit are for all of them."""
     itemsize = next(model.parameters()).itemsize
     if config.device == "cuda":
         assert isinstance(model, Decoder)
-        return gpu_num_pages(
+        return gpu_room(
             model.shape,
             page_size=config.page_size,
             itemsize=itemsize,
@@ -176,8 +177,9 @@ def _fitting_pages(model: Model, config: ResolvedConfig, ranks: int) -> int:
             max_tokens=config.max_running_tokens,
             expert_bytes=itemsize * model.described.expert_width,
             attention_bytes=plain_attention_bytes(model.described, itemsize, config.max_batch_tokens),
+            state_bytes=model.state_bytes,
         )
-    return num_pages(
+    return host_room(
         model.shape,
         page_size=config.page_size,
         itemsize=itemsize,
@@ -186,6 +188,7 @@ def _fitting_pages(model: Model, config: ResolvedConfig, ranks: int) -> int:
         limit=None if config.kv_memory_limit is None else config.kv_memory_limit // ranks,
         free=free_memory() // ranks,
         max_tokens=config.max_running_tokens,
+        state_bytes=model.state_bytes,
     )
 
 
@@ -251,7 +254,7 @@ def load_part(opened: OpenedModel, rank: int, join: Join, group: Collective) -> 
     model = load_shard(opened, rank, group)
     config, adapters = opened.resolved, adapters_of(model, opened.config)
     _prepare(model, config, adapters)
-    pages = _fitting_pages(model, config, join.ranks)
+    pages = _fitting(model, config, join.ranks).pages
     return pages, lambda number: TorchPart(
         model, page_size=config.page_size, num_pages=number, adapters=adapters, ranks=join.ranks
     )

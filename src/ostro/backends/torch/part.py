@@ -9,6 +9,7 @@ from torch import Tensor
 from ostro.backends.memory import second_layout_fits
 from ostro.backends.torch.step_plan import Forward, Logits
 from ostro.kernels.paged_attention import KVCache, PagedAttention
+from ostro.kernels.recurrent_state import StateCache, StepStates
 from ostro.system.machine import free_memory
 from ostro.torch_models.base import Model
 from ostro.torch_models.decoder import Table
@@ -18,7 +19,14 @@ from ostro.torch_models.lora import Adapters
 
 class TorchPart:
     def __init__(
-        self, model: Model, *, page_size: int, num_pages: int, adapters: Adapters | None = None, ranks: int = 1
+        self,
+        model: Model,
+        *,
+        page_size: int,
+        num_pages: int,
+        num_states: int = 0,
+        adapters: Adapters | None = None,
+        ranks: int = 1,
     ) -> None:
         """One of `ranks`, each of which has a process on this machine."""
         shape, parameter = model.shape, next(model.parameters())
@@ -26,20 +34,26 @@ class TorchPart:
         self.device = parameter.device
         heads = [(own.num_kv_heads, own.head_dim) for own in map(shape.of_layer, range(shape.num_layers))]
         self.cache = KVCache.of_heads(heads, num_pages * page_size, lambda sizes: _zeros(sizes, parameter))
+        self.states = StateCache(model.states, num_states, lambda size, exact: _state(size, parameter, exact))
         self._packed, self._ranks = False, ranks
         self._hidden = parameter.new_empty(0)
 
     def forward(self, step: Forward) -> Tensor:
-        """Hidden states of all tokens in the step. Idempotent except for the copies."""
+        """Hidden states of all tokens in the step. Idempotent except for the copies, if layers keep no states."""
         if not self._packed and len(step.ids) > 1:
             self._pack_weights()
         if self.adapters is not None:
             self.adapters.begin(step.adapters)
         self._copy_pages(step.copies)
+        for source, target in step.state_copies:
+            self.states.copy(source, target)
+        if step.fresh:
+            self.states.clear(step.fresh)
+        states = StepStates(self.states, step.states, self.device) if step.states else None
         self._hidden = self.model(
             torch.tensor(step.ids, device=self.device),
             torch.tensor(list(step.positions()), device=self.device),
-            PagedAttention(self.cache, step.pieces, self.page_size, masks=step.masks),
+            PagedAttention(self.cache, step.pieces, self.page_size, masks=step.masks, states=states),
         )
         return self._hidden
 
@@ -70,6 +84,11 @@ class TorchPart:
         size = self.page_size
         for source, target in copies:
             self.cache.copy(source * size, target * size, size)
+
+
+def _state(size: tuple[int, ...], like: Tensor, exact: bool) -> Tensor:
+    """Zeros for a part of all slots, in float32 or like the parameter."""
+    return _zeros(size, like if not exact else like.new_empty(0, dtype=torch.float32))
 
 
 def _zeros(shape: tuple[int, ...], like: Tensor) -> Tensor:

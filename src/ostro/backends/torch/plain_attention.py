@@ -3,12 +3,17 @@
 from ostro.config import EngineConfig
 from ostro.errors import BadRequest
 from ostro.kernels.plain_attention_memory import most_block_bytes
-from ostro.models.architecture import Heads
+from ostro.models.architecture import Attention, Heads
 from ostro.models.description import Causal
+
+# Rows as wide as a recurrent layer's inputs that are alive at a time: convolved, normed, spread over heads, read.
+_FLOAT_ROWS = 6
 
 
 def why_plain_attention(described: Causal) -> str | None:
     """The reason why torch's plain attention runs a model on a GPU, without graphs; None if kernels do."""
+    if described.states:
+        return "its layers keep a recurrent state"
     if described.shape.layer_heads:
         return "its layers differ in their heads"
     served = described.shape.max_seq_len
@@ -20,20 +25,22 @@ def why_plain_attention(described: Causal) -> str | None:
 
 def plain_attention_bytes(described: Causal, itemsize: int, max_batch_tokens: int) -> int:
     """The most GPU memory that plain attention takes in a step: a block's scores, and one sequence's keys and values.
-    0 if kernels run the model.
+    Or the rows that a recurrent layer computes in float32, if those take more. 0 if kernels run the model.
     """
     if why_plain_attention(described) is None:
         return 0
     shape = described.shape
     heads = shape.layer_heads or [Heads(shape.num_kv_heads, shape.head_dim)] * shape.num_layers
-    sources = [layer.attention.kv_layer for layer in described.layers]
-    gathered = 0
-    for index, (layer, source) in enumerate(zip(described.layers, sources, strict=True)):
-        spec, own = layer.attention.spec, heads[index if source is None else source]
+    gathered, recurrent = 0, 0
+    for index, mixer in enumerate(layer.mixer for layer in described.layers):
+        if not isinstance(mixer, Attention):
+            recurrent = max(recurrent, _FLOAT_ROWS * 4 * mixer.inputs.rows * max_batch_tokens)
+            continue
+        spec, own = mixer.spec, heads[index if mixer.kv_layer is None else mixer.kv_layer]
         reach = min(filter(None, (spec.window, spec.chunk)), default=shape.max_seq_len)
         keys = min(shape.max_seq_len, reach + max_batch_tokens)
         gathered = max(gathered, 2 * own.kv * own.dim * itemsize * keys)
-    return most_block_bytes(shape.num_heads, shape.max_seq_len) + gathered
+    return max(most_block_bytes(shape.num_heads, shape.max_seq_len) + gathered, recurrent)
 
 
 def check_plain_attention(config: EngineConfig, reason: str) -> None:

@@ -6,7 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ostro.backends.backend import OpenedModel
-from ostro.backends.memory import gpu_step_bytes, num_pages, page_bytes, pages_beside, pages_within, second_layout_fits
+from ostro.backends.memory import (
+    Room,
+    StateSlots,
+    gpu_step_bytes,
+    host_room,
+    page_bytes,
+    pages_within,
+    room_beside,
+    second_layout_fits,
+)
 from ostro.backends.plan import Parts, adapter_values, stored_as
 from ostro.backends.precision import in_words
 from ostro.backends.torch.plain_attention import plain_attention_bytes
@@ -39,6 +48,8 @@ _UNPACKED_AHEAD = 5
 # In 4 bits, this many weights share a two-byte scale and a two-byte minimum; in 8 bits, a row has a four-byte scale.
 _GROUP, _SCALE = 32, 4
 
+_NO_ROOM = Room(0, 0)
+
 _ITEMSIZE = {"float32": 4, "float16": 2, "bfloat16": 2}
 _FLOATS = ("F32", "F16", "BF16")
 
@@ -58,7 +69,7 @@ def host_parts(opened: OpenedModel, described: Causal, memory: Memory) -> Parts:
     stored, config, dtype = opened.checkpoint.stored(), opened.resolved, opened.compute_dtype
     itemsize, ranks = _ITEMSIZE[dtype], config.tensor_parallel
     own, shape = _rank(stored, described, ranks)
-    weights = _count(own, config, itemsize, ranks, one_layout=described.single_layout)
+    weights = _count(own, config, itemsize, ranks, one_layout=described.single_layout, exact=described.exact_names)
     # Each rank unpacks whole tensors, of which it then keeps its part.
     unpacked = ranks * _unpacked_bytes(stored)
     shared = (ranks - 1) * _SHARED
@@ -71,8 +82,9 @@ def host_parts(opened: OpenedModel, described: Causal, memory: Memory) -> Parts:
     shape = replace(shape, num_kv_heads=ranks * shape.num_kv_heads)
     # On a CPU, matrices get a second layout if there is memory for it.
     second = weights.kept_plain if opened.kind.name == "cpu" and second_layout_fits(weights.kept_plain, free) else 0
+    state = state_bytes(described, itemsize)
     try:
-        pages = num_pages(
+        room = host_room(
             shape,
             page_size=config.page_size,
             itemsize=itemsize,
@@ -82,9 +94,10 @@ def host_parts(opened: OpenedModel, described: Causal, memory: Memory) -> Parts:
             # An explicit kv_memory is taken at face value: the plan reports whether it fits.
             free=free if config.kv_memory is None else sys.maxsize,
             max_tokens=config.max_running_tokens,
+            state_bytes=state,
         )
     except ModelError:
-        pages = 0
+        room = _NO_ROOM
     return Parts(
         backend=_backend(config.device, ranks),
         devices=ranks,
@@ -95,7 +108,9 @@ def host_parts(opened: OpenedModel, described: Causal, memory: Memory) -> Parts:
         idle_parameters=described.idle_weights,
         second=second,
         page=page_bytes(shape, config.page_size, itemsize),
-        pages=pages,
+        pages=room.pages,
+        state=state,
+        states=room.states,
         other=process + leftover + (ranks * _ONEDNN if second else 0) + step,
         peak=ranks * _LOADED - shared + leftover + weights.kept + stored.largest_file + unpacked + weights.staged,
         stored_as=_stored_as(stored),
@@ -129,9 +144,9 @@ def gpu_parts(
         widened_bytes=itemsize * kept.largest_packed,
         attention_bytes=plain_attention_bytes(described, itemsize, config.max_batch_tokens),
     )
-    page = page_bytes(shape, config.page_size, kv_itemsize)
+    page, state = page_bytes(shape, config.page_size, kv_itemsize), state_bytes(described, itemsize)
     try:
-        pages = pages_beside(
+        room = room_beside(
             page,
             free=sys.maxsize if config.kv_memory is not None else max(0, memory.free - _GPU_CONTEXT - weights.kept),
             total=memory.total,
@@ -140,9 +155,10 @@ def gpu_parts(
             utilization=config.gpu_memory_utilization,
             limit=config.kv_memory_limit,
             most=pages_within(config.max_running_tokens, config.page_size),
+            slots=StateSlots.of(state, config.max_batch_seqs),
         )
     except ModelError:
-        pages = 0
+        room = _NO_ROOM
     return Parts(
         backend=_backend("cuda", config.tensor_parallel),
         devices=config.tensor_parallel,
@@ -152,14 +168,21 @@ def gpu_parts(
         idle=described.idle_weights * itemsize,
         idle_parameters=described.idle_weights,
         page=page,
-        pages=pages,
+        pages=room.pages,
         # One page takes the writes of padding rows.
-        spare=1 if pages else 0,
+        spare=1 if room.pages else 0,
+        state=state,
+        states=room.states,
         other=_GPU_CONTEXT + step,
         peak=0,
         host=gpu_host_bytes(config),
         stored_as=_stored_as(stored, kept),
     )
+
+
+def state_bytes(described: Causal, itemsize: int) -> int:
+    """The size of a sequence's recurrent state in all layers."""
+    return sum(state.nbytes(itemsize) for state in described.states if state is not None)
 
 
 def gpu_host_bytes(config: ResolvedConfig) -> int:
@@ -230,18 +253,21 @@ def _count(
     itemsize: int,
     copies: int = 1,
     one_layout: frozenset[str] = frozenset(),
+    exact: frozenset[str] = frozenset(),
     kept: Kept | None = None,
 ) -> _Weights:
-    """For `copies` equal ranks in the same memory. Tensors in `one_layout` get no second layout, and those in `kept`
-    are not widened.
+    """For `copies` equal ranks in the same memory. Tensors in `one_layout` get no second layout, those in `exact` are
+    not quantized, and those in `kept` are not widened.
     """
     quantize, few_bits, tensors = config.quantize, config.quantize in ("int8", "int4"), stored.tensors
     adapters = adapter_values(config, tensors)
     plain = [tensor.values * itemsize for tensor in tensors]
     # One matrix at a time; with adapters the whole model, because they inspect it first.
     staged = 0 if not few_bits else sum(plain) if config.adapters else max(plain, default=0)
+    bits = ("none" if tensor.name in exact else quantize for tensor in tensors)
+    sizes = (_kept_bytes(tensor, own, itemsize, kept) for tensor, own in zip(tensors, bits, strict=True))
     return _Weights(
-        kept=copies * (sum(_kept_bytes(tensor, quantize, itemsize, kept) for tensor in tensors) + adapters * itemsize),
+        kept=copies * (sum(sizes) + adapters * itemsize),
         kept_plain=copies * itemsize * sum(t.values for t in tensors if len(t.shape) == 2 and t.name not in one_layout)
         if quantize == "none"
         else 0,

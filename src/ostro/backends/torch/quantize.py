@@ -23,7 +23,7 @@ from ostro.kernels.packed_linear import (
     quantize_int8,
 )
 from ostro.torch_models.base import Model
-from ostro.torch_models.layers import Embedding, Linear, Matrix
+from ostro.torch_models.layers import Embedding, ExactProjection, Linear, Matrix
 
 Bits = Literal["int8", "int4"]
 Store = Int8Weight | Int4Weight
@@ -100,7 +100,7 @@ class _Packer:
         self._matrices = {
             path: module
             for path, module in model.named_modules()
-            if isinstance(module, Matrix) and not isinstance(module, _PACKED)
+            if isinstance(module, Matrix) and not isinstance(module, (*_PACKED, ExactProjection))
         }
         # A tied head is the embedding under a second name.
         self._homes: dict[int, list[tuple[nn.Module, str]]] = {}

@@ -25,6 +25,7 @@ from ostro.engine.profile import Profiler
 from ostro.engine.request import Task
 from ostro.engine.runner import RunnerSpec, Step, StepOutput, TokenLogprob
 from ostro.kernels.paged_attention import KVCache, Piece
+from ostro.kernels.recurrent_state import StateCache, StateRows
 from ostro.torch_models.base import Model
 from ostro.torch_models.lora import Adapters
 from ostro.weights import Pooling
@@ -44,20 +45,24 @@ class TorchRunner:
         *,
         page_size: int,
         num_pages: int,
+        num_states: int = 0,
         max_batch_tokens: int = 512,
         max_batch_seqs: int = 64,
         pooling: Pooling | None = None,
         adapters: Adapters | None = None,
         ranks: Peers | None = None,
     ) -> None:
-        """With `ranks`, the model is the first rank's part, and the others have loaded theirs."""
+        """`num_states` is for models with recurrent states, which need one for each sequence that runs. With `ranks`,
+        the model is the first rank's part, and the others have loaded theirs.
+        """
         shape = model.shape
         parameter = next(model.parameters())
         self.model = model
         self.pooling = pooling
         self.adapters = adapters
         self._ranks = ranks
-        self._all_finite = True
+        # A step that advances states cannot be repeated, so these models never rely on it.
+        self._all_finite = not model.states
         self.device = parameter.device
         number = 1 if ranks is None else ranks.ranks
         self._spec = RunnerSpec(
@@ -69,14 +74,20 @@ class TorchRunner:
             max_batch_seqs=max_batch_seqs,
             generates=model.has_head,
             constrains=True,
-            max_sampled=max(max_batch_seqs, MOST_DRAFTS + 1),
-            pages_bytes=number * page_bytes(shape, page_size, parameter.itemsize) * num_pages,
+            # Rejected drafts cannot be taken out of a state.
+            max_sampled=0 if model.states else max(max_batch_seqs, MOST_DRAFTS + 1),
+            num_states=num_states,
+            state_bytes=model.state_bytes,
+            pages_bytes=number * page_bytes(shape, page_size, parameter.itemsize) * num_pages
+            + num_states * model.state_bytes,
             device=self.device.type,
             devices=number,
             backend=f"torch ({self.device.type}" + (f", {number} devices)" if number > 1 else ")"),
             precision=in_words(weight_formats(model), format_name(parameter.dtype)),
         )
-        self._part = TorchPart(model, page_size=page_size, num_pages=num_pages, adapters=adapters, ranks=number)
+        self._part = TorchPart(
+            model, page_size=page_size, num_pages=num_pages, num_states=num_states, adapters=adapters, ranks=number
+        )
         if ranks is not None:
             ranks.send(Begin(num_pages))
 
@@ -90,6 +101,10 @@ class TorchRunner:
     @property
     def cache(self) -> KVCache:
         return self._part.cache
+
+    @property
+    def states(self) -> StateCache:
+        return self._part.states
 
     @property
     def failure(self) -> str | None:
@@ -113,6 +128,10 @@ class TorchRunner:
         pieces = _pieces(batch.chunks)
         ids = [token for chunk in batch.chunks for token in chunk.token_ids]
         step = Forward(ids, pieces, batch.page_copies, slots, self._all_finite)
+        if self.model.states:
+            fresh = [chunk.state for chunk in batch.chunks if chunk.start == 0]
+            states = [_state_rows(chunk, piece) for chunk, piece in zip(batch.chunks, pieces, strict=True)]
+            step = msgspec.structs.replace(step, states=states, fresh=fresh, state_copies=batch.state_copies)
         hidden = self._forward(step)
         if self._all_finite and not hidden.sum().isfinite():
             # A sequence overflowed, and its neighbours may have read it through a mask: avoid masks from now on.
@@ -168,6 +187,10 @@ class TorchRunner:
             some = targets[at : at + block]
             found += position_logprobs(self._logits(list(range(first + at, first + at + len(some)))), some, top)
         return found
+
+
+def _state_rows(chunk: Chunk, piece: Piece) -> StateRows:
+    return StateRows(piece.offset, piece.length, chunk.state, chunk.captures)
 
 
 def _by_adapter(batch: Batch, adapters: Adapters) -> tuple[Batch, list[tuple[int, int]]]:

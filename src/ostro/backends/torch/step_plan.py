@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from ostro.kernels.paged_attention import Piece
+from ostro.kernels.recurrent_state import StateRows
 
 
 class Forward(msgspec.Struct, frozen=True, tag=True):
@@ -19,6 +20,12 @@ class Forward(msgspec.Struct, frozen=True, tag=True):
     """Adapters' slots and their numbers of rows, in order; empty if the model has none."""
     masks: bool = True
     """See `PagedAttention`."""
+    states: Sequence[StateRows] = ()
+    """The sequences' recurrent states, if the model has such."""
+    fresh: Sequence[int] = ()
+    """Slots of sequences that begin."""
+    state_copies: Sequence[tuple[int, int]] = ()
+    """(from, to) slots to copy before."""
 
     def positions(self) -> Iterator[int]:
         for piece in self.pieces:

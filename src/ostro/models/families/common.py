@@ -21,7 +21,9 @@ from ostro.models.architecture import (
     ExpertMatrices,
     Experts,
     Head,
+    Heads,
     Layer,
+    Mixer,
     ModelShape,
     Norm,
     Part,
@@ -41,7 +43,7 @@ from ostro.models.config import (
     ConfigReader,
 )
 from ostro.models.rope_settings import RopeSettings, checked_rope, rope_settings
-from ostro.models.row_order import RowOrder
+from ostro.models.row_order import ByHead, RowOrder
 
 _ACTIVATIONS: Mapping[str, Activation] = {
     "gelu": "gelu",
@@ -122,6 +124,22 @@ def limited_layers(
     return tuple(name == limited for name in types)
 
 
+def recurrent_layers(config: ConfigReader, shape: ModelShape) -> tuple[bool, ...]:
+    """Which layers keep a state, for a config with `full_attention_interval`: all but every so-manieth."""
+    interval = config.integer("full_attention_interval", 4, most=MOST_LAYERS)
+    return limited_layers(
+        config, shape.num_layers, otherwise=lambda layer: (layer + 1) % interval != 0, limited="linear_attention"
+    )
+
+
+def with_states(config: ConfigReader, shape: ModelShape, recurrent: Sequence[bool]) -> ModelShape:
+    """The shape of a model in which some layers keep a state, and no keys and values."""
+    if all(recurrent):
+        raise UnsupportedModel(f"{config.source}: no layer attends, and Ostro counts on keys and values in some.")
+    heads = (Heads(0 if each else shape.num_kv_heads, shape.head_dim) for each in recurrent)
+    return replace(shape, layer_heads=tuple(heads)) if any(recurrent) else shape
+
+
 def rotating_layers(config: ConfigReader, num_layers: int) -> tuple[bool, ...]:
     """Which layers rotate queries and keys, for a config with `no_rope_layers`."""
     # Despite the name, 1 means that the layer rotates.
@@ -150,6 +168,10 @@ class ExpertNames(NamedTuple):
 
 
 EXPERT_NAMES = ExpertNames()
+STACKED_NAMES = ExpertNames(up=("mlp.experts.gate_up_proj",), down="mlp.experts.down_proj")
+"""The same where one tensor holds all experts' gates and ups, and one their downs."""
+STACKED = "experts_stored_stacked"
+"""A flag in a config whose checkpoint is known to hold tensors of `STACKED_NAMES`. Several families have both forms."""
 STORED_APART = "experts_stored_apart"
 """A flag in a config that describes a GGUF file, which stores experts' gates and ups separately, unlike the Hub."""
 
@@ -202,23 +224,30 @@ class HubLayer:
         qk_norm: QKNorm | None = None,
         stored_fused: bool = False,
         order: RowOrder | None = None,
+        gated: bool = False,
     ) -> Attention:
-        """`order` is that of the stored rows of queries and keys."""
+        """`order` is that of the stored rows of queries and keys. If gated, a head's query rows and then its gate's are
+        stored together.
+        """
         shape = self.shape
         queries, keys = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
-        parts = {"q_proj": queries, "k_proj": keys, "v_proj": keys}
+        parts = {"q_proj": 2 * queries if gated else queries, "k_proj": keys, "v_proj": keys}
         if stored_fused:
             parts = {"qkv_proj": queries + 2 * keys}
-        qkv = self._projection("self_attn", shape.hidden_size, parts, bias=qkv_bias)
+        qkv = self.projection("self_attn", shape.hidden_size, parts, bias=qkv_bias)
         if order is not None:
             *rotated, values = qkv.parts
             qkv = replace(qkv, parts=(*(part._replace(order=order) for part in rotated), values))
+        if gated:
+            gates_first = ByHead(shape.num_heads, (shape.head_dim,) * 2, last_first=True)
+            qkv = replace(qkv, parts=(qkv.parts[0]._replace(order=gates_first), *qkv.parts[1:]))
         return Attention(
             spec=spec,
             qkv=qkv,
-            output=self._projection("self_attn", queries, {"o_proj": shape.hidden_size}, bias=output_bias),
+            output=self.projection("self_attn", queries, {"o_proj": shape.hidden_size}, bias=output_bias),
             rope=rope,
             qk_norm=qk_norm,
+            gated=gated,
         )
 
     def head_norms(self) -> QKNorm:
@@ -233,8 +262,8 @@ class HubLayer:
         hidden, inner = self.shape.hidden_size, self.inner_size
         parts = {"gate_up_proj": 2 * inner} if stored_fused else {"gate_proj": inner, "up_proj": inner}
         return MLP(
-            up=self._projection(parent, hidden, parts, bias=bias),
-            down=self._projection(parent, inner, {"down_proj": hidden}, bias=bias),
+            up=self.projection(parent, hidden, parts, bias=bias),
+            down=self.projection(parent, inner, {"down_proj": hidden}, bias=bias),
             activation=act,
             gated=True,
         )
@@ -253,10 +282,10 @@ class HubLayer:
             normalized=normalized,
         )
 
-    def pre_norm(self, attention: Attention, mlp: MLP | Experts) -> Layer:
-        """Attention and MLP each read the normed stream."""
+    def pre_norm(self, mixer: Mixer, mlp: MLP | Experts) -> Layer:
+        """Mixer and MLP each read the normed stream."""
         return Layer(
-            mixer=attention,
+            mixer=mixer,
             mlp=mlp,
             attention_norm=self.norm("input_layernorm"),
             mlp_norm=self.norm("post_attention_layernorm"),
@@ -282,7 +311,8 @@ class HubLayer:
             mlp_post_norm=self.norm("post_feedforward_layernorm"),
         )
 
-    def _projection(self, parent: str, columns: int, parts: Mapping[str, int], *, bias: bool) -> Projection:
+    def projection(self, parent: str, columns: int, parts: Mapping[str, int], *, bias: bool = False) -> Projection:
+        """`parts` are names within the parent, with their rows."""
         named = tuple(Part(self.named(f"{parent}.{name}"), rows) for name, rows in parts.items())
         return Projection(columns, named, bias=bias)
 
@@ -315,7 +345,7 @@ def decoder(
         layers=tuple(layers),
         norm=Norm("model.norm", shape.hidden_size, config.within("rms_norm_eps", EPS), offset=norm_offset),
         head=Head(name=None if tied else "lm_head", scale=logit_scale, softcap=logit_softcap),
-        ropes=tuple(ropes or [rope_settings(config)]),
+        ropes=tuple([rope_settings(config)] if ropes is None else ropes),
     )
     for index, rope in enumerate(described.ropes):
         checked_rope(rope, described.rope_head_dim(index))

@@ -56,12 +56,13 @@ def _rope(config: ConfigReader) -> RopeSettings:
 def _layer(config: ConfigReader, shape: ModelShape, name: str) -> Layer:
     hidden, inner = shape.hidden_size, config.integer("intermediate_size", most=MOST_INNER)
     width, bias = shape.num_heads * shape.head_dim, config.flag("attention_bias", True)
+    order = ByHead(shape.num_heads, (shape.head_dim,) * 3)
     return Layer(
         mixer=Attention(
             spec=AttentionSpec(scale=shape.head_dim**-0.5),
             qkv=Projection(
                 hidden,
-                (Part(f"{name}.attention.query_key_value", 3 * width, ByHead(shape.num_heads)),),
+                (Part(f"{name}.attention.query_key_value", 3 * width, order),),
                 bias=bias,
             ),
             output=Projection(width, (Part(f"{name}.attention.dense", hidden),), bias=bias),

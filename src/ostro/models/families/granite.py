@@ -1,39 +1,50 @@
 """Granite 3: Llama with multipliers on embeddings, attention scores, residuals and logits."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from ostro.models.architecture import MLP, Architecture, AttentionSpec, Experts
+from ostro.models.architecture import MLP, Architecture, Attention, AttentionSpec, Experts, Mixer, ModelShape
 from ostro.models.config import ConfigReader
 from ostro.models.families import gguf_names as gguf
 from ostro.models.families import llama
 from ostro.models.families.common import HubLayer, activation, decoder, decoder_shape, hub_layers
 from ostro.models.family import Family
+from ostro.models.rope_settings import RopeSettings
 
 _MULTIPLIER = (1e-6, 1e6)
 
 
 def describe(config: ConfigReader, max_seq_len: int | None) -> Architecture:
     act, bias = activation(config, "hidden_act", "silu"), config.flag("mlp_bias", False)
-    return scaled(config, max_seq_len, lambda layer: layer.gated_mlp(act, bias=bias))
-
-
-def scaled(config: ConfigReader, max_seq_len: int | None, mlp: Callable[[HubLayer], MLP | Experts]) -> Architecture:
     shape = decoder_shape(config, max_seq_len)
+    return scaled(config, shape, attends(config), lambda layer: layer.gated_mlp(act, bias=bias))
+
+
+def attends(config: ConfigReader, *, rope: int | None = 0) -> Callable[[HubLayer], Attention]:
+    """Builds a layer's attention."""
     spec = AttentionSpec(scale=config.within("attention_multiplier", _MULTIPLIER, 1.0))
-    residual_scale = config.within("residual_multiplier", _MULTIPLIER, 1.0)
     bias = config.flag("attention_bias", False)
+    return lambda layer: layer.attention(spec, rope=rope, qkv_bias=bias, output_bias=bias)
+
+
+def scaled(
+    config: ConfigReader,
+    shape: ModelShape,
+    mixer: Callable[[HubLayer], Mixer],
+    mlp: Callable[[HubLayer], MLP | Experts],
+    *,
+    ropes: Sequence[RopeSettings] | None = None,
+) -> Architecture:
+    residual_scale = config.within("residual_multiplier", _MULTIPLIER, 1.0)
     layers = [
-        replace(
-            layer.pre_norm(layer.attention(spec, qkv_bias=bias, output_bias=bias), mlp(layer)),
-            residual_scale=residual_scale,
-        )
+        replace(layer.pre_norm(mixer(layer), mlp(layer)), residual_scale=residual_scale)
         for layer in hub_layers(config, shape)
     ]
     return decoder(
         config,
         shape,
         layers,
+        ropes=ropes,
         embedding_scale=config.within("embedding_multiplier", _MULTIPLIER, 1.0),
         logit_scale=1.0 / config.within("logits_scaling", _MULTIPLIER, 1.0),
     )

@@ -1,12 +1,13 @@
 """Granite 3 MoE: Granite 3 with a mixture of experts in every layer."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
-from ostro.models.architecture import Architecture
+from ostro.models.architecture import Architecture, Experts, ModelShape
 from ostro.models.config import ConfigReader
 from ostro.models.families import gguf_names as gguf
 from ostro.models.families import granite, llama
-from ostro.models.families.common import STORED_APART, ExpertNames, activation, decoder_shape, mixture
+from ostro.models.families.common import STORED_APART, ExpertNames, HubLayer, activation, decoder_shape, mixture
 from ostro.models.family import Family
 
 _STACKED = ExpertNames(
@@ -15,7 +16,7 @@ _STACKED = ExpertNames(
     down="block_sparse_moe.output_linear",
 )
 # GGUF stores gates and ups separately, unlike the Hub's checkpoints.
-_APART = ExpertNames(
+APART = ExpertNames(
     router=_STACKED.router,
     up=("block_sparse_moe.experts.{}.gate_proj", "block_sparse_moe.experts.{}.up_proj"),
     down="block_sparse_moe.experts.{}.down_proj",
@@ -23,9 +24,15 @@ _APART = ExpertNames(
 
 
 def describe(config: ConfigReader, max_seq_len: int | None) -> Architecture:
-    sizes = mixture(config, decoder_shape(config, max_seq_len))
-    act, names = activation(config, "hidden_act", "silu"), _APART if config.flag(STORED_APART, False) else _STACKED
-    return granite.scaled(config, max_seq_len, lambda layer: layer.experts(sizes, act, normalized=True, names=names))
+    shape = decoder_shape(config, max_seq_len)
+    return granite.scaled(config, shape, granite.attends(config), experts(config, shape))
+
+
+def experts(config: ConfigReader, shape: ModelShape) -> Callable[[HubLayer], Experts]:
+    """Builds a layer's mixture of experts."""
+    sizes, act = mixture(config, shape), activation(config, "hidden_act", "silu")
+    names = APART if config.flag(STORED_APART, False) else _STACKED
+    return lambda layer: layer.experts(sizes, act, normalized=True, names=names)
 
 
 def _gguf_config(facts: gguf.GgufFacts) -> gguf.Config:
@@ -41,7 +48,7 @@ FAMILY = Family(
     gguf=replace(
         llama.GGUF,
         architecture="granitemoe",
-        blocks=gguf.ATTENTION | _APART.by_gguf_name | gguf.PRE_NORMS,
+        blocks=gguf.ATTENTION | APART.by_gguf_name | gguf.PRE_NORMS,
         config=_gguf_config,
     ),
 )

@@ -1,0 +1,164 @@
+"""The standing oracles on real models whose layers keep a state: exact token equality, in fp32, on the CPU."""
+
+from collections.abc import Iterable
+
+import pytest
+import tiny_models
+import torch
+from dense_context import dense_logits
+from every_family import RECURRENT, config_of
+from tiny_models import random_model
+
+from ostro.backends.torch.runner import TorchRunner
+from ostro.engine.core import EngineCore
+from ostro.engine.request import Request
+from ostro.engine.scheduler import Limits, Progress
+from ostro.sampling_params import SamplingParams
+from ostro.torch_models.base import Model
+from ostro.torch_models.recurrent import GatedDelta, Mamba2
+
+GREEDY = SamplingParams(max_tokens=12, temperature=0)
+CONFIGS = {name: config_of(name, {**tiny_models.LLAMA, "head_dim": 8}) for name in RECURRENT}
+FAMILIES = pytest.mark.parametrize("name", CONFIGS)
+ONE_OF_EACH = pytest.mark.parametrize("name", ["qwen3_5", "lfm2", "granitemoehybrid"])
+
+
+def model_of(name: str) -> Model:
+    """One whose states remember: every token counts for all that follow."""
+    model = random_model(CONFIGS[name], max_seq_len=512)
+    for module in model.modules():
+        if isinstance(module, GatedDelta | Mamba2):
+            module.decay.weight.data = torch.linspace(-5, -2, len(module.decay.weight))
+    return model
+
+
+def draw_prompts(*lengths: int) -> list[list[int]]:
+    torch.manual_seed(1)
+    return [torch.randint(0, tiny_models.VOCAB, (length,)).tolist() for length in lengths]
+
+
+def engine(
+    model: Model, *, pages: int = 256, states: int = 64, budget: int = 256, prefix_caching: bool = True
+) -> EngineCore:
+    runner = TorchRunner(model, page_size=4, num_pages=pages, num_states=states)
+    return EngineCore(runner, Limits(max_batch_tokens=budget), prefix_caching=prefix_caching)
+
+
+def run(
+    core: EngineCore, prompts: Iterable[list[int]], params: SamplingParams = GREEDY, first_id: int = 0
+) -> dict[tuple[int, int], list[int]]:
+    """Tokens by (request, choice)."""
+    for id, prompt in enumerate(prompts, first_id):
+        core.add(Request(id=id, prompt_ids=tuple(prompt), params=params, seed=params.seed or 0))
+    tokens: dict[tuple[int, int], list[int]] = {}
+    for step in drain(core):
+        tokens.setdefault((step.request_id, step.choice), []).extend(step.token_ids)
+    return tokens
+
+
+def drain(core: EngineCore) -> Iterable[Progress]:
+    while core.has_work:
+        yield from core.step()
+    core.check_integrity()
+
+
+def dense_greedy(model: Model, prompt: list[int], count: int) -> list[int]:
+    ids = list(prompt)
+    for _ in range(count):
+        ids.append(int(dense_logits(model, ids)[-1].argmax()))
+    return ids[len(prompt) :]
+
+
+@FAMILIES
+def test_states_in_slots_generate_what_a_loop_without_a_cache_does(name: str) -> None:
+    model, prompts = model_of(name), draw_prompts(1, 4, 5, 17, 30)
+    tokens = run(engine(model), prompts)
+    for id, prompt in enumerate(prompts):
+        assert tokens[id, 0] == dense_greedy(model, prompt, 12)
+
+
+@ONE_OF_EACH
+def test_every_token_of_a_prompt_counts(name: str) -> None:
+    """Or the others would not see a state that is lost."""
+    model, [prompt] = model_of(name), draw_prompts(40)
+    other = [(prompt[0] + 1) % tiny_models.VOCAB, *prompt[1:]]
+    assert not torch.equal(dense_logits(model, prompt)[-1], dense_logits(model, other)[-1])
+
+
+@ONE_OF_EACH
+def test_alone_equals_batched(name: str) -> None:
+    model, prompts = model_of(name), draw_prompts(3, 8, 21, 40, 5, 13)
+    together = run(engine(model), prompts)
+    for id, prompt in enumerate(prompts):
+        assert run(engine(model), [prompt], first_id=id) == {(id, 0): together[id, 0]}
+
+
+@ONE_OF_EACH
+@pytest.mark.parametrize("budget", [1, 3, 7, 64])
+def test_whole_equals_chunked(name: str, budget: int) -> None:
+    model, prompts = model_of(name), draw_prompts(2, 21, 65)
+    assert run(engine(model, budget=budget), prompts) == run(engine(model), prompts)
+
+
+@FAMILIES
+def test_cold_equals_prefix_hit(name: str) -> None:
+    model = model_of(name)
+    [shared, *tails] = draw_prompts(30, 3, 9)
+    prompts = [shared + tail for tail in tails] + [shared]
+    core = engine(model)
+    run(core, [shared], first_id=100)
+    warm = run(core, prompts)
+    assert core.scheduler.counters.cache_hits >= 3 * 20
+    assert warm == run(engine(model, prefix_caching=False), prompts)
+
+
+@ONE_OF_EACH
+def test_an_answer_fed_back_as_a_prompt_equals_the_same_text_computed_cold(name: str) -> None:
+    model = model_of(name)
+    core, [text, *questions] = engine(model), draw_prompts(20, 5, 6, 7)
+    for turn, question in enumerate(questions):
+        text = text + question
+        [answer] = run(core, [text], first_id=turn).values()
+        assert run(engine(model, prefix_caching=False), [text], first_id=turn) == {(turn, 0): answer}
+        text = text + answer
+    assert core.scheduler.counters.cache_hits > 0
+
+
+@FAMILIES
+def test_unpreempted_equals_preempted(name: str) -> None:
+    model, prompts = model_of(name), draw_prompts(10, 14, 9, 12)
+    core = engine(model, pages=14)
+    assert run(core, prompts) == run(engine(model), prompts)
+    assert core.scheduler.counters.preemptions > 0
+
+
+@ONE_OF_EACH
+@pytest.mark.parametrize("states", [1, 2, 5])
+def test_few_slots_change_no_token(name: str, states: int) -> None:
+    model, prompts = model_of(name), draw_prompts(10, 14, 9, 12, 30)
+    core = engine(model, states=states)
+    assert run(core, prompts) == run(engine(model), prompts)
+    assert run(core, prompts, first_id=10) == run(engine(model), prompts, first_id=10)
+
+
+@FAMILIES
+def test_forked_choices_equal_requests_of_their_own(name: str) -> None:
+    """With the same seed a choice draws what it would draw if its prompt had been computed for it alone."""
+    model, [prompt] = model_of(name), draw_prompts(11)
+    params = SamplingParams(n=3, max_tokens=12, temperature=1.0, seed=3)
+    forked = run(engine(model), [prompt], params)
+    alone = run(engine(model, budget=5, prefix_caching=False), [prompt], params)
+    assert len({*map(tuple, forked.values())}) == 3
+    assert forked == alone
+
+
+@FAMILIES
+def test_pages_and_states_take_the_memory_that_the_spec_says(name: str) -> None:
+    runner = TorchRunner(model_of(name), page_size=4, num_pages=8, num_states=3)
+    spec, pages = runner.spec, sum(stack.nbytes for stack in runner.cache.stacks)
+    assert runner.states.nbytes == 3 * spec.state_bytes > 0
+    assert pages + runner.states.nbytes == spec.pages_bytes
+
+
+def test_drafts_are_not_taken() -> None:
+    assert TorchRunner(model_of("lfm2"), page_size=4, num_pages=8, num_states=3).spec.max_sampled == 0

@@ -1,0 +1,25 @@
+"""LFM2: short convolutions, and attention with normed heads."""
+
+from family_case import FamilyCase
+
+CASE = FamilyCase(
+    model_type="lfm2",
+    config={"conv_L_cache": 3, "layer_types": None, "full_attn_idxs": [1], "block_auto_adjust_ff_dim": False},
+    variants={
+        "biases": {
+            "num_hidden_layers": 4,
+            "conv_bias": True,
+            "conv_L_cache": 4,
+            "layer_types": ["conv", "conv", "full_attention", "conv"],
+            "tie_word_embeddings": False,
+        },
+        "adjusted-width": {"block_auto_adjust_ff_dim": True, "block_multiple_of": 16, "block_ffn_dim_multiplier": 1.3},
+    },
+    spelling={"rms_norm_eps": "norm_eps", "head_dim": None},
+    torch_only=True,
+    recurrent=True,
+    projections=(
+        *("q_proj", "k_proj", "v_proj", "out_proj", "in_proj"),
+        *("feed_forward.w1", "feed_forward.w3", "feed_forward.w2"),
+    ),
+)
