@@ -319,6 +319,7 @@ def test_other_models_have_none_for_a_reason() -> None:
         "its layers run several times per token",
         "its router scales what experts read",
         "its layers differ in their heads",
+        "its layers keep a recurrent state",
     }
 
 

@@ -357,8 +357,9 @@ def test_bfloat16_weights_give_nearly_the_same_log_probabilities(tp: int) -> Non
 
 
 def test_an_unknown_shape_is_an_error_and_not_compiled() -> None:
+    programs = shared_runner(1).programs
     with compilations() as made, pytest.raises(ModelError, match="No program was compiled for draw 99"):
-        shared_runner(1).programs["draw", 99, DrawKind.PLAIN]
+        programs["draw", 99, DrawKind.PLAIN]
     assert made == []
 
 
