@@ -9,13 +9,18 @@ extern const Kernels kPlainKernels;
 extern const Kernels kNeonKernels;
 #elif defined(OSTRO_X86)
 #if defined(OSTRO_AMX)
-extern const Kernels kAmxKernels;
+extern const TiledMatmuls kAmxMatmuls;
 #endif
 extern const Kernels kAvx512Kernels;
 extern const Kernels kAvx2Kernels;
 #endif
 
 namespace {
+
+#if defined(OSTRO_AMX)
+// Made here, in code for any CPU: what is compiled for one instruction set must not run when the library is loaded.
+const Kernels kAmxKernels = with_tiles(kAvx512Kernels, kAmxMatmuls);
+#endif
 
 const Kernels* const kAll[] = {
 #if defined(OSTRO_ARM)
@@ -31,6 +36,14 @@ const Kernels* const kAll[] = {
 };
 
 }  // namespace
+
+Kernels with_tiles(Kernels others, const TiledMatmuls& tiles) {
+  others.name = tiles.name;
+  others.runs_here = tiles.runs_here;
+  others.quantize = tiles.quantize;
+  others.linear = tiles.linear;
+  return others;
+}
 
 const Kernels* const* kernels_begin() { return kAll; }
 int kernels_count() { return sizeof kAll / sizeof *kAll; }

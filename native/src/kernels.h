@@ -135,6 +135,15 @@ struct Kernels {
   void (*weigh)(const float* x, int count, float top, float temperature, float* out);
 };
 
+// Matmuls of many rows on a unit of their own, for another table of kernels; see tiles.inl.
+struct TiledMatmuls {
+  const char* name;
+  bool (*runs_here)();
+  decltype(Kernels::quantize) quantize;
+  decltype(Kernels::linear) linear;
+};
+Kernels with_tiles(Kernels others, const TiledMatmuls& tiles);
+
 // The kernels in this library, best first; the last runs everywhere.
 const Kernels* const* kernels_begin();
 int kernels_count();

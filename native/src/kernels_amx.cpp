@@ -59,7 +59,7 @@ struct Tiles {
 namespace ostro {
 
 extern const Kernels kAvx512Kernels;
-extern const Kernels kAmxKernels;
+extern const TiledMatmuls kAmxMatmuls;
 
 namespace {
 
@@ -82,6 +82,6 @@ bool runs_here() {
 
 }  // namespace
 
-const Kernels kAmxKernels = amx::with_tiles<kAvx512Kernels>("amx", runs_here);
+constinit const TiledMatmuls kAmxMatmuls = amx::tiled_matmuls<kAvx512Kernels>("amx", runs_here);
 
 }  // namespace ostro

@@ -17,6 +17,6 @@ bool runs_here() { return __builtin_cpu_supports("avx2") && __builtin_cpu_suppor
 }  // namespace
 
 extern const Kernels kAvx2Kernels;
-const Kernels kAvx2Kernels = OSTRO_TABLE("avx2", runs_here);
+constinit const Kernels kAvx2Kernels = OSTRO_TABLE("avx2", runs_here);
 
 }  // namespace ostro

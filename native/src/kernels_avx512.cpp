@@ -14,6 +14,6 @@ bool runs_here() {
 }  // namespace
 
 extern const Kernels kAvx512Kernels;
-const Kernels kAvx512Kernels = OSTRO_TABLE("avx512", runs_here);
+constinit const Kernels kAvx512Kernels = OSTRO_TABLE("avx512", runs_here);
 
 }  // namespace ostro

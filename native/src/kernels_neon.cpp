@@ -21,6 +21,6 @@ bool runs_here() {
 }  // namespace
 
 extern const Kernels kNeonKernels;
-const Kernels kNeonKernels = OSTRO_TABLE("neon", runs_here);
+constinit const Kernels kNeonKernels = OSTRO_TABLE("neon", runs_here);
 
 }  // namespace ostro

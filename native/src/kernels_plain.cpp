@@ -5,6 +5,6 @@
 namespace ostro {
 
 extern const Kernels kPlainKernels;
-const Kernels kPlainKernels = OSTRO_TABLE("plain", [] { return true; });
+constinit const Kernels kPlainKernels = OSTRO_TABLE("plain", [] { return true; });
 
 }  // namespace ostro

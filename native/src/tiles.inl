@@ -144,15 +144,10 @@ void linear_by_tiles(const Matrix& matrix, const void* x, long x_stride, int row
                   out + whole * stride, stride, scratch);
 }
 
-// Another table's kernels, but with the unit where there are rows enough.
+// With the unit where there are rows enough, and otherwise as another table has it.
 template <const Kernels& others>
-Kernels with_tiles(const char* name, bool (*runs_here)()) {
-  Kernels kernels = others;
-  kernels.name = name;
-  kernels.runs_here = runs_here;
-  kernels.quantize = quantize_for_tiles<others>;
-  kernels.linear = linear_by_tiles<others>;
-  return kernels;
+constexpr TiledMatmuls tiled_matmuls(const char* name, bool (*runs_here)()) {
+  return {name, runs_here, quantize_for_tiles<others>, linear_by_tiles<others>};
 }
 
 }  // namespace OSTRO_ISA

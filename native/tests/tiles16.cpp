@@ -70,6 +70,7 @@ struct Tiles {
 
 namespace ostro {
 
-const Kernels kTiles16Kernels = tiles16::with_tiles<kPlain16Kernels>("tiles16", [] { return true; });
+const Kernels kTiles16Kernels =
+    with_tiles(kPlain16Kernels, tiles16::tiled_matmuls<kPlain16Kernels>("tiles16", [] { return true; }));
 
 }  // namespace ostro

@@ -110,6 +110,15 @@ def test_more_threads_than_a_socket_has_are_warned_of(server: Path) -> None:
     assert "run on 2 sockets" in (both.warning or "")
 
 
+def test_containers_with_quotas_do_not_all_keep_to_one_socket(server: Path) -> None:
+    choice = choose_threads(read_cpus(range(64), server), quota=4.0)
+    assert (choice.number, choice.cpus, choice.reason) == (4, None, "4, as the CPU quota is 4")
+
+
+def test_within_a_quota_efficiency_cores_are_left_alone(laptop: Path) -> None:
+    assert choose_threads(read_cpus(range(32), laptop), quota=4.0).cpus == frozenset(range(16))
+
+
 def test_a_socket_may_have_several_nodes(tmp_path: Path) -> None:
     """As servers are set up whose memory channels are divided: a node alone would have a quarter of the cores."""
     nodes = {f"devices/system/node/node{node}/cpulist": f"{4 * node}-{4 * node + 3}" for node in range(8)}

@@ -53,7 +53,8 @@ def threads_here(asked: int | Literal["auto"] | None = "auto") -> ThreadChoice:
 def choose_threads(cpus: Collection[Cpu], *, asked: int | None = None, quota: float | None = None) -> ThreadChoice:
     """By default one thread for each performance core of one socket, within the quota.
 
-    Threads keep to that socket's performance cores if there are as many as threads are asked for.
+    Threads keep to that socket's performance cores if there are as many as threads are asked for. Where the quota
+    decides their number, they keep to those of all sockets.
     """
     socket = _largest_socket(cpus)
     fastest = max(each.capacity for each in socket)
@@ -69,6 +70,9 @@ def choose_threads(cpus: Collection[Cpu], *, asked: int | None = None, quota: fl
                 f"{number} threads are more than one socket's cores: they run on {len(sockets)} sockets, and read "
                 "weights from each other's memory. Lower threads, or run a server on each socket."
             )
+    elif asked is None and number < cores:
+        # Containers with a quota each would all keep to the same socket.
+        chosen = [each for each in cpus if each.capacity >= fastest * _PERFORMANCE]
     return ThreadChoice(
         number,
         cpus=None if len(chosen) == len(cpus) else frozenset(each.number for each in chosen),

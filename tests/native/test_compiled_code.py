@@ -1,4 +1,6 @@
-"""Prefetches in the compiled matmuls: compilers may delete them, and then nothing but time shows it."""
+"""What compilers made of the core, read from the library itself: prefetches, which they may delete so that nothing but
+time shows it, and instructions that not every CPU has.
+"""
 
 import re
 import shutil
@@ -32,14 +34,30 @@ def functions(path: Path) -> Iterator[tuple[str, str]]:
             yield found[1], code
 
 
-def test_every_matmul_of_one_row_prefetches_codes_and_scales() -> None:
-    """GCC deleted all of these, because `fetch` was not always inlined."""
+@pytest.fixture(scope="module")
+def compiled() -> dict[str, str]:
     found = dict(functions(Path(library()._name)))
     if not any(name.startswith("ostro::") for name in found):
         pytest.skip("the library has no names of functions: it has been stripped")
+    return found
+
+
+def test_loading_the_library_runs_no_code_of_one_instruction_set(compiled: dict[str, str]) -> None:
+    """A table that was copied when the library was loaded ended processes on CPUs without AVX-512."""
+    assert [name for name in compiled if name.startswith("_GLOBAL__sub_I_kernels_")] == []
+
+
+def test_code_for_any_cpu_has_no_wide_registers(compiled: dict[str, str]) -> None:
+    for_one_set = re.compile(r"\b(?:avx2|avx512|amx|neon)::")
+    wide = {name for name, code in compiled.items() if re.search(r"%[yz]mm|%xmm(?:1[6-9]|[23]\d)", code)}
+    assert {name for name in wide if not for_one_set.search(name)} == set()
+
+
+def test_every_matmul_of_one_row_prefetches_codes_and_scales(compiled: dict[str, str]) -> None:
+    """GCC deleted all of these, because `fetch` was not always inlined."""
     prefetches = {
         name: len(PREFETCH.findall(code))
-        for name, code in found.items()
+        for name, code in compiled.items()
         if (tile := TILE.search(name)) and tile[3] == "1" and not tile[2] and tile[1] in instruction_sets()
     }
     assert prefetches
