@@ -160,5 +160,13 @@ def test_pages_and_states_take_the_memory_that_the_spec_says(name: str) -> None:
     assert pages + runner.states.nbytes == spec.pages_bytes
 
 
+def test_a_long_step_says_that_it_goes_on() -> None:
+    """Of the layer with matrices, each token; the other attends."""
+    runner = TorchRunner(model_of("qwen3_5"), page_size=4, num_pages=64, num_states=4)
+    run(EngineCore(runner, Limits(max_batch_tokens=256)), draw_prompts(30), SamplingParams(max_tokens=1, temperature=0))
+    layers = sum(state is not None for state in runner.model.states)
+    assert runner.strides == 30 * layers
+
+
 def test_drafts_are_not_taken() -> None:
     assert TorchRunner(model_of("lfm2"), page_size=4, num_pages=8, num_states=3).spec.max_sampled == 0

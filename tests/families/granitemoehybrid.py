@@ -25,6 +25,12 @@ CASE = FamilyCase(
             "mamba_conv_bias": False,
             "mamba_proj_bias": True,
         },
+        # As in Granite 4 Micro: not a hybrid but by name, and for every backend.
+        "attention": {
+            "num_local_experts": 0,
+            "position_embedding_type": "rope",
+            "layer_types": ["full_attention", "full_attention"],
+        },
     },
     spelling={"head_dim": None},
     mixture=True,

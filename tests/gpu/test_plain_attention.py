@@ -63,13 +63,13 @@ def test_a_chunk_shorter_than_the_context_needs_it() -> None:
 
 
 def test_its_memory_is_reserved_for_models_that_need_it() -> None:
-    assert plain_attention_bytes(described(LLAMA4, 12), 2, 64) == 0
+    assert plain_attention_bytes(described(LLAMA4, 12), 2, 64, 8) == 0
     found = described(LLAMA4, 512)
     kept = 2 * found.shape.num_kv_heads * found.shape.head_dim * 2 * 512
-    assert plain_attention_bytes(found, 2, 64) == BLOCK_BYTES + kept
+    assert plain_attention_bytes(found, 2, 64, 8) == BLOCK_BYTES + kept
     # One query's scores alone take more than a block's share.
     long = described({**LLAMA4, "max_position_embeddings": 1 << 24}, 1 << 24)
-    assert plain_attention_bytes(long, 2, 64) > SCORE_BYTES * long.shape.num_heads << 24
+    assert plain_attention_bytes(long, 2, 64, 8) > SCORE_BYTES * long.shape.num_heads << 24
 
 
 SETTINGS: list[tuple[Config, str]] = [

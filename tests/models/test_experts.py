@@ -116,6 +116,9 @@ def test_non_finite_logits_are_passed_on() -> None:
     assert bool(module(2)(x).isnan().all())
 
 
+FULL = ["full_attention"] * 1000
+
+
 @pytest.mark.parametrize("family", MIXTURES)
 @pytest.mark.parametrize(
     ("changes", "field"),
@@ -123,7 +126,7 @@ def test_non_finite_logits_are_passed_on() -> None:
         ({"num_experts": 0, "num_local_experts": None}, "num_experts"),
         ({"num_experts": 10**6, "num_local_experts": None}, "num_experts"),
         ({"num_local_experts": 5000}, "num_local_experts"),
-        ({"num_local_experts": 4096, "num_hidden_layers": 1000}, "num_local_experts"),
+        ({"num_local_experts": 4096, "num_hidden_layers": 1000, "layer_types": FULL}, "num_local_experts"),
         ({"num_experts_per_tok": 0}, "num_experts_per_tok"),
         ({"num_experts_per_tok": 5}, "num_experts_per_tok"),
     ],

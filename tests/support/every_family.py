@@ -51,8 +51,8 @@ def native_configs(sizes: Config) -> Mapping[str, Config]:
     """Configs that the native core runs: each family, and the variants that it does not refuse."""
     return {
         name: config
-        for name, config in configs_of(RUN_BY_ALL, sizes).items()
-        if name in CASES or why_not_native(config) is None
+        for name, config in configs_of(tuple(CASES), sizes).items()
+        if name in RUN_BY_ALL or why_not_native(config) is None
     }
 
 

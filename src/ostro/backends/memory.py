@@ -82,8 +82,9 @@ class Room:
         states = min(slots.most, budget // 2 // slots.nbytes) if slots.nbytes else 0
         return cls((budget - states * slots.nbytes) // page, states)
 
-    def checked(self, budget: int, slots: StateSlots) -> "Room":
-        if slots.nbytes and not self.states:
+    def checked(self, budget: int, slots: StateSlots, *, least: int = 1) -> "Room":
+        """Raises ModelError where there are too few states, or fewer pages than `least` because of them."""
+        if slots.nbytes and (not self.states or self.pages < least):
             raise ModelError(
                 f"A sequence's recurrent state takes {slots.nbytes} bytes, and {max(0, budget)} are left for states, "
                 "keys and values, half of them for states; free some, or raise kv_memory."
@@ -335,5 +336,5 @@ def room_beside(
             f"Two pages take {2 * each} bytes and {max(0, budget)} are left of the GPU's memory for keys and values; "
             "raise gpu_memory_utilization, lower max_batch_tokens, or take a smaller model."
         )
-    room = Room.within(budget, each, slots).checked(budget, slots)
+    room = Room.within(budget, each, slots).checked(budget, slots, least=2)
     return replace(room, pages=min(room.pages - 1, most))

@@ -163,7 +163,10 @@ class _ProfiledRunner:
         self._runner = runner
         self._profiler = profiler
         self.steps = 0
-        self.strides = 0
+
+    @property
+    def strides(self) -> int:
+        return self._runner.strides
 
     @property
     def spec(self) -> RunnerSpec:

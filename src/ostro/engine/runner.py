@@ -105,8 +105,9 @@ class Step:
 
 
 class ModelRunner(Protocol):
-    strides: int
-    """Parts of long steps done so far: shows the watchdog that the runner makes progress within a step."""
+    @property
+    def strides(self) -> int:
+        """Parts of long steps done so far: shows the watchdog that the runner makes progress within a step."""
 
     @property
     def failure(self) -> str | None:

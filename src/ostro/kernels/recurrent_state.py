@@ -45,6 +45,8 @@ class StateCache:
         self, states: Sequence[State | None], slots: int, allocate: Callable[[tuple[int, ...], bool], Tensor]
     ) -> None:
         """`allocate` makes zeros of a shape; the flag asks for float32 instead of the model's number format."""
+        self.advanced = 0
+        """Tokens so far, one after the other, in each layer: that a long step goes on."""
         self._layers = [None if each is None else _layer_state(each, slots, allocate) for each in states]
 
     def layer(self, layer: int) -> LayerState:
@@ -125,6 +127,7 @@ class StepStates:
             read = tuple(own[self._order] for own in read)
         found = []
         for time, (start, count) in enumerate(self._walk.times):
+            self.cache.advanced += 1
             found.append(advance(matrices[:count], *(own[start : start + count] for own in read)))
             for sequence, slot in self._walk.captures.get(time, ()):
                 kept[slot] = matrices[sequence]

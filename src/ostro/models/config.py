@@ -47,6 +47,10 @@ class ConfigReader:
     def get(self, key: str) -> object:
         return self.values.get(key)
 
+    def with_defaults(self, defaults: Mapping[str, object]) -> "ConfigReader":
+        given = {key: value for key, value in self.values.items() if value is not None}
+        return ConfigReader({**defaults, **given}, self.source)
+
     def integer(self, key: str, default: int | None = None, *, most: int = LARGEST) -> int:
         """A size or a count: always positive."""
         value = self._value(key, default)

@@ -136,7 +136,8 @@ def _checkpoint(
     generation_file = directory / "generation_config.json"
     generation_config = read_json_object(generation_file) if generation_file.is_file() else {}
     config = encoder_config(directory, config) if is_encoder(config) else config
-    if any(name.endswith(_STACKED_EXPERTS) for names in files.values() for name in names):
+    stored = (_of_language_model(name) for names in files.values() for name in names)
+    if any(name is not None and name.endswith(_STACKED_EXPERTS) for name in stored):
         config[STACKED] = True
     encoder = describe_encoder(config)
     pooling = decoder_pooling(directory) if encoder is None else encoder_pooling(directory, encoder)
@@ -165,6 +166,9 @@ def _read_config(directory: Path) -> dict[str, object]:
     config = read_json_object(directory / "config.json")
     _check_names(directory / "config.json", config)
     config = text_part(directory / "config.json", config)
+    # LFM2's own name for it, which goes before the other.
+    if (tied := config.get("tie_embedding")) is not None:
+        config["tie_word_embeddings"] = tied
     if config.get("tie_word_embeddings") is None:
         family = family_of(config)
         config["tie_word_embeddings"] = family is not None and family.tied
@@ -192,17 +196,23 @@ _WRAPPED = re.compile(r"^(?:language_model\.model|model\.language_model)\.")
 _BUFFERS = re.compile(r".*\.(rotary_emb\.inv_freq|(attn|attention)\.(masked_)?bias)")
 
 
+def _of_language_model(name: str) -> str | None:
+    """A stored name without its wrappers' prefixes; None if it is of a part that is not read."""
+    # torch.compile adds this prefix to the names of wrapped modules.
+    name = name.replace("_orig_mod.", "")
+    name = _WRAPPED.sub("model.", name).removeprefix("language_model.")
+    return None if _NOT_READ.match(name) else name
+
+
 def renamer(config: dict[str, object]) -> Callable[[str], str | None]:
     """Maps stored names to canonical names, or to None for tensors that are not weights of the language model."""
     family, tied = family_of(config), bool(config["tie_word_embeddings"])
     unread = family.unread(ConfigReader(config)) if family is not None and family.unread is not None else ()
     backbone, head = ("model.", "lm_head.") if family is None else (f"{family.backbone}.", f"{family.head}.")
 
-    def rename(name: str) -> str | None:
-        # torch.compile adds this prefix to the names of wrapped modules.
-        name = name.replace("_orig_mod.", "")
-        name = _WRAPPED.sub("model.", name).removeprefix("language_model.")
-        if _NOT_READ.match(name) or _BUFFERS.fullmatch(name) or (tied and name == f"{head}weight"):
+    def rename(stored: str) -> str | None:
+        name = _of_language_model(stored)
+        if name is None or _BUFFERS.fullmatch(name) or (tied and name == f"{head}weight"):
             return None
         full = name if name.startswith((backbone, head)) else backbone + name
         return None if full.rpartition(".")[0] in unread else full

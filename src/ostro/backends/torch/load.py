@@ -176,7 +176,9 @@ def _fitting(model: Model, config: ResolvedConfig, ranks: int) -> Room:
             limit=config.kv_memory_limit,
             max_tokens=config.max_running_tokens,
             expert_bytes=itemsize * model.described.expert_width,
-            attention_bytes=plain_attention_bytes(model.described, itemsize, config.max_batch_tokens),
+            attention_bytes=plain_attention_bytes(
+                model.described, itemsize, config.max_batch_tokens, config.max_batch_seqs
+            ),
             state_bytes=model.state_bytes,
         )
     return host_room(

@@ -1,13 +1,17 @@
 """Torch's plain attention on a GPU: which models need it, and how much memory it takes. Imports no torch."""
 
+from math import prod
+
 from ostro.config import EngineConfig
 from ostro.errors import BadRequest
 from ostro.kernels.plain_attention_memory import most_block_bytes
-from ostro.models.architecture import Attention, Heads
+from ostro.models.architecture import Attention, Heads, Mamba2
 from ostro.models.description import Causal
 
 # Rows as wide as a recurrent layer's inputs that are alive at a time: convolved, normed, spread over heads, read.
 _FLOAT_ROWS = 6
+# Copies of the rows that a Mamba's heads read, each with its own: in the rows' order, and in the order of time.
+_SPREAD_ROWS = 2
 
 
 def why_plain_attention(described: Causal) -> str | None:
@@ -23,24 +27,37 @@ def why_plain_attention(described: Causal) -> str | None:
     return None
 
 
-def plain_attention_bytes(described: Causal, itemsize: int, max_batch_tokens: int) -> int:
+def recurrent_bytes(described: Causal, max_batch_tokens: int, max_batch_seqs: int) -> int:
+    """The most memory that a recurrent layer takes in a step: its rows, and its matrices of all sequences, which are
+    advanced apart from where they are kept; in float32. 0 without such layers.
+    """
+    found = 0
+    for mixer in (layer.mixer for layer in described.layers if not isinstance(layer.mixer, Attention)):
+        rows, matrices = _FLOAT_ROWS * mixer.inputs.rows, mixer.state.matrices
+        if isinstance(mixer, Mamba2):
+            rows += _SPREAD_ROWS * 2 * mixer.heads * mixer.state_size
+        found = max(found, 4 * (rows * max_batch_tokens + prod(matrices or (0,)) * max_batch_seqs))
+    return found
+
+
+def plain_attention_bytes(described: Causal, itemsize: int, max_batch_tokens: int, max_batch_seqs: int) -> int:
     """The most GPU memory that plain attention takes in a step: a block's scores, and one sequence's keys and values.
-    Or the rows that a recurrent layer computes in float32, if those take more. 0 if kernels run the model.
+    Or what a recurrent layer takes, if that is more. 0 if kernels run the model.
     """
     if why_plain_attention(described) is None:
         return 0
     shape = described.shape
     heads = shape.layer_heads or [Heads(shape.num_kv_heads, shape.head_dim)] * shape.num_layers
-    gathered, recurrent = 0, 0
+    gathered = 0
     for index, mixer in enumerate(layer.mixer for layer in described.layers):
         if not isinstance(mixer, Attention):
-            recurrent = max(recurrent, _FLOAT_ROWS * 4 * mixer.inputs.rows * max_batch_tokens)
             continue
         spec, own = mixer.spec, heads[index if mixer.kv_layer is None else mixer.kv_layer]
         reach = min(filter(None, (spec.window, spec.chunk)), default=shape.max_seq_len)
         keys = min(shape.max_seq_len, reach + max_batch_tokens)
         gathered = max(gathered, 2 * own.kv * own.dim * itemsize * keys)
-    return max(most_block_bytes(shape.num_heads, shape.max_seq_len) + gathered, recurrent)
+    block = most_block_bytes(shape.num_heads, shape.max_seq_len)
+    return max(block + gathered, recurrent_bytes(described, max_batch_tokens, max_batch_seqs))
 
 
 def check_plain_attention(config: EngineConfig, reason: str) -> None:

@@ -18,7 +18,7 @@ from ostro.backends.memory import (
 )
 from ostro.backends.plan import Parts, adapter_values, stored_as
 from ostro.backends.precision import in_words
-from ostro.backends.torch.plain_attention import plain_attention_bytes
+from ostro.backends.torch.plain_attention import plain_attention_bytes, recurrent_bytes
 from ostro.config import ResolvedConfig
 from ostro.devices import Memory
 from ostro.errors import ModelError
@@ -77,6 +77,7 @@ def host_parts(opened: OpenedModel, described: Causal, memory: Memory) -> Parts:
     leftover = ranks * _UNPACKING if unpacked else 0
     logits = 2 * config.max_batch_seqs * shape.vocab_size
     step = ranks * (config.max_batch_tokens * _ROWS_ALIVE * described.widest + logits) * itemsize
+    step += recurrent_bytes(described, config.max_batch_tokens, config.max_batch_seqs)
     free = max(0, memory.free - process - leftover - weights.kept)
     # Each rank's page has its own KV heads.
     shape = replace(shape, num_kv_heads=ranks * shape.num_kv_heads)
@@ -142,7 +143,7 @@ def gpu_parts(
         max_batch_seqs=config.max_batch_seqs,
         expert_bytes=itemsize * described.expert_width,
         widened_bytes=itemsize * kept.largest_packed,
-        attention_bytes=plain_attention_bytes(described, itemsize, config.max_batch_tokens),
+        attention_bytes=plain_attention_bytes(described, itemsize, config.max_batch_tokens, config.max_batch_seqs),
     )
     page, state = page_bytes(shape, config.page_size, kv_itemsize), state_bytes(described, itemsize)
     try:

@@ -37,8 +37,6 @@ _LOGITS_BLOCK_BYTES = 64 << 20
 class TorchRunner:
     """Owns the model and its KV cache, and the other ranks' processes, if any."""
 
-    strides = 0
-
     def __init__(
         self,
         model: Model,
@@ -94,6 +92,10 @@ class TorchRunner:
     @property
     def spec(self) -> RunnerSpec:
         return self._spec
+
+    @property
+    def strides(self) -> int:
+        return self._part.states.advanced
 
     def profiler(self) -> Profiler:
         return TorchProfiler(self.device)

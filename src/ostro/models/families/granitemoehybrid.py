@@ -31,17 +31,18 @@ _DEFAULTS: Mapping[str, object] = {
     "mamba_n_groups": 1,
     "mamba_n_heads": 128,
     "num_experts_per_tok": 2,
-    "num_local_experts": 8,
     "shared_intermediate_size": 1024,
 }
 _LAYER_TYPES = {"mamba": "linear_attention", "attention": "full_attention"}
 """Names in the first configs."""
+_NO_LIMITS = ([0, math.inf], (0, math.inf), [0, {"__float__": "Infinity"}])
+"""As transformers writes them, today last."""
 
 
 def describe(config: ConfigReader, max_seq_len: int | None) -> Architecture:
     types = config.texts("layer_types") or config.texts("layers_block_type")
     named = {"layer_types": [_LAYER_TYPES.get(name, name) for name in types]}
-    config = ConfigReader({**_DEFAULTS, **config.values, **named}, config.source)
+    config = ConfigReader({**config.values, **named}, config.source).with_defaults(_DEFAULTS)
     shape = decoder_shape(config, max_seq_len)
     recurrent = limited_layers(config, shape.num_layers, otherwise=lambda layer: True, limited="linear_attention")
     rotates = config.text("position_embedding_type", "nope") == "rope"
@@ -70,7 +71,7 @@ def _mamba(config: ConfigReader, shape: ModelShape) -> Callable[[HubLayer], Mamb
         raise config.bad("mamba_n_groups", groups, f"a divisor of 'mamba_n_heads' ({heads})")
     if config.text("hidden_act", "silu") != "silu":
         raise UnsupportedModel(f"{config.source}: 'hidden_act' of a model with Mamba-2 layers must be silu.")
-    if (limit := config.get("time_step_limit")) is not None and limit not in ([0, math.inf], (0, math.inf)):
+    if (limit := config.get("time_step_limit")) is not None and limit not in _NO_LIMITS:
         raise UnsupportedModel(f"{config.source}: 'time_step_limit' is {shown(limit)}, which Ostro does not support.")
     size, taps = config.integer("mamba_d_state", most=MOST_HEAD_DIM), config.integer("mamba_d_conv", most=MOST_TAPS)
     bias, conv_bias = config.flag("mamba_proj_bias", False), config.flag("mamba_conv_bias", True)

@@ -24,7 +24,6 @@ from ostro.models.family import Family
 from ostro.models.rope_settings import checked_rope, rope_settings
 
 _DEFAULTS: Mapping[str, object] = {
-    "block_ffn_dim_multiplier": 1.0,
     "block_multiple_of": 256,
     "conv_L_cache": 3,
     "norm_eps": 1e-5,
@@ -33,13 +32,13 @@ _DEFAULTS: Mapping[str, object] = {
 
 
 def describe(config: ConfigReader, max_seq_len: int | None) -> Architecture:
-    config = ConfigReader({**_DEFAULTS, **config.values}, config.source)
+    # Here, a null says that there is none.
+    multiplier = {"block_ffn_dim_multiplier": config.values.get("block_ffn_dim_multiplier", 1.0)}
+    config = ConfigReader({**config.with_defaults(_DEFAULTS).values, **multiplier}, config.source)
     shape, rope = decoder_shape(config, max_seq_len), rope_settings(config)
     attends = config.indices("full_attn_idxs") if config.get("full_attn_idxs") is not None else range(shape.num_layers)
     recurrent = limited_layers(config, shape.num_layers, otherwise=lambda layer: layer not in attends, limited="conv")
     shape, inner, eps = with_states(config, shape, recurrent), _inner_size(config), config.within("norm_eps", EPS)
-    # Some configs have a name of their own for it.
-    tied = config.flag("tie_embedding", config.flag("tie_word_embeddings"))
     return Architecture(
         shape=shape,
         embedding=Embedding(name="model.embed_tokens"),
@@ -53,7 +52,7 @@ def describe(config: ConfigReader, max_seq_len: int | None) -> Architecture:
             for name, conv in ((f"model.layers.{index}", each) for index, each in enumerate(recurrent))
         ),
         norm=Norm("model.embedding_norm", shape.hidden_size, eps),
-        head=Head(name=None if tied else "lm_head"),
+        head=Head(name=None if config.flag("tie_word_embeddings") else "lm_head"),
         ropes=(checked_rope(rope, shape.head_dim),),
     )
 
@@ -63,8 +62,11 @@ def _inner_size(config: ConfigReader) -> int:
     inner = config.integer(named, most=MOST_INNER)
     if not config.flag("block_auto_adjust_ff_dim", True):
         return inner
+    inner = int(2 * inner / 3)
+    if config.get("block_ffn_dim_multiplier") is None:
+        return inner
     multiple = config.integer("block_multiple_of", most=MOST_INNER)
-    inner = int(config.within("block_ffn_dim_multiplier", FACTOR) * int(2 * inner / 3))
+    inner = int(config.within("block_ffn_dim_multiplier", FACTOR) * inner)
     return multiple * -(-max(inner, 1) // multiple)
 
 

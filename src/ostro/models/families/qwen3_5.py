@@ -8,7 +8,7 @@ from ostro.models.family import Family
 
 
 def describe(config: ConfigReader, max_seq_len: int | None) -> Architecture:
-    config = ConfigReader({**DEFAULTS, **config.values}, config.source)
+    config = config.with_defaults(DEFAULTS)
     act = activation(config, "hidden_act", "silu")
     return hybrid(config, max_seq_len, delta, lambda shape: lambda layer: layer.gated_mlp(act))
 

@@ -12,7 +12,7 @@ from ostro.models.family import Family
 
 
 def describe(config: ConfigReader, max_seq_len: int | None) -> Architecture:
-    config = ConfigReader({**MIXTURE_DEFAULTS, **config.values}, config.source)
+    config = config.with_defaults(MIXTURE_DEFAULTS)
     return hybrid(config, max_seq_len, delta, lambda shape: beside_shared(config, shape, _experts(config, shape)))
 
 

@@ -115,7 +115,7 @@ Build = Callable[[HubLayer], MLP | Experts]
 
 
 def describe(config: ConfigReader, max_seq_len: int | None) -> Architecture:
-    config = ConfigReader({**MIXTURE_DEFAULTS, **config.values}, config.source)
+    config = config.with_defaults(MIXTURE_DEFAULTS)
     return hybrid(
         config,
         max_seq_len,
