@@ -5,34 +5,34 @@
 namespace ostro {
 
 extern const Kernels kPlainKernels;
-#if defined(OSTRO_ARM)
 extern const Kernels kNeonKernels;
-#elif defined(OSTRO_X86)
-#if defined(OSTRO_AMX)
-extern const TiledMatmuls kAmxMatmuls;
-#endif
-extern const Kernels kAvx512Kernels;
 extern const Kernels kAvx2Kernels;
-#endif
+extern const Kernels kAvx512Kernels;
+extern const TiledMatmuls kAmxMatmuls;
 
 namespace {
 
-#if defined(OSTRO_AMX)
+#if defined(OSTRO_HAS_AMX)
 // Made here, in code for any CPU: what is compiled for one instruction set must not run when the library is loaded.
 const Kernels kAmxKernels = with_tiles(kAvx512Kernels, kAmxMatmuls);
 #endif
 
 const Kernels* const kAll[] = {
-#if defined(OSTRO_ARM)
-    &kNeonKernels,
-#elif defined(OSTRO_X86)
-#if defined(OSTRO_AMX)
+#if defined(OSTRO_HAS_AMX)
     &kAmxKernels,
 #endif
+#if defined(OSTRO_HAS_AVX512)
     &kAvx512Kernels,
+#endif
+#if defined(OSTRO_HAS_AVX2)
     &kAvx2Kernels,
 #endif
+#if defined(OSTRO_HAS_NEON)
+    &kNeonKernels,
+#endif
+#if defined(OSTRO_HAS_PLAIN)
     &kPlainKernels,
+#endif
 };
 
 }  // namespace

@@ -82,20 +82,34 @@ def test_the_core_is_built_again_for_other_sources_and_once_there_is_a_compiler(
     library.mkdir()
     monkeypatch.setattr(install, "LIBRARY", library)
     project, record = install.Project(), install.Record(tmp_path)
-    assert not record.has_native(project, None)
-    record.note_native(project, None)
-    assert record.has_native(project, None)
-    assert not record.has_native(project, "/usr/bin/c++")
-    record.note_native(project, "/usr/bin/c++")
-    assert record.has_native(project, "/usr/bin/c++"), "a compiler that failed is not tried at every start"
-    assert not record.has_native(project, "/usr/bin/clang++")
+    assert not record.has_native(project, None, "here")
+    record.note_native(project, None, "here")
+    assert record.has_native(project, None, "here")
+    assert not record.has_native(project, "/usr/bin/c++", "here")
+    record.note_native(project, "/usr/bin/c++", "here")
+    assert record.has_native(project, "/usr/bin/c++", "here"), "a compiler that failed is not tried at every start"
+    assert not record.has_native(project, "/usr/bin/clang++", "here")
     (library / "libostro_native.so").touch()
-    record.note_native(project, "/usr/bin/c++")
+    record.note_native(project, "/usr/bin/c++", "here")
     # A service that starts with another PATH does not compile.
-    assert record.has_native(project, None)
-    assert record.has_native(project, "/usr/bin/clang++")
+    assert record.has_native(project, None, "here")
+    assert record.has_native(project, "/usr/bin/clang++", "here")
     project.native = project.native[1:]
-    assert not record.has_native(project, "/usr/bin/c++")
+    assert not record.has_native(project, "/usr/bin/c++", "here")
+
+
+def test_the_core_is_built_again_on_another_cpu_and_for_tests_but_not_after_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(install, "LIBRARY", tmp_path)
+    (tmp_path / "libostro_native.so").touch()
+    project, record, compiler = install.Project(), install.Record(tmp_path), "/usr/bin/c++"
+    record.note_native(project, compiler, "here")
+    due = {cpus: not record.has_native(project, compiler, cpus) for cpus in ("here", "there", install.ALL_CPUS)}
+    assert due == {"here": False, "there": True, install.ALL_CPUS: True}
+    record.note_native(project, compiler, install.ALL_CPUS)
+    assert all(record.has_native(project, compiler, cpus) for cpus in due)
+    assert install.cpu_here() == install.cpu_here() != install.ALL_CPUS
 
 
 def test_an_unknown_extra_is_refused_before_anything_is_made(tmp_path: Path) -> None:
@@ -258,7 +272,7 @@ def test_what_the_tests_add_is_said_before_it_is_fetched(sources: Sources, capsy
     (site / "pip-99.0.dist-info").mkdir()
     project, record = install.Project(), install.Record(venv)
     record.note_packages(project, [])
-    record.note_native(project, install.find_compiler())
+    record.note_native(project, install.find_compiler(), install.ALL_CPUS)
     # There is nothing else to be had here.
     with pytest.raises(install.Failed, match="pip failed"):
         install.install(venv, ["dev"], None)

@@ -86,4 +86,4 @@ def mark_as_installed(venv: Path, *extras: str) -> None:
     script = install_script()
     project, record = script.Project(), script.Record(venv)
     record.note_packages(project, extras)
-    record.note_native(project, script.find_compiler())
+    record.note_native(project, script.find_compiler(), script.ALL_CPUS)

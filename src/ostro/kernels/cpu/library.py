@@ -265,7 +265,9 @@ def _open(path: Path) -> CDLL | str:
         return f"The native core cannot be loaded ({error}). {again}"
     if version != _VERSION:
         return f"The native core has version {version}, but this Ostro needs {_VERSION}. {again}"
-    return _declared(found)
+    if _declared(found).ostro_isa(0) is None:
+        return f"The native core has no code for this CPU: it was compiled on another. {again}"
+    return found
 
 
 def _declared(lib: CDLL) -> CDLL:
