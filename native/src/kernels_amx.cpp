@@ -8,6 +8,9 @@
 
 #include <cpuid.h>
 
+#include <cstdlib>
+#include <cstring>
+
 namespace OSTRO_ISA {
 
 // GCC's intrinsics are macros that paste a tile's number as text, so that it cannot be a template's argument. Tiles 0 and
@@ -75,7 +78,14 @@ bool ask_for_tiles() {
   return syscall(SYS_arch_prctl, kRequest, kTileData) == 0;
 }
 
+// The permission is the whole process's: it is not asked for where the user wants other kernels.
+bool is_wanted() {
+  const char* most = std::getenv("OSTRO_NATIVE_ISA");
+  return !most || !*most || !std::strcmp(most, "amx");
+}
+
 bool runs_here() {
+  if (!is_wanted()) return false;
   static const bool runs = kAvx512Kernels.runs_here() && has_tiles() && ask_for_tiles();
   return runs;
 }

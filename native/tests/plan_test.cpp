@@ -10,12 +10,13 @@
 #include "check.h"
 #include "pack.h"
 #include "plan.h"
+#include "twins.h"
 
 using namespace ostro;
 
 namespace {
 
-constexpr int kHidden = 64, kHeads = 4, kKvHeads = 2, kDim = 16, kLayers = 2, kVocab = 64, kPages = 8, kRows = 24;
+constexpr int kHidden = 64, kHeads = 4, kKvHeads = 2, kDim = 16, kLayers = 2, kVocab = 64, kPages = 8, kRows = 48;
 constexpr int kQkv = (kHeads + 2 * kKvHeads) * kDim;
 
 // Numbers that look random and are the same everywhere.
@@ -160,13 +161,17 @@ std::vector<int> generate(const Kernels& kernels, const Model& model, int thread
 
 int main() {
   int failures = 0, runs = 0;
-  for (int at = 0; at < kernels_count(); ++at) {
-    const Kernels& kernels = *kernels_begin()[at];
+  std::vector<const Kernels*> tables(kernels_begin(), kernels_begin() + kernels_count());
+  // Without AMX, its twin shows how threads share its tiles of rows.
+  tables.push_back(&kTiles16Kernels);
+  for (const Kernels* table : tables) {
+    const Kernels& kernels = *table;
     if (!kernels.runs_here()) continue;
     for (int bits : {0, 8, 4}) {
       const Model model(kernels.panel, bits);
       for (Cells cells : {Cells::kFloat, Cells::kHalf, Cells::kInt8}) {
         const std::vector<int> alone = generate(kernels, model, 1, cells);
+        if (table == &kTiles16Kernels) ++runs, failures += generate(kPlain16Kernels, model, 1, cells) != alone;
         std::vector<std::vector<int>> beside(3);
         std::vector<std::thread> callers;
         for (size_t i = 0; i < beside.size(); ++i)
