@@ -12,25 +12,25 @@ extern const TiledMatmuls kAmxMatmuls;
 
 namespace {
 
-#if defined(OSTRO_HAS_AMX)
+#if defined(OSTRO_WITH_AMX)
 // Made here, in code for any CPU: what is compiled for one instruction set must not run when the library is loaded.
 const Kernels kAmxKernels = with_tiles(kAvx512Kernels, kAmxMatmuls);
 #endif
 
 const Kernels* const kAll[] = {
-#if defined(OSTRO_HAS_AMX)
+#if defined(OSTRO_WITH_AMX)
     &kAmxKernels,
 #endif
-#if defined(OSTRO_HAS_AVX512)
+#if defined(OSTRO_WITH_AVX512)
     &kAvx512Kernels,
 #endif
-#if defined(OSTRO_HAS_AVX2)
+#if defined(OSTRO_WITH_AVX2)
     &kAvx2Kernels,
 #endif
-#if defined(OSTRO_HAS_NEON)
+#if defined(OSTRO_WITH_NEON)
     &kNeonKernels,
 #endif
-#if defined(OSTRO_HAS_PLAIN)
+#if defined(OSTRO_WITH_PLAIN)
     &kPlainKernels,
 #endif
 };

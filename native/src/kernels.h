@@ -144,7 +144,7 @@ struct TiledMatmuls {
 };
 Kernels with_tiles(Kernels others, const TiledMatmuls& tiles);
 
-// The kernels in this library, best first; the last runs everywhere.
+// The kernels in this library, best first. Unless it was compiled for one CPU, the last one runs everywhere.
 const Kernels* const* kernels_begin();
 int kernels_count();
 // By name, or the best supported here; null if there is none of that name or it is not supported here.

@@ -1,23 +1,20 @@
 """The standing oracles on real models whose layers keep a state: exact token equality, in fp32, on the CPU."""
 
-from collections.abc import Iterable
-
 import pytest
 import tiny_models
 import torch
 from dense_context import dense_logits
 from every_family import RECURRENT, config_of
+from test_torch_runner import dense_greedy, draw_prompts, run
 from tiny_models import random_model
 
 from ostro.backends.torch.runner import TorchRunner
 from ostro.engine.core import EngineCore
-from ostro.engine.request import Request
-from ostro.engine.scheduler import Limits, Progress
+from ostro.engine.scheduler import Limits
 from ostro.sampling_params import SamplingParams
 from ostro.torch_models.base import Model
 from ostro.torch_models.recurrent import GatedDelta, Mamba2
 
-GREEDY = SamplingParams(max_tokens=12, temperature=0)
 CONFIGS = {name: config_of(name, {**tiny_models.LLAMA, "head_dim": 8}) for name in RECURRENT}
 FAMILIES = pytest.mark.parametrize("name", CONFIGS)
 ONE_OF_EACH = pytest.mark.parametrize("name", ["qwen3_5", "lfm2", "granitemoehybrid"])
@@ -32,41 +29,11 @@ def model_of(name: str) -> Model:
     return model
 
 
-def draw_prompts(*lengths: int) -> list[list[int]]:
-    torch.manual_seed(1)
-    return [torch.randint(0, tiny_models.VOCAB, (length,)).tolist() for length in lengths]
-
-
 def engine(
     model: Model, *, pages: int = 256, states: int = 64, budget: int = 256, prefix_caching: bool = True
 ) -> EngineCore:
     runner = TorchRunner(model, page_size=4, num_pages=pages, num_states=states)
     return EngineCore(runner, Limits(max_batch_tokens=budget), prefix_caching=prefix_caching)
-
-
-def run(
-    core: EngineCore, prompts: Iterable[list[int]], params: SamplingParams = GREEDY, first_id: int = 0
-) -> dict[tuple[int, int], list[int]]:
-    """Tokens by (request, choice)."""
-    for id, prompt in enumerate(prompts, first_id):
-        core.add(Request(id=id, prompt_ids=tuple(prompt), params=params, seed=params.seed or 0))
-    tokens: dict[tuple[int, int], list[int]] = {}
-    for step in drain(core):
-        tokens.setdefault((step.request_id, step.choice), []).extend(step.token_ids)
-    return tokens
-
-
-def drain(core: EngineCore) -> Iterable[Progress]:
-    while core.has_work:
-        yield from core.step()
-    core.check_integrity()
-
-
-def dense_greedy(model: Model, prompt: list[int], count: int) -> list[int]:
-    ids = list(prompt)
-    for _ in range(count):
-        ids.append(int(dense_logits(model, ids)[-1].argmax()))
-    return ids[len(prompt) :]
 
 
 @FAMILIES
@@ -161,7 +128,7 @@ def test_pages_and_states_take_the_memory_that_the_spec_says(name: str) -> None:
 
 
 def test_a_long_step_says_that_it_goes_on() -> None:
-    """Of the layer with matrices, each token; the other attends."""
+    """It counts each token in each layer that keeps matrices."""
     runner = TorchRunner(model_of("qwen3_5"), page_size=4, num_pages=64, num_states=4)
     run(EngineCore(runner, Limits(max_batch_tokens=256)), draw_prompts(30), SamplingParams(max_tokens=1, temperature=0))
     layers = sum(state is not None for state in runner.model.states)

@@ -1,16 +1,6 @@
 """Qwen 3.5 and 3.6: Qwen3-Next's layers with dense MLPs."""
 
-from family_case import Config, FamilyCase
-
-DELTA: Config = {
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 6,
-    "linear_key_head_dim": 12,
-    "linear_value_head_dim": 20,
-    "linear_conv_kernel_dim": 4,
-    "full_attention_interval": 2,
-    "partial_rotary_factor": 0.5,
-}
+from family_case import DELTA, FamilyCase
 
 CASE = FamilyCase(
     model_type="qwen3_5_text",

@@ -1,18 +1,10 @@
 """Qwen 3.5 MoE and 3.6 MoE: Qwen 3.5 with experts in each layer."""
 
-from family_case import EXPERT_SIZES, FamilyCase
+from family_case import DELTA, EXPERT_SIZES, FamilyCase
 
 CASE = FamilyCase(
     model_type="qwen3_5_moe_text",
-    config={
-        **EXPERT_SIZES,
-        "linear_num_key_heads": 2,
-        "linear_num_value_heads": 6,
-        "linear_key_head_dim": 12,
-        "linear_value_head_dim": 20,
-        "full_attention_interval": 2,
-        "partial_rotary_factor": 0.5,
-    },
+    config={**DELTA, **EXPERT_SIZES},
     mixture=True,
     torch_only=True,
     recurrent=True,

@@ -39,6 +39,16 @@ GRANITE_SCALES: Config = {
     "residual_multiplier": 0.4,
     "logits_scaling": 2.0,
 }
+DELTA: Config = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+    "linear_key_head_dim": 12,
+    "linear_value_head_dim": 20,
+    "linear_conv_kernel_dim": 4,
+    "full_attention_interval": 2,
+    "partial_rotary_factor": 0.5,
+}
+"""Delta nets in every other layer."""
 BIASES: Config = {"attention_bias": True, "mlp_bias": True}
 LLAMA3: Config = {
     "rope_type": "llama3",

@@ -92,34 +92,6 @@ class Room:
         return self
 
 
-def num_pages(
-    shape: Shape,
-    *,
-    page_size: int,
-    itemsize: int,
-    kv_memory: int | None,
-    max_batch_seqs: int,
-    limit: int | None = None,
-    free: int | None = None,
-    slot_bytes: int = 0,
-    max_tokens: int | None = None,
-    coarse: bool = False,
-) -> int:
-    """The pages of `host_room`, for a model without states."""
-    return host_room(
-        shape,
-        page_size=page_size,
-        itemsize=itemsize,
-        kv_memory=kv_memory,
-        max_batch_seqs=max_batch_seqs,
-        limit=limit,
-        free=free,
-        slot_bytes=slot_bytes,
-        max_tokens=max_tokens,
-        coarse=coarse,
-    ).pages
-
-
 def host_room(
     shape: Shape,
     *,
@@ -234,8 +206,8 @@ def device_pages(
     limit: int | None = None,
     max_tokens: int | None = None,
 ) -> int:
-    """Pages for JAX on each device that has memory of its own, if one step needs `step` bytes; see `pages_beside`."""
-    pages = pages_beside(
+    """Pages for JAX on each device that has memory of its own, if one step needs `step` bytes; see `room_beside`."""
+    pages = room_beside(
         page_bytes(shape, page_size, itemsize),
         free=free,
         total=total,
@@ -244,7 +216,7 @@ def device_pages(
         utilization=utilization,
         limit=limit,
         most=pages_within(max_tokens, page_size),
-    )
+    ).pages
     return pages if kv_memory is not None else rounded(pages)
 
 
@@ -279,30 +251,6 @@ def gpu_step_bytes(
     widest = max(shape.hidden_size * 16, shape.num_heads * shape.head_dim * 8)
     activations = max_batch_tokens * (widest * itemsize + expert_bytes)
     return activations + widened_bytes + attention_bytes + max_batch_seqs * shape.vocab_size * 8 + (1 << 30)
-
-
-def pages_beside(
-    each: int,
-    *,
-    free: int,
-    total: int,
-    step: int,
-    kv_memory: int | None,
-    utilization: float,
-    limit: int | None = None,
-    most: int = sys.maxsize,
-) -> int:
-    """The pages of `room_beside`, for a model without states."""
-    return room_beside(
-        each,
-        free=free,
-        total=total,
-        step=step,
-        kv_memory=kv_memory,
-        utilization=utilization,
-        limit=limit,
-        most=most,
-    ).pages
 
 
 def room_beside(

@@ -140,7 +140,7 @@ class StepStates:
         kept = taps - 1
 
         def place(number: int, position: int) -> int:
-            """Of an input of a sequence; those below zero came before this step."""
+            """Where an input of a sequence is; positions below zero came before this step."""
             own = self.rows[number]
             return number * kept + kept + position if position < 0 else len(self.rows) * kept + own.offset + position
 

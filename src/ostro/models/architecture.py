@@ -14,7 +14,7 @@ reads it: the torch modules, the native core's lowering, the GPU's fused kernels
 input. Tensors have their full names in Hugging Face checkpoints.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from math import prod
 from typing import ClassVar, Literal, NamedTuple
@@ -219,6 +219,11 @@ class State(NamedTuple):
         """`itemsize` is that of the model's number format."""
         matrices = 0 if self.matrices is None else 4 * prod(self.matrices)
         return prod(self.inputs) * itemsize + matrices
+
+
+def state_bytes(states: Iterable[State | None], itemsize: int) -> int:
+    """What one sequence keeps in all layers together."""
+    return sum(state.nbytes(itemsize) for state in states if state is not None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,6 +48,7 @@ class ConfigReader:
         return self.values.get(key)
 
     def with_defaults(self, defaults: Mapping[str, object]) -> "ConfigReader":
+        """The same, with these values for the keys that are absent."""
         given = {key: value for key, value in self.values.items() if value is not None}
         return ConfigReader({**defaults, **given}, self.source)
 

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from torch import Tensor, nn
 
-from ostro.models.architecture import AttentionSpec, ModelShape, State
+from ostro.models.architecture import AttentionSpec, ModelShape, State, state_bytes
 
 
 class Module(nn.Module):
@@ -85,8 +85,7 @@ class Model(Module, ABC):
     @property
     def state_bytes(self) -> int:
         """The size of all that."""
-        itemsize = next(self.parameters()).itemsize
-        return sum(state.nbytes(itemsize) for state in self.states if state is not None)
+        return state_bytes(self.states, next(self.parameters()).itemsize)
 
     @property
     def captures(self) -> bool:

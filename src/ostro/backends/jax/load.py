@@ -23,7 +23,7 @@ from ostro.backends.jax.placed import PlacedModel
 from ostro.backends.jax.programs import Programs
 from ostro.backends.jax.runner import JaxRunner
 from ostro.backends.jax.shapes import Sizes
-from ostro.backends.memory import device_pages, num_pages, rank_shape
+from ostro.backends.memory import device_pages, host_room, rank_shape
 from ostro.config import ResolvedConfig
 from ostro.devices import DEVICE_KINDS
 from ostro.errors import BadRequest, ModelError
@@ -160,7 +160,7 @@ def _prepare(config: ResolvedConfig) -> None:
 
 def _cpu_pages(placed: PlacedModel, config: ResolvedConfig) -> int:
     """Pages on a CPU, where all ranks share the machine's memory."""
-    return num_pages(
+    return host_room(
         rank_shape(placed.described.shape, placed.cut.kv_heads * placed.cut.ranks),
         page_size=config.page_size,
         itemsize=np.dtype(placed.dtype).itemsize,
@@ -169,7 +169,7 @@ def _cpu_pages(placed: PlacedModel, config: ResolvedConfig) -> int:
         limit=config.kv_memory_limit,
         max_tokens=config.max_running_tokens,
         coarse=True,
-    )
+    ).pages
 
 
 def _device_pages(placed: PlacedModel, sizes: Sizes, config: ResolvedConfig) -> int:

@@ -14,7 +14,7 @@ from ostro.backends.jax.layout import (
     matrix_values,
 )
 from ostro.backends.jax.shapes import PAGES_PER_TURN, Sizes, StepShape
-from ostro.backends.memory import JAX_SPARE, device_pages, num_pages, page_bytes, rank_shape
+from ostro.backends.memory import JAX_SPARE, device_pages, host_room, page_bytes, rank_shape
 from ostro.backends.plan import Parts, adapter_ranks, stored_as
 from ostro.backends.precision import in_words
 from ostro.config import ResolvedConfig
@@ -97,7 +97,7 @@ def _step_bytes(described: Architecture, own: Cut, page_size: int, step: StepSha
 def _cpu_pages(
     shape: ModelShape, config: ResolvedConfig, memory: Memory, weights: int, step: int, itemsize: int
 ) -> int:
-    return num_pages(
+    return host_room(
         shape,
         page_size=config.page_size,
         itemsize=itemsize,
@@ -108,7 +108,7 @@ def _cpu_pages(
         free=max(0, memory.free - _PROCESS - weights) if config.kv_memory is None else sys.maxsize,
         max_tokens=config.max_running_tokens,
         coarse=True,
-    )
+    ).pages
 
 
 def _device_pages(

@@ -6,7 +6,7 @@ from functools import partial
 from typing import NamedTuple
 
 from ostro.backends.backend import OpenedModel
-from ostro.backends.memory import num_pages, page_bytes
+from ostro.backends.memory import host_room, page_bytes
 from ostro.backends.native.lowering import lowered
 from ostro.backends.native.sinks import Sizes, kind_of
 from ostro.backends.native.support import NotNative, check_native
@@ -89,7 +89,7 @@ def decoder_parts(opened: OpenedModel, architecture: Architecture, memory: Memor
     kept = layout.nbytes + (len(layout.matrices) + shape.num_layers) * _ENTRY_BYTES
     kept += 4 * adapter_values(config, stored.tensors)
     try:
-        pages = num_pages(
+        pages = host_room(
             shape,
             page_size=PAGE,
             itemsize=cells.bytes,
@@ -100,7 +100,7 @@ def decoder_parts(opened: OpenedModel, architecture: Architecture, memory: Memor
             free=max(0, memory.free - _PROCESS - kept) if config.kv_memory is None else sys.maxsize,
             slot_bytes=cells.slot_bytes,
             max_tokens=config.max_running_tokens,
-        )
+        ).pages
     except ModelError:
         pages = 0
     page = page_bytes(shape, PAGE, cells.bytes, cells.slot_bytes)

@@ -16,7 +16,7 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from ostro.backends.memory import num_pages, page_bytes
+from ostro.backends.memory import host_room, page_bytes
 from ostro.backends.native.lora import NativeAdapters
 from ostro.backends.native.profiler import NativeProfiler
 from ostro.backends.outcome import outcome
@@ -154,7 +154,7 @@ class NativeRunner:
     ) -> Self:
         """A runner with as many pages as memory holds."""
         cells = CELLS[config.kv_dtype]
-        pages = num_pages(
+        pages = host_room(
             NativeShape(ProgramSpec.from_json(packed.program)),
             page_size=PAGE,
             itemsize=cells.bytes,
@@ -165,7 +165,7 @@ class NativeRunner:
             free=max(0, free_memory() - (0 if packed.is_copied else packed.nbytes)),
             slot_bytes=cells.slot_bytes,
             max_tokens=config.max_running_tokens,
-        )
+        ).pages
         return cls(
             packed,
             isa=isa,

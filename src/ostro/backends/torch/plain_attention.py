@@ -1,4 +1,6 @@
-"""Torch's plain attention on a GPU: which models need it, and how much memory it takes. Imports no torch."""
+"""Layers that only torch's own modules compute: which models need them on a GPU, and how much memory plain attention
+and recurrent layers take in a step. Imports no torch.
+"""
 
 from math import prod
 

@@ -22,7 +22,7 @@ from ostro.backends.torch.plain_attention import plain_attention_bytes, recurren
 from ostro.config import ResolvedConfig
 from ostro.devices import Memory
 from ostro.errors import ModelError
-from ostro.models.architecture import ModelShape
+from ostro.models.architecture import ModelShape, state_bytes
 from ostro.models.cut import Cut, cut, divisible, rank_shapes
 from ostro.models.description import Causal
 from ostro.models.encoder import Encoder
@@ -83,7 +83,7 @@ def host_parts(opened: OpenedModel, described: Causal, memory: Memory) -> Parts:
     shape = replace(shape, num_kv_heads=ranks * shape.num_kv_heads)
     # On a CPU, matrices get a second layout if there is memory for it.
     second = weights.kept_plain if opened.kind.name == "cpu" and second_layout_fits(weights.kept_plain, free) else 0
-    state = state_bytes(described, itemsize)
+    state = state_bytes(described.states, itemsize)
     try:
         room = host_room(
             shape,
@@ -145,7 +145,7 @@ def gpu_parts(
         widened_bytes=itemsize * kept.largest_packed,
         attention_bytes=plain_attention_bytes(described, itemsize, config.max_batch_tokens, config.max_batch_seqs),
     )
-    page, state = page_bytes(shape, config.page_size, kv_itemsize), state_bytes(described, itemsize)
+    page, state = page_bytes(shape, config.page_size, kv_itemsize), state_bytes(described.states, itemsize)
     try:
         room = room_beside(
             page,
@@ -179,11 +179,6 @@ def gpu_parts(
         host=gpu_host_bytes(config),
         stored_as=_stored_as(stored, kept),
     )
-
-
-def state_bytes(described: Causal, itemsize: int) -> int:
-    """The size of a sequence's recurrent state in all layers."""
-    return sum(state.nbytes(itemsize) for state in described.states if state is not None)
 
 
 def gpu_host_bytes(config: ResolvedConfig) -> int:

@@ -125,7 +125,9 @@ def limited_layers(
 
 
 def recurrent_layers(config: ConfigReader, shape: ModelShape) -> tuple[bool, ...]:
-    """Which layers keep a state, for a config with `full_attention_interval`: all but every so-manieth."""
+    """Which layers keep a state, for a config with `full_attention_interval`: those between one that attends and
+    the next.
+    """
     interval = config.integer("full_attention_interval", 4, most=MOST_LAYERS)
     return limited_layers(
         config, shape.num_layers, otherwise=lambda layer: (layer + 1) % interval != 0, limited="linear_attention"

@@ -16,7 +16,7 @@ _STACKED = ExpertNames(
     down="block_sparse_moe.output_linear",
 )
 # GGUF stores gates and ups separately, unlike the Hub's checkpoints.
-APART = ExpertNames(
+_APART = ExpertNames(
     router=_STACKED.router,
     up=("block_sparse_moe.experts.{}.gate_proj", "block_sparse_moe.experts.{}.up_proj"),
     down="block_sparse_moe.experts.{}.down_proj",
@@ -31,7 +31,7 @@ def describe(config: ConfigReader, max_seq_len: int | None) -> Architecture:
 def experts(config: ConfigReader, shape: ModelShape) -> Callable[[HubLayer], Experts]:
     """Builds a layer's mixture of experts."""
     sizes, act = mixture(config, shape), activation(config, "hidden_act", "silu")
-    names = APART if config.flag(STORED_APART, False) else _STACKED
+    names = _APART if config.flag(STORED_APART, False) else _STACKED
     return lambda layer: layer.experts(sizes, act, normalized=True, names=names)
 
 
@@ -48,7 +48,7 @@ FAMILY = Family(
     gguf=replace(
         llama.GGUF,
         architecture="granitemoe",
-        blocks=gguf.ATTENTION | APART.by_gguf_name | gguf.PRE_NORMS,
+        blocks=gguf.ATTENTION | _APART.by_gguf_name | gguf.PRE_NORMS,
         config=_gguf_config,
     ),
 )
