@@ -158,17 +158,18 @@ def test_the_device_has_no_weights_of_these_experts(device: torch.device, tmp_pa
     assert runner(model).spec.precision.endswith("; experts of 1 layers on the CPU in F32")
 
 
-def test_what_the_cpu_reads_is_held_until_it_is_waited_for(tmp_path: Path) -> None:
+def test_what_the_cpu_reads_is_held_until_it_is_waited_for(device: torch.device, tmp_path: Path) -> None:
     """On a GPU another stream reads it, of which the allocator knows nothing."""
-    model = divided_model(CONFIGS["qwen2_moe"], 1, tmp_path / "experts.ostro")
+    model = divided_model(CONFIGS["qwen2_moe"], 1, tmp_path / "experts.ostro", device=device)
     mixture = model.layers[0].mlp
     assert isinstance(mixture, CpuExperts)
     assert mixture.begin is not None
-    experts = torch.zeros(2, mixture.described.chosen, dtype=torch.int32)
-    given = [torch.randn(2, 64), experts, torch.rand(experts.shape), torch.zeros(2, dtype=torch.int64)]
+    experts = torch.zeros(2, mixture.described.chosen, dtype=torch.int32, device=device)
+    gates, slots = torch.rand(experts.shape, device=device), torch.zeros(2, dtype=torch.int64, device=device)
+    given = [torch.randn(2, 64, device=device), experts, gates, slots]
     held = [weakref.ref(each) for each in given]
     wait = mixture.begin(*given)
-    del experts
+    del experts, gates, slots
     given.clear()
     assert all(each() is not None for each in held)
     wait()
