@@ -1,7 +1,8 @@
 // Paged attention. Included once per instruction set.
 //
 // A query visits the pages of its sequence in order, one page at a time, and keeps a running maximum, so its result
-// does not depend on how the prompt was split into chunks, or on what else is in the batch.
+// does not depend on how the prompt was split into chunks, on what else is in the batch, or on how many other queries
+// visit the pages with it.
 #pragma once
 
 #include <algorithm>
@@ -10,6 +11,10 @@
 namespace OSTRO_ISA {
 
 constexpr int kPageVectors = kPage / kPanel;
+// Queries of several tokens whose sums are in registers at a time, if these are many: then a query's numbers are
+// [dim][query], so that their places are known.
+constexpr int kWideQueries = kPanel == 16 ? 12 : 4;
+constexpr bool is_wide(int queries) { return queries > 4; }
 
 template <typename Cell>
 struct HeadPage {
@@ -35,6 +40,18 @@ inline void page_scores(const float* q, int dim, const Cell* keys, const Cell* n
     for (auto& value : query) value = zeros();
   for (int d = 0; d < dim; d += 4, keys += 4 * kPage, next += 4 * kPage) {
     for (int i = 0; i < 4 * kPage; i += 64 / sizeof(Cell)) fetch(next + i);
+    if constexpr (is_wide(queries)) {
+      for (int at = 0; at < 4; ++at) {
+        const Lanes<queries> lanes(q + (d + at) * queries);
+        for (int i = 0; i < kPageVectors; ++i) {
+          const Floats key = load(keys + at * kPage + i * kPanel);
+          each_lane<queries>([&]<int query>() OSTRO_BODY {
+            sums[query][i] = lanes.template add<query>(sums[query][i], key);
+          });
+        }
+      }
+      continue;
+    }
     Lanes<4> four[queries];
     for (int query = 0; query < queries; ++query) four[query] = Lanes<4>(q + query * dim + d);
     each_lane<4>([&]<int at>() OSTRO_BODY {
@@ -122,66 +139,136 @@ inline float weigh_scores(float top, Seen seen, Floats (&row)[kPageVectors]) {
   return total(sum);
 }
 
+// Adjacent queries of one head, and what they have seen so far.
+struct Visitors {
+  const float* q;
+  float* out;
+  float* top;
+  float* sum;
+
+  Visitors from(int query, int dim) const { return {q + query * dim, out + query * dim, top + query, sum + query}; }
+};
+
+// All queries of a stretch of tokens. Of the first num_wide there is a copy as kWideQueries have it.
+struct Stretch {
+  int position, tokens, count;
+  const float* q;
+  float* out;
+  const float* wide;
+  int num_wide;
+
+  int queries() const { return tokens * count; }
+};
+
+// Some queries visit a page.
 template <int queries, typename Cell>
-inline void attend_queries(const Attention& how, const HeadPages& head, const int32_t* pages, int position,
-                           const float* sinks, const float* q, float* out) {
-  const int dim = how.dim, first = how.window ? std::max(0, position + 1 - how.window) : 0;
-  float top[queries], sum[queries];
-  for (int query = 0; query < queries; ++query) top[query] = -INFINITY, sum[query] = 0.0f;
-  std::fill(out, out + queries * dim, 0.0f);
-  const int last = position / kPage;
-  for (int page = first / kPage; page <= last; ++page) {
-    const Seen seen{std::max(0, first - page * kPage), std::min(kPage, position + 1 - page * kPage)};
-    constexpr bool kScaled = std::is_same_v<Cell, int8_t>;
+OSTRO_NOINLINE void visit(const Attention& how, const HeadPage<Cell>& here, const HeadPage<Cell>& next, Seen seen,
+                          const Visitors& by) {
+  constexpr bool kScaled = std::is_same_v<Cell, int8_t>;
+  const int dim = how.dim;
+  Floats scores[queries][kPageVectors];
+  page_scores(by.q, dim, here.keys, next.keys, scores);
+  float weights[queries][kPage];
+  for (int query = 0; query < queries; ++query) {
+    auto& row = scores[query];
+    const float best = scale_scores(how, kScaled ? here.key_scales : nullptr, seen, row);
+    // A row of NaN has no best score, and stays NaN.
+    if (!(best <= by.top[query])) {
+      const float fade = std::exp(by.top[query] - best);
+      by.sum[query] *= fade;
+      float* out = by.out + query * dim;
+      for (int d = 0; d < dim; d += kPanel) store(out + d, load(out + d) * fade);
+      by.top[query] = best;
+    }
+    by.sum[query] += weigh_scores(by.top[query], seen, row);
+    for (int i = 0; i < kPageVectors; ++i) {
+      if constexpr (kScaled) row[i] = row[i] * load(here.value_scales + i * kPanel);
+      store(weights[query] + i * kPanel, row[i]);
+    }
+  }
+  add_values(weights, here.values, next.values, seen.begin, seen.end, dim, by.out);
+}
+
+// Calls body.operator()<queries>(first) for so many at a time.
+template <int queries = 4, typename Body>
+inline void each_queries(int begin, int end, const Body& body) {
+  for (; begin + queries <= end; begin += queries) body.template operator()<queries>(begin);
+  if constexpr (queries > 1)
+    if (begin < end) each_queries<queries - 1>(begin, end, body);
+}
+
+template <typename Cell>
+inline void visit_pages(const Attention& how, const HeadPages& head, const int32_t* pages, const Stretch& stretch,
+                        const Visitors& all) {
+  const int dim = how.dim, last = stretch.position / kPage, count = stretch.count;
+  auto first_seen = [&](int token) {
+    return how.window ? std::max(0, stretch.position + token + 1 - how.window) : 0;
+  };
+  for (int page = first_seen(0) / kPage; page <= last; ++page) {
     const HeadPage<Cell> here(head, dim, pages[page]);
     // Pages are scattered in memory: prefetch the next one while working on this one.
     const HeadPage<Cell> next(head, dim, pages[std::min(page + 1, last)]);
-    Floats scores[queries][kPageVectors];
-    page_scores(q, dim, here.keys, next.keys, scores);
-    float weights[queries][kPage];
-    for (int query = 0; query < queries; ++query) {
-      auto& row = scores[query];
-      const float best = scale_scores(how, kScaled ? here.key_scales : nullptr, seen, row);
-      // A row of NaN has no best score, and stays NaN.
-      if (!(best <= top[query])) {
-        const float fade = std::exp(top[query] - best);
-        sum[query] *= fade;
-        for (int d = 0; d < dim; d += kPanel) store(out + query * dim + d, load(out + query * dim + d) * fade);
-        top[query] = best;
-      }
-      sum[query] += weigh_scores(top[query], seen, row);
-      for (int i = 0; i < kPageVectors; ++i) {
-        if constexpr (kScaled) row[i] = row[i] * load(here.value_scales + i * kPanel);
-        store(weights[query] + i * kPanel, row[i]);
-      }
+    auto some = [&](int begin, int end, Seen seen) {
+      each_queries(begin, end,
+                   [&]<int queries>(int i) { visit<queries>(how, here, next, seen, all.from(i, dim)); });
+    };
+    if (page < last && first_seen(stretch.tokens - 1) <= page * kPage) {
+      const Seen seen{0, kPage};
+      if constexpr (is_wide(kWideQueries))
+        for (int i = 0; i < stretch.num_wide; i += kWideQueries) {
+          Visitors wide = all.from(i, dim);
+          wide.q = stretch.wide + i * dim;
+          visit<kWideQueries>(how, here, next, seen, wide);
+        }
+      some(stretch.num_wide, stretch.queries(), seen);
+      continue;
     }
-    add_values(weights, here.values, next.values, seen.begin, seen.end, dim, out);
-  }
-  for (int query = 0; query < queries; ++query) {
-    if (sinks) sum[query] += std::exp(sinks[query] - top[query]);
-    const float share = 1.0f / sum[query];
-    for (int d = 0; d < dim; d += kPanel) store(out + query * dim + d, load(out + query * dim + d) * share);
+    for (int token = 0; token < stretch.tokens; ++token) {
+      const Seen seen{std::max(0, first_seen(token) - page * kPage),
+                      std::min(kPage, stretch.position + token + 1 - page * kPage)};
+      if (seen.begin < seen.end) some(token * count, (token + 1) * count, seen);
+    }
   }
 }
 
-static void attend(const Attention& how, const HeadPages& head, const int32_t* pages, int position, int count,
-                   const float* sinks, const float* q, float* out) {
-  auto all_of = [&]<typename Cell>() {
-    auto some = [&]<int queries>() {
-      attend_queries<queries, Cell>(how, head, pages, position, sinks, q, out);
-      q += queries * how.dim, out += queries * how.dim, count -= queries;
-      if (sinks) sinks += queries;
-    };
-    while (count >= 4) some.template operator()<4>();
-    if (count == 3) some.template operator()<3>();
-    if (count == 2) some.template operator()<2>();
-    if (count == 1) some.template operator()<1>();
-  };
+static void attend_stretch(const Attention& how, const HeadPages& head, const int32_t* pages, const float* sinks,
+                           const Stretch& stretch) {
+  const int dim = how.dim, queries = stretch.queries();
+  float top[kQueries], sum[kQueries];
+  std::fill_n(top, queries, -INFINITY);
+  std::fill_n(sum, queries, 0.0f);
+  std::fill_n(stretch.out, queries * dim, 0.0f);
+  const Visitors all{stretch.q, stretch.out, top, sum};
   switch (how.cells) {
-    case Cells::kFloat: all_of.template operator()<float>(); break;
-    case Cells::kHalf: all_of.template operator()<Half>(); break;
-    case Cells::kInt8: all_of.template operator()<int8_t>(); break;
+    case Cells::kFloat: visit_pages<float>(how, head, pages, stretch, all); break;
+    case Cells::kHalf: visit_pages<Half>(how, head, pages, stretch, all); break;
+    case Cells::kInt8: visit_pages<int8_t>(how, head, pages, stretch, all); break;
   }
+  for (int query = 0; query < queries; ++query) {
+    if (sinks) sum[query] += std::exp(sinks[query % stretch.count] - top[query]);
+    const float share = 1.0f / sum[query];
+    float* out = stretch.out + query * dim;
+    for (int d = 0; d < dim; d += kPanel) store(out + d, load(out + d) * share);
+  }
+}
+
+static void attend(const Attention& how, const HeadPages& head, const int32_t* pages, int position, int tokens,
+                   int count, const float* sinks, const float* q, long stride, float* out, long out_stride) {
+  const int dim = how.dim, width = count * dim;
+  if (tokens == 1) {
+    for (int i = 0; i < count; i += kQueries)
+      attend_stretch(how, head, pages, sinks ? sinks + i : nullptr,
+                     {position, 1, std::min(kQueries, count - i), q + i * dim, out + i * dim, nullptr, 0});
+    return;
+  }
+  alignas(64) float all_q[kQueries * kMostDim], all_out[kQueries * kMostDim], wide[kQueries * kMostDim];
+  for (int token = 0; token < tokens; ++token) std::copy_n(q + token * stride, width, all_q + token * width);
+  const int num_wide = is_wide(kWideQueries) ? tokens * count / kWideQueries * kWideQueries : 0;
+  for (int i = 0; i < num_wide; ++i)
+    for (int d = 0; d < dim; ++d)
+      wide[i / kWideQueries * kWideQueries * dim + d * kWideQueries + i % kWideQueries] = all_q[i * dim + d];
+  attend_stretch(how, head, pages, sinks, {position, tokens, count, all_q, all_out, wide, num_wide});
+  for (int token = 0; token < tokens; ++token) std::copy_n(all_out + token * width, width, out + token * out_stride);
 }
 
 // Converts to a page's cells; for int8 cells, returns the scale.

@@ -10,6 +10,7 @@ namespace ostro {
 
 constexpr int kPage = 16;  // tokens per page of the KV cache
 constexpr int kMostDim = 256;
+constexpr int kQueries = 24;  // of several tokens that attention computes together, at most
 constexpr long kScratchBytes = 192 << 10;
 
 // Sums of a group's codes: of its first half (needed where codes of weights are unsigned), and of all.
@@ -107,10 +108,12 @@ struct Kernels {
   // with x_stride between them; all rows that were quantized together. The scratch has scratch_bytes(panel, cols).
   void (*linear)(const Matrix& matrix, const void* x, long x_stride, int rows, int begin, int end, After after,
                  const float* bias, float* out, long stride, uint8_t* scratch);
-  // Attention of queries q[0 .. count) of one position, which share a KV head; each has length `dim`, adjacent to the
-  // next. Each also attends to a key with the score in `sinks`, whose value is zero; null for none.
-  void (*attend)(const Attention& how, const HeadPages& head, const int32_t* pages, int position, int count,
-                 const float* sinks, const float* q, float* out);
+  // Attention of `tokens` adjacent tokens from this position on, all in one page. Each has `count` queries that share the
+  // KV head, `dim` long and adjacent to each other; from token to token there are `stride` and `out_stride`. Of several
+  // tokens, there are at most kQueries. Each also attends to a key with the score in `sinks`, one of `count`, whose value
+  // is zero; null for none.
+  void (*attend)(const Attention& how, const HeadPages& head, const int32_t* pages, int position, int tokens, int count,
+                 const float* sinks, const float* q, long stride, float* out, long out_stride);
   // Stores a token's key and value, of length `dim` each, in their pages.
   void (*keep)(const Attention& how, const HeadPages& head, const int32_t* pages, int position, const float* key,
                const float* value);

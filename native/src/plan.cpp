@@ -106,6 +106,7 @@ Plan::Plan(const Kernels& kernels, const Shape& shape, const std::vector<BufferS
   const size_t row_codes = coded_cols ? static_cast<size_t>(kernels.row_bytes(coded_cols)) : 0;
   codes_ = zeros<uint8_t>(std::max(rows * row_codes, slot_codes));
   if (has_texts) text_starts_.resize(static_cast<size_t>(shape.max_rows) + 1);
+  else stretches_.reserve(shape.max_rows);
   normed_.resize(static_cast<size_t>(rows) * normed_cols);
   for (Own& own : own_) {
     own.codes.resize(kFewRows * row_codes);
@@ -122,6 +123,7 @@ void Plan::run(const Batch& batch, int begin, int end) {
   for (int piece = 0; piece < batch.num_pieces; ++piece)
     std::fill_n(piece_of_row_.begin() + batch.pieces[piece].row, batch.pieces[piece].length, piece);
   if (!text_starts_.empty()) count_text_blocks(batch);
+  else count_stretches(batch);
   pool_.run([&](int thread) { work(batch, begin, end, thread); });
 }
 
@@ -363,20 +365,39 @@ void Plan::keep(const Step& step, const Batch& batch, int thread) {
   }
 }
 
+// Divides a step's tokens into stretches that attend together: as many as kernels take, unless that would leave threads
+// without work.
+void Plan::count_stretches(const Batch& batch) {
+  const int each = shape_.heads / shape_.kv_heads, units = batch.num_rows * shape_.kv_heads;
+  const int most = std::clamp(units / (pool_.size() * kPieces), 1, std::max(1, kQueries / each));
+  stretches_.clear();
+  for (int i = 0; i < batch.num_pieces; ++i) {
+    const Piece& piece = batch.pieces[i];
+    for (int at = 0, count; at < piece.length; at += count) {
+      const int left_of_page = kPage - (piece.start + at) % kPage;
+      count = std::min({most, left_of_page, piece.length - at});
+      stretches_.push_back({piece.row + at, count});
+    }
+  }
+}
+
 void Plan::attend(const Step& step, const Batch& batch, std::atomic<int>& taken) {
   const Attention attention = how(step);
   const int each = shape_.heads / shape_.kv_heads, dim = shape_.head_dim;
   // Heads that share keys are taken together, unless that would leave threads without work.
-  const bool apart = batch.num_rows * shape_.kv_heads < pool_.size();
+  const int stretches = static_cast<int>(stretches_.size());
+  const bool apart = stretches * shape_.kv_heads < pool_.size();
   const int units = apart ? shape_.heads : shape_.kv_heads, queries = apart ? 1 : each;
-  const int count = batch.num_rows * units;
+  const int count = stretches * units;
+  const long stride = buffers_[step.in].shape.cols, out_stride = buffers_[step.out].shape.cols;
   take(taken, count, std::max(1, count / (pool_.size() * 16)), [&](int begin, int end) {
     for (int unit = begin; unit < end; ++unit) {
-      const int i = unit / units, head = unit % units * queries;
+      const auto [i, tokens] = stretches_[unit / units];
+      const int head = unit % units * queries;
       const Piece& piece = batch.pieces[piece_of_row_[i]];
-      kernels_.attend(attention, pages_of(step.layer, head / each), piece.pages, piece.start + i - piece.row, queries,
-                      step.bias ? step.bias + head : nullptr, row(step.in, i) + step.in_at + head * dim,
-                      row(step.out, i) + step.out_at + head * dim);
+      kernels_.attend(attention, pages_of(step.layer, head / each), piece.pages, piece.start + i - piece.row, tokens,
+                      queries, step.bias ? step.bias + head : nullptr, row(step.in, i) + step.in_at + head * dim,
+                      stride, row(step.out, i) + step.out_at + head * dim, out_stride);
     }
   });
 }

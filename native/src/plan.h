@@ -167,6 +167,11 @@ class Plan {
     std::atomic<int> count{0};
   };
 
+  // Adjacent tokens of one sequence, in one page.
+  struct Stretch {
+    int row, tokens;
+  };
+
   // A matmul's input: codes or floats, shared or this thread's own.
   struct Input {
     const void* x;
@@ -181,6 +186,7 @@ class Plan {
   void linear(const Step& step, const Input& input, int rows, const Step* activation, Own& own,
               std::atomic<int>& taken);
   void keep(const Step& step, const Batch& batch, int thread);
+  void count_stretches(const Batch& batch);
   void attend(const Step& step, const Batch& batch, std::atomic<int>& taken);
   void count_text_blocks(const Batch& batch);
   void attend_texts(const Step& step, const Batch& batch, int thread, std::atomic<int>& taken);
@@ -214,6 +220,7 @@ class Plan {
   std::vector<Own> own_;
   std::vector<Taken> taken_;
   std::vector<int32_t> piece_of_row_;
+  std::vector<Stretch> stretches_;
   std::vector<int32_t> text_starts_;  // for each text, the number of its first block; empty without kAttendText
   Routing routing_;
   std::array<double, kOps> seconds_{};

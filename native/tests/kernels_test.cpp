@@ -602,7 +602,7 @@ void check_attention(Cells cells, int dim, int window, float cap, bool sunk = fa
     for (int query = 0; query < 9; ++query) {
       float* out = &alone[long(query) * dim];
       const float* sink = sunk ? &sinks[query] : nullptr;
-      table->attend(head.how, head.view(), head.pages.data(), position, 1, sink, &q[long(query) * dim], out);
+      table->attend(head.how, head.view(), head.pages.data(), position, 1, 1, sink, &q[long(query) * dim], 0, out, 0);
       if (query % 4) continue;
       const Values want = attended(head, position, &q[long(query) * dim], sink);
       // A score is a sum of `dim` products, and as far off as they are many.
@@ -611,12 +611,32 @@ void check_attention(Cells cells, int dim, int window, float cap, bool sunk = fa
     remember(alone);
     for (int count : {2, 3, 4, 5, 6, 7, 9}) {
       Values out(long(count) * dim + 1, kUntouched);
-      table->attend(head.how, head.view(), head.pages.data(), position, count, sunk ? sinks.data() : nullptr, q.data(),
-                    out.data());
+      table->attend(head.how, head.view(), head.pages.data(), position, 1, count, sunk ? sinks.data() : nullptr, q.data(),
+                    0, out.data(), 0);
       expect(same_bits(out.data(), alone.data(), long(count) * dim), "queries beside others, " + what);
       expect(out.back() == kUntouched, "attention wrote beyond its queries, " + what);
     }
   }
+  struct Stretch {
+    int tokens, count;
+  };
+  for (const auto [together, count] : {Stretch{2, 9}, {3, 8}, {4, 5}, {5, 4}, {8, 3}, {12, 2}, {2, 1}, {16, 1}})
+    for (int position : {0, 1, 4, 16, 29, 32, 37, 45}) {
+      if (position % kPage + together > kPage || position + together > tokens) continue;
+      const long width = long(count) * dim, stride = width + 3, out_stride = width + 5;
+      const Values q = numbers(stride * together, -3, 3);
+      Values alone(width), out(out_stride * together, kUntouched);
+      const float* sink = sunk ? sinks.data() : nullptr;
+      table->attend(head.how, head.view(), head.pages.data(), position, together, count, sink, q.data(), stride,
+                    out.data(), out_stride);
+      for (int token = 0; token < together; ++token) {
+        const float* got = &out[token * out_stride];
+        table->attend(head.how, head.view(), head.pages.data(), position + token, 1, count, sink, &q[token * stride], 0,
+                      alone.data(), 0);
+        expect(same_bits(got, alone.data(), width), "tokens beside others, " + what);
+        expect(std::count(got + width, got + out_stride, kUntouched) == 5, "attention wrote beyond a token, " + what);
+      }
+    }
 }
 
 // ---- Rows

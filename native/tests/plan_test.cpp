@@ -148,7 +148,8 @@ std::vector<int> generate(const Kernels& kernels, const Model& model, int thread
     // One sequence has an adapter, and the other none, or one that adds nothing here.
     std::vector<int32_t> adapters(2 * length, start % 2 ? 1 : -1);
     std::fill_n(adapters.begin(), length, 0);
-    const Batch batch{2 * length, 2, 2, 2, start ? last.data() : tokens.data(), pieces, asked, draws, adapters.data()};
+    const Batch batch{2 * length, 2, 2, 2, start ? last.data() : tokens.data(), pieces, asked, draws, adapters.data(),
+                      nullptr};
     const std::string refusal = why_no_run(limits, batch, 0, limits.steps);
     if (!refusal.empty()) std::printf("refused: %s\n", refusal.c_str()), std::exit(1);
     plan.run(batch, 0, limits.steps);
