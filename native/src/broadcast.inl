@@ -19,6 +19,13 @@
 
 namespace OSTRO_ISA {
 
+// Always inlined: GCC takes a function that only prefetches for one without effects, and deletes calls of it.
+OSTRO_INLINE void fetch(const void* from) {
+#if !defined(_MSC_VER)
+  __builtin_prefetch(from);
+#endif
+}
+
 // body.operator()<0>() to <count - 1>()
 template <int count, int at = 0, typename Body>
 OSTRO_INLINE void each_lane(Body&& body) {

@@ -13,8 +13,8 @@
 
 namespace OSTRO_ISA {
 
-// GCC's intrinsics are macros that paste a tile's number as text, so that it cannot be a template's argument. Tiles 0 and
-// 1 are of sums, 2 and 3 of activations, 4 and 5 of weights.
+// GCC's intrinsics are macros that paste a tile's number as text, so that it cannot be a template's argument. Tiles 0
+// and 1 are of sums, 2 is of activations, 4 and 5 are of weights.
 struct Tiles {
   static void configure(int rows, int columns) {
     struct alignas(64) {
@@ -23,11 +23,12 @@ struct Tiles {
       uint8_t rows[16] = {};
     } config;
     for (int i = 0; i < 2; ++i) {
-      config.rows[i] = config.rows[2 + i] = static_cast<uint8_t>(rows);
+      config.rows[i] = static_cast<uint8_t>(rows);
       config.rows[4 + i] = static_cast<uint8_t>(columns / 4);
       config.bytes[i] = config.bytes[4 + i] = 4 * kPanel;
-      config.bytes[2 + i] = static_cast<uint16_t>(columns);
     }
+    config.rows[2] = static_cast<uint8_t>(rows);
+    config.bytes[2] = static_cast<uint16_t>(columns);
     asm volatile("ldtilecfg %0" ::"m"(config));
   }
   // Until then each context switch would save all tiles.
@@ -48,10 +49,9 @@ struct Tiles {
   static void dot() {
     asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(sums), "i"(a), "i"(b));
   }
-  // A row of sums added to a float's bits.
-  template <int32_t bits>
-  static Floats biased(const int32_t* sums) {
-    return as_floats(_mm512_add_epi32(_mm512_load_si512(sums), ints(bits)));
+  // A row of sums times a scale, rounded once, as elsewhere.
+  static Floats scaled(const int32_t* sums, float scale) {
+    return _mm512_cvtepi32_ps(_mm512_load_si512(sums)) * all(scale);
   }
 };
 

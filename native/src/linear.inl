@@ -1,4 +1,5 @@
-// Matmul and GEMV of a packed matrix with rows of activations. Included once per instruction set.
+// Matmuls of quantized rows with a packed matrix of codes. Included once per instruction set, in a file of their own: they
+// take longest to compile.
 //
 // A row's result does not depend on the other rows: whichever tile computes it does the same arithmetic in the same
 // order. Integer sums within a group are exact; groups are scaled and added in turn, by fused multiply-adds.
@@ -6,7 +7,6 @@
 
 #include <algorithm>
 #include <iterator>
-#include <type_traits>
 
 #include "panels.inl"
 
@@ -14,33 +14,12 @@ namespace OSTRO_ISA {
 
 using namespace ostro;
 
-// Always inlined: GCC takes a function that only prefetches for one without effects, and deletes calls of it.
-OSTRO_INLINE void fetch(const void* from) {
-#if !defined(_MSC_VER)
-  __builtin_prefetch(from);
-#endif
-}
-
 // From this many rows on, panels of narrow codes are unpacked first, once for all rows; earlier those that take longer.
 template <Form form>
 constexpr int many_rows = form.high_bits() || form.codes == kFloat4 ? std::min(4 * kTileRows, 24) : 24;
 // Size of the block of rows that panels are multiplied with at a time.
 constexpr long kBlockBytes = 32 << 10;
 constexpr int kLeastBlock = 16;
-
-// Calls body.operator()<panels>(first panel) for kTilePanels panels at a time, then for single ones: numbers of
-// panels are multiples of kTilePanels nearly always, and each size of tiles takes time to compile.
-template <int size = kTilePanels, typename Body>
-inline void each_panels(int begin, int end, const Body& body) {
-  for (; begin + size <= end; begin += size) body.template operator()<size>(begin);
-  if constexpr (size > 1)
-    if (begin < end) each_panels<1>(begin, end, body);
-}
-
-static void quantize(const float* x, int row, int rows, int cols, uint8_t* to) {
-  in_tile(row, rows,
-          [&](auto tile, int first) { quantize_in_tile<tile>(x, row - first, cols, to + first * row_bytes(cols)); });
-}
 
 template <Form form, int half, int panels, int rows>
 OSTRO_INLINE void half_sums(Ints (&sums)[panels][rows], const Group<rows>& group, const uint8_t* codes,
@@ -264,116 +243,15 @@ void multiply(const Matrix& matrix, const Product& product, int begin, int end, 
   }
 }
 
-// The panels that a tile of floats takes at a time: with few rows more of them, so that there are sums enough to hide the
-// latency of a multiply-add.
-constexpr int kFloatPanels = 4;
-constexpr int float_panels(int rows) { return rows <= kWideRows ? kFloatPanels : 2; }
-
-// A tile of a matmul with floats or halves.
-template <typename Cell>
-struct FloatTile {
-  const float* x;
-  long x_stride;
-  int cols;
-  const Cell* panels[kFloatPanels];
-  float* sums[kFloatPanels];  // each panel's, of the first row
-  long sums_stride;
-};
-
-// Columns are added in order.
-template <typename Cell, int panels, int rows>
-OSTRO_NOINLINE void float_tile(const FloatTile<Cell>& tile) {
-  constexpr int count = rows * panels;
-  Floats out[count];
-  each_lane<count>([&]<int i>() OSTRO_BODY { out[i] = zeros(); });
-  const Cell* from[panels];
-  for (int i = 0; i < panels; ++i) from[i] = tile.panels[i];
-  const float* x = tile.x;
-  const long stride = tile.x_stride;
-  const int cols = tile.cols;
-  int col = 0;
-  for (; col + 4 <= cols; col += 4) {
-    Lanes<4> four[rows];
-    for (int row = 0; row < rows; ++row) four[row] = Lanes<4>(x + row * stride + col);
-    each_lane<4>([&]<int at>() OSTRO_BODY {
-      Floats weights[panels];
-      for (int i = 0; i < panels; ++i) weights[i] = load(from[i] + static_cast<long>(col + at) * kPanel);
-      each_lane<count>([&]<int i>() OSTRO_BODY {
-        out[i] = four[i / panels].template add<at>(out[i], weights[i % panels]);
-      });
-    });
-  }
-  for (; col < cols; ++col) {
-    Floats weights[panels];
-    for (int i = 0; i < panels; ++i) weights[i] = load(from[i] + static_cast<long>(col) * kPanel);
-    each_lane<count>([&]<int i>() OSTRO_BODY {
-      out[i] = madd(out[i], weights[i % panels], x[i / panels * stride + col]);
-    });
-  }
-  each_lane<count>([&]<int i>() OSTRO_BODY {
-    store(tile.sums[i % panels] + i / panels * tile.sums_stride, out[i]);
-  });
-}
-
-template <typename Cell, int most = kFloatRows>
-inline void multiply_tile(const FloatTile<Cell>& tile, int rows) {
-  if constexpr (most > 1)
-    if (rows < most) return multiply_tile<Cell, most - 1>(tile, rows);
-  float_tile<Cell, float_panels(most), most>(tile);
-}
-
-// Splits rows evenly into tiles, and calls body(first panel, panels, first row, rows) for each.
-template <typename Body>
-inline void each_float_tile(int begin, int end, int rows, const Body& body) {
-  const int tiles = (rows + kFloatRows - 1) / kFloatRows;
-  for (int panel = begin; panel < end; panel += kFloatPanels)
-    for (int tile = 0; tile < tiles; ++tile) {
-      const int first = rows * tile / tiles, count = rows * (tile + 1) / tiles - first, most = float_panels(count);
-      for (int at = panel; at < std::min(panel + kFloatPanels, end); at += most)
-        body(at, std::min(most, end - at), first, count);
-    }
-}
-
-// Places of `count` panels of a tile; those beyond are the last one's once more.
-template <typename Place, typename At>
-inline void set_panels(Place (&places)[kFloatPanels], int count, At at) {
-  for (int i = 0; i < kFloatPanels; ++i) places[i] = at(std::min(i, count - 1));
-}
-
-template <typename Cell>
-inline void float_product(const Matrix& matrix, const float* x, long x_stride, int rows, int begin, int end,
-                          After after, const float* bias, float* out, long stride) {
-  alignas(64) float sums[kFloatRows][kFloatPanels * kPanel];
-  FloatTile<Cell> tile{x, x_stride, matrix.cols, {}, {}, kFloatPanels * kPanel};
-  each_float_tile(begin, end, rows, [&](int panel, int count, int row, int in_tile) {
-    tile.x = x + row * x_stride;
-    const auto* cells = reinterpret_cast<const Cell*>(matrix.data) + static_cast<long>(panel) * matrix.cols * kPanel;
-    set_panels(tile.panels, count, [&](int i) { return cells + static_cast<long>(i) * matrix.cols * kPanel; });
-    set_panels(tile.sums, count, [&](int i) { return sums[0] + i * kPanel; });
-    multiply_tile(tile, in_tile);
-    each_panels(0, count, [&]<int panels>(int first) {
-      for (int i = 0; i < in_tile; ++i) {
-        Sums<panels, 1> found;
-        for (int at = 0; at < panels; ++at) found.at[at][0] = load(sums[i] + (first + at) * kPanel);
-        finish(found, 1.0f, after, bias, panel + first, out + (row + i) * stride, stride);
-      }
-    });
-  });
-}
-
-static void linear(const Matrix& matrix, const void* x, long x_stride, int rows, int begin, int end, After after,
-                   const float* bias, float* out, long stride, uint8_t* scratch) {
+void multiply_codes(const Matrix& matrix, const uint8_t* x, int rows, int begin, int end, After after, const float* bias,
+                    float* out, long stride, uint8_t* scratch) {
   each_lane<std::size(kForms)>([&]<int i>() {
     constexpr Form form = kForms[i];
-    if (matrix.form() != form) return;
-    if constexpr (form.is_float()) {
-      using Cell = std::conditional_t<form.codes == kFloat32, float, Half>;
-      float_product<Cell>(matrix, static_cast<const float*>(x), x_stride, rows, begin, end, after, bias, out, stride);
-    } else {
-      const Product product{
-          static_cast<const uint8_t*>(x), rows, matrix.cols / kGroup, code_factor<form>, after, bias, out, stride};
-      multiply<form>(matrix, product, begin, end, scratch);
-    }
+    if constexpr (!form.is_float())
+      if (matrix.form() == form) {
+        const Product product{x, rows, matrix.cols / kGroup, code_factor<form>, after, bias, out, stride};
+        multiply<form>(matrix, product, begin, end, scratch);
+      }
   });
 }
 

@@ -11,6 +11,15 @@ namespace OSTRO_ISA {
 
 using namespace ostro;
 
+// Calls body.operator()<panels>(first panel) for kTilePanels panels at a time, then for single ones: numbers of
+// panels are multiples of kTilePanels nearly always, and each size of tiles takes time to compile.
+template <int size = kTilePanels, typename Body>
+inline void each_panels(int begin, int end, const Body& body) {
+  for (; begin + size <= end; begin += size) body.template operator()<size>(begin);
+  if constexpr (size > 1)
+    if (begin < end) each_panels<1>(begin, end, body);
+}
+
 template <int panels, int rows>
 struct Sums {
   Floats at[panels][rows];

@@ -14,8 +14,9 @@ namespace OSTRO_ISA {
 
 constexpr int kUnitRows = 16;
 static_assert(kPanel == 16);
-// Tiles of sums that are computed before they are scaled: stored ones take a while until they can be loaded.
-constexpr int kSumsAhead = 8;
+// Panels that a tile of activations is loaded for once; and sums of each that the unit computes while as many before them
+// are scaled. Few: two threads of a core share the cache that they wait in.
+constexpr int kUnitPanels = 2, kSumsAhead = 2;
 
 // The unit takes signed bytes: eight-bit codes are stored as such, narrow ones unpacked first.
 template <Form form>
@@ -31,61 +32,80 @@ struct Weights {
   const float* minima;
 };
 
-// Sums of kUnitRows rows. `parts` is how many scales a group has.
+// What the unit adds up for one scale.
+struct alignas(64) UnitSums {
+  int32_t at[kUnitRows][kPanel];
+};
+
+// Adds sums, scaled.
 template <int parts, bool has_minima>
-OSTRO_NOINLINE void unit_sums(const Group<kUnitRows>* group, Weights at, int groups, Floats (&to)[1][kUnitRows]) {
-  constexpr int kGroupsAhead = kSumsAhead / parts, kCodes = 8 * kPanel * 4 / parts, kColumns = kGroup / parts;
-  alignas(64) int32_t sums[kSumsAhead][kUnitRows][kPanel];
+OSTRO_INLINE void add_unit_sums(Floats (&to)[kUnitRows], const UnitSums* sums, const Group<kUnitRows>* group,
+                                const float* scales, const float* minima, int groups) {
   Floats out[kUnitRows];
-  each_lane<kUnitRows>([&]<int row>() OSTRO_BODY { out[row] = zeros(); });
-  for (const auto* const end = group + groups; group != end;) {
-    const int ahead = std::min(kGroupsAhead, static_cast<int>(end - group));
-    auto multiply = [&]<int tile>(int part) OSTRO_BODY {
-      Tiles::zero<tile>();
-      Tiles::load<2 + tile>(group[part / parts].codes[0] + part % parts * kColumns, kGroup);
-      Tiles::load<4 + tile>(at.codes + part * kCodes, kPanel * 4);
-      Tiles::dot<tile, 2 + tile, 4 + tile>();
-      Tiles::store<tile>(sums[part], kPanel * 4);
-    };
-    int part = 0;
-    for (; part + 2 <= ahead * parts; part += 2) {
-      multiply.template operator()<0>(part);
-      multiply.template operator()<1>(part + 1);
+  each_lane<kUnitRows>([&]<int row>() OSTRO_BODY { out[row] = to[row]; });
+  for (; groups; --groups, ++group) {
+    for (int part = 0; part < parts; ++part, ++sums, scales += kPanel) {
+      const Floats scale = load(scales);
+      each_lane<kUnitRows>([&]<int row>() OSTRO_BODY {
+        out[row] = madd(out[row], Tiles::scaled(sums->at[row], group->scale[row]), scale);
+      });
     }
-    if (part < ahead * parts) multiply.template operator()<0>(part);
-    at.codes += ahead * parts * kCodes;
-    for (int i = 0; i < ahead; ++i, ++group) {
-      const Lanes<kUnitRows> scales(group->scale), totals(group->total);
-      for (part = 0; part < parts; ++part, at.scales += kPanel) {
-        const Floats scale = load(at.scales);
-        each_lane<kUnitRows>([&]<int row>() OSTRO_BODY {
-          const Floats sum = Tiles::biased<kFloatBits>(sums[i * parts + part][row]);
-          const Floats base = load_broadcast<0>(group->base[row]);
-          out[row] = madd(out[row], scales.template add<row>(base, sum), scale);
-        });
-      }
-      if constexpr (has_minima) {
-        const Floats minimum = load(at.minima);
-        at.minima += kPanel;
-        each_lane<kUnitRows>([&]<int row>() OSTRO_BODY { out[row] = totals.template add<row>(out[row], minimum); });
-      }
+    if constexpr (has_minima) {
+      const Floats minimum = load(minima);
+      minima += kPanel;
+      each_lane<kUnitRows>([&]<int row>() OSTRO_BODY { out[row] = madd(out[row], minimum, group->total[row]); });
     }
   }
-  each_lane<kUnitRows>([&]<int row>() OSTRO_BODY { to[0][row] = out[row]; });
+  each_lane<kUnitRows>([&]<int row>() OSTRO_BODY { to[row] = out[row]; });
+}
+
+// Sums of a tile of rows with some panels. Stored tiles take a while until they can be loaded: the unit is ahead by
+// kSumsAhead sums of each panel. `parts` is how many scales a group has.
+template <int parts, bool has_minima, int panels>
+OSTRO_NOINLINE void unit_sums(const Group<kUnitRows>* rows, const Weights (&weights)[panels], int groups,
+                              Floats (&to)[panels][kUnitRows]) {
+  constexpr int ahead = kSumsAhead / parts, codes = 8 * kPanel * 4 / parts, columns = kGroup / parts;
+  UnitSums sums[2][panels][kSumsAhead];
+  auto multiply = [&](int first, int i, auto& to) OSTRO_BODY {
+    const int group = first + i / parts, part = i % parts;
+    if (group >= groups) return;
+    Tiles::load<2>(rows[group].codes[0] + part * columns, kGroup);
+    each_lane<panels>([&]<int panel>() OSTRO_BODY {
+      Tiles::load<4 + panel>(weights[panel].codes + (group * parts + part) * codes, kPanel * 4);
+    });
+    each_lane<panels>([&]<int panel>() OSTRO_BODY {
+      Tiles::zero<panel>();
+      Tiles::dot<panel, 2, 4 + panel>();
+    });
+    each_lane<panels>([&]<int panel>() OSTRO_BODY { Tiles::store<panel>(to[panel][i].at, kPanel * 4); });
+  };
+  for (int i = 0; i < kSumsAhead; ++i) multiply(0, i, sums[0]);
+  for (int first = 0, now = 0; first < groups; first += ahead, now ^= 1) {
+    const int count = std::min(ahead, groups - first);
+    for (int i = 0; i < std::max(kSumsAhead, panels); ++i) {
+      if (i < kSumsAhead) multiply(first + ahead, i, sums[now ^ 1]);
+      if (i < panels)
+        add_unit_sums<parts, has_minima>(to[i], sums[now][i], rows + first, weights[i].scales + first * parts * kPanel,
+                                         weights[i].minima + first * kPanel, count);
+    }
+  }
 }
 
 // Adds the outliers left out of the codes, each row's in column order.
-template <int parts>
-inline void add_unit_outliers(Floats (&sums)[1][kUnitRows], const Outliers<kUnitRows>& outliers, const Weights& at) {
+template <int parts, int panels>
+inline void add_unit_outliers(Floats (&sums)[panels][kUnitRows], const Outliers<kUnitRows>& outliers,
+                              const Weights (&weights)[panels]) {
   alignas(16) static constexpr int8_t one_hot[4][16] = {{1}, {0, 1}, {0, 0, 1}, {0, 0, 0, 1}};
   for (int row = 0; row < kUnitRows; ++row)
-    for (const Outlier* next = outliers.at[row]; next->column != kNoColumn; ++next) {
-      const int column = next->column;
-      const Bytes codes = signed_codes(bytes(at.codes + static_cast<long>(column / 4) * kPanel * 4));
-      const Floats code = as_floats(dot<0>(ints(kFloatBits - kInt8Bias), codes, run(one_hot[column % 4])));
-      const Floats weight = (code - all(kFloatBase)) * load(at.scales + column * parts / kGroup * kPanel);
-      sums[0][row] = madd(sums[0][row], weight, next->value);
-    }
+    for (const Outlier* next = outliers.at[row]; next->column != kNoColumn; ++next)
+      for (int panel = 0; panel < panels; ++panel) {
+        const Weights& at = weights[panel];
+        const int column = next->column;
+        const Bytes codes = signed_codes(bytes(at.codes + static_cast<long>(column / 4) * kPanel * 4));
+        const Floats code = as_floats(dot<0>(ints(kFloatBits - kInt8Bias), codes, run(one_hot[column % 4])));
+        const Floats weight = (code - all(kFloatBase)) * load(at.scales + column * parts / kGroup * kPanel);
+        sums[panel][row] = madd(sums[panel][row], weight, next->value);
+      }
 }
 
 // A matmul of whole tiles of rows with panels [begin, end).
@@ -102,15 +122,19 @@ void multiply_tiles(const Matrix& matrix, const uint8_t* x, int rows, int begin,
     for (int row = 0; row < rows; row += kUnitRows) {
       const auto* tile = reinterpret_cast<const Group<kUnitRows>*>(x + row * row_bytes(matrix.cols));
       const auto& outliers = *reinterpret_cast<const Outliers<kUnitRows>*>(tile + groups);
-      for (int i = 0; i < count; ++i) {
-        const long before = static_cast<long>(i) * groups * kPanel;
-        const Weights weights{from.codes + before * kGroup, reinterpret_cast<const float*>(from.scales) + before * parts,
-                              reinterpret_cast<const float*>(from.minima) + before};
-        Sums<1, kUnitRows> sums;
+      each_panels<kUnitPanels>(0, count, [&]<int panels>(int first) {
+        Weights weights[panels];
+        Sums<panels, kUnitRows> sums;
+        for (int i = 0; i < panels; ++i) {
+          const long before = static_cast<long>(first + i) * groups * kPanel;
+          weights[i] = {from.codes + before * kGroup, reinterpret_cast<const float*>(from.scales) + before * parts,
+                        reinterpret_cast<const float*>(from.minima) + before};
+          for (Floats& sum : sums.at[i]) sum = zeros();
+        }
         unit_sums<parts, form.has_minima>(tile, weights, groups, sums.at);
         add_unit_outliers<parts>(sums.at, outliers, weights);
-        finish(sums, code_factor<form>, after, bias, panel + i, out + row * stride, stride);
-      }
+        finish(sums, code_factor<form>, after, bias, panel + first, out + row * stride, stride);
+      });
     }
   }
   Tiles::release();

@@ -2,6 +2,7 @@
 #define OSTRO_PLAIN_PANEL 16
 #include "isa_plain.h"
 #include "isa.inl"
+#include "linear.inl"
 #include "twins.h"
 
 namespace ostro {

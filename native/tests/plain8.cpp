@@ -2,6 +2,7 @@
 #define OSTRO_PLAIN_PANEL 8
 #include "isa_plain.h"
 #include "isa.inl"
+#include "linear.inl"
 #include "twins.h"
 
 namespace ostro {

@@ -22,7 +22,8 @@ struct Tiles {
   }
   static void configure(int rows, int columns) {
     require(rows <= 16 && columns <= 64 && columns % 4 == 0);
-    for (int i = 0; i < 2; ++i) tiles[i] = {rows, 64, {}}, tiles[2 + i] = {rows, columns, {}}, tiles[4 + i] = {columns / 4, 64, {}};
+    for (int i = 0; i < 2; ++i) tiles[i] = {rows, 64, {}}, tiles[4 + i] = {columns / 4, 64, {}};
+    tiles[2] = {rows, columns, {}};
   }
   static void release() {
     for (Tile& tile : tiles) tile = {};
@@ -56,10 +57,9 @@ struct Tiles {
         std::memcpy(&tiles[sums].at[row][4 * column], &sum, 4);
       }
   }
-  template <int32_t bits>
-  static Floats biased(const int32_t* sums) {
+  static Floats scaled(const int32_t* sums, float scale) {
     Floats floats;
-    for (int i = 0; i < kPanel; ++i) floats.at[i] = std::bit_cast<float>(sums[i] + bits);
+    for (int i = 0; i < kPanel; ++i) floats.at[i] = static_cast<float>(sums[i]) * scale;
     return floats;
   }
 };

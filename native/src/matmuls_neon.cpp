@@ -1,0 +1,3 @@
+#define OSTRO_ISA neon
+#include "isa_neon.h"
+#include "linear.inl"

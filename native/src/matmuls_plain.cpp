@@ -1,0 +1,3 @@
+#define OSTRO_ISA plain
+#include "isa_plain.h"
+#include "linear.inl"
