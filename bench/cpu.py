@@ -16,6 +16,7 @@ stream could reach. All are kept to as many CPUs as there are threads.
 
     135m, 1b, 3b   Llamas of these sizes
     moe            a mixture of 32 experts: 1.3 billion weights, 0.4 billion of them active
+    gpt-oss        a quarter of gpt-oss-20b's layers, always in MXFP4
 
 Of the default model, by processes of their own, one at a time, which alternate too:
 

@@ -4,7 +4,8 @@ A quantised file has the types that llama.cpp's quantiser would choose, random c
 deviation of about `Shape.deviation`. Its vocabulary is made up: all bytes, one merge, and words that nobody writes.
 """
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +35,10 @@ class Shape:
     context: int = 16_384
     deviation: float = 0.02
     """Standard deviation of the weights, around 0."""
+    family: str = "llama"
+    """GGUF's name: `llama` or `gpt-oss`, which has biases, sinks, and a head of its own."""
+    window: int = 0
+    """Tokens that every other layer of a gpt-oss attends to."""
 
     @property
     def kv_bytes(self) -> int:
@@ -47,8 +52,23 @@ SHAPES: Mapping[str, Shape] = {
     "3b": Shape(hidden=3072, layers=28, heads=24, kv_heads=8, head_dim=128, inner=8192),
     # Of the size of Granite 3's 1B-A400M.
     "moe": Shape(hidden=1024, layers=24, heads=16, kv_heads=8, head_dim=64, inner=512, experts=32, chosen=8),
+    # A quarter of gpt-oss-20b's layers.
+    "gpt-oss": Shape(
+        hidden=2880,
+        layers=6,
+        heads=64,
+        kv_heads=8,
+        head_dim=64,
+        inner=2880,
+        experts=32,
+        chosen=4,
+        family="gpt-oss",
+        window=128,
+    ),
 }
 KINDS = ("q4_0", "q4_k_m", "q8_0")
+OWN_KINDS: Mapping[str, Sequence[str]] = {"gpt-oss": ("mxfp4",)}
+"""Those of families that come in no others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +81,8 @@ class Blocks:
     """By their place in a block, the 16-bit scales that give weights a deviation of 1; all other bytes are random."""
     signed: bool = True
     """Whether a block's scale may be negative, so that codes that lean to one side bring no mean."""
+    power: float = 0.0
+    """If not 0, the scale is a power of two, whose exponent is the first byte."""
 
 
 # A scale is one over the deviation of uniform codes (times that of uniform scales of parts of the block, where there
@@ -71,15 +93,16 @@ BLOCKS: Mapping[Type, Blocks] = {
     Type.Q8_0: Blocks(32, 34, {0: 1 / 74}),
     Type.Q4_K: Blocks(256, 144, {0: 1 / 258, 2: 7.5 / 258}, signed=False),
     Type.Q6_K: Blocks(256, 210, {208: 1 / 1370}),
+    Type.MXFP4: Blocks(32, 17, {}, power=1 / 2.93),
 }
 # What the quantiser takes for rows that are no whole number of blocks.
 FALLBACKS: Mapping[Type, Type] = {Type.Q4_K: Type.Q5_0, Type.Q6_K: Type.Q8_0}
 
 
 def write_random_llama(path: Path, shape: Shape, kind: str) -> None:
-    """`kind` is one of KINDS, or `f16`. The embeddings are also the head."""
-    writer = GGUFWriter(path, "llama")
-    writer.add_name("random Llama")
+    """`kind` is one of KINDS or the family's own, or `f16`. A Llama's embeddings are also the head."""
+    writer = GGUFWriter(path, shape.family)
+    writer.add_name(f"random {shape.family}")
     writer.add_context_length(shape.context)
     writer.add_embedding_length(shape.hidden)
     writer.add_block_count(shape.layers)
@@ -92,6 +115,11 @@ def write_random_llama(path: Path, shape: Shape, kind: str) -> None:
     if shape.experts:
         writer.add_expert_count(shape.experts)
         writer.add_expert_used_count(shape.chosen)
+    if shape.family == "gpt-oss":
+        writer.add_expert_feed_forward_length(shape.inner)
+        writer.add_sliding_window(shape.window)
+        writer.add_key_length(shape.head_dim)
+        writer.add_value_length(shape.head_dim)
     _add_vocabulary(writer, shape.vocab_size)
     tensors = {name: (dims, tensor_type(name, dims, shape, kind)) for name, dims in tensor_dims(shape).items()}
     for name, (dims, type_) in tensors.items():
@@ -113,26 +141,35 @@ def write_random_llama(path: Path, shape: Shape, kind: str) -> None:
 def tensor_dims(shape: Shape) -> dict[str, Dims]:
     queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     found: dict[str, Dims] = {"token_embd.weight": (shape.vocab_size, shape.hidden)}
+    matrices: dict[str, Dims] = {
+        "attn_q": (queries, shape.hidden),
+        "attn_k": (keys, shape.hidden),
+        "attn_v": (keys, shape.hidden),
+        "attn_output": (shape.hidden, queries),
+        **_mlp(shape),
+    }
+    norms = ("attn_norm", "ffn_norm")
+    others: dict[str, Dims] = {}
+    if shape.family == "gpt-oss":
+        norms = ("attn_norm", "post_attention_norm")
+        others = {f"{name}.bias": dims[:-1] for name, dims in matrices.items()}
+        others["attn_sinks.weight"] = (shape.heads,)
+        found["output.weight"] = (shape.vocab_size, shape.hidden)
+    weights = dict.fromkeys(norms, (shape.hidden,)) | matrices
+    of_layer = {f"{name}.weight": dims for name, dims in weights.items()} | others
     for layer in range(shape.layers):
-        of_layer: dict[str, Dims] = {
-            "attn_norm": (shape.hidden,),
-            "attn_q": (queries, shape.hidden),
-            "attn_k": (keys, shape.hidden),
-            "attn_v": (keys, shape.hidden),
-            "attn_output": (shape.hidden, queries),
-            "ffn_norm": (shape.hidden,),
-            **_mlp(shape),
-        }
-        found |= {f"blk.{layer}.{name}.weight": dims for name, dims in of_layer.items()}
+        found |= {f"blk.{layer}.{name}": dims for name, dims in of_layer.items()}
     return found | {"output_norm.weight": (shape.hidden,)}
 
 
 def tensor_type(name: str, dims: Dims, shape: Shape, kind: str) -> Type:
     """The type that llama.cpp's quantiser would choose."""
-    if len(dims) == 1 or "ffn_gate_inp" in name:
+    if len(dims) == 1 or "ffn_gate_inp" in name or name.endswith(".bias"):
         return Type.F32
     if kind == "f16":
         return Type.F16
+    if kind == "mxfp4":
+        return Type.MXFP4 if "_exps" in name else Type.Q8_0
     found = {"q4_0": Type.Q4_0, "q8_0": Type.Q8_0, "q4_k_m": Type.Q4_K}[kind]
     if name == "token_embd.weight" and kind != "q8_0":
         found = Type.Q6_K
@@ -147,6 +184,8 @@ def bytes_per_token(shape: Shape, kind: str) -> int:
     """Bytes of the file's weights that one token of one stream goes through."""
     total = 0.0
     for name, dims in tensor_dims(shape).items():
+        if name == "token_embd.weight" and shape.family == "gpt-oss":
+            continue  # looked up: the head is another matrix
         blocks = BLOCKS.get(tensor_type(name, dims, shape, kind))
         size = float(np.prod(dims)) * (blocks.bytes / blocks.columns if blocks else 4)
         total += size * shape.chosen / shape.experts if "_exps" in name else size
@@ -173,6 +212,8 @@ def _values(dims: Dims, type_: Type, deviation: float, seed: int) -> npt.NDArray
         return (np.random.default_rng(seed).standard_normal(dims, np.float32) * deviation).astype(dtype)
     blocks = BLOCKS[type_]
     found = _random_bytes(int(np.prod(dims)) // blocks.columns * blocks.bytes, seed).reshape(-1, blocks.bytes)
+    if blocks.power:
+        found[:, 0] = 127 + round(math.log2(blocks.power * deviation))
     for place, scale in blocks.scales.items():
         low, high = np.float16(scale * deviation).tobytes()
         found[:, place] = low

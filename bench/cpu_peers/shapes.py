@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cpu_peers.ostro_worker import SLACK
-from cpu_peers.random_llama import KINDS, SHAPES, bytes_per_token, write_random_llama
+from cpu_peers.random_llama import KINDS, OWN_KINDS, SHAPES, bytes_per_token, write_random_llama
 from cpu_peers.rounds import AGAIN, FORMER, LLAMA, OSTRO, READ, Comparison, Plan, Side, Task, compare
 
 TURNS = "llama-turns"
@@ -55,7 +55,8 @@ class Shapes:
         Each model has an equal share of the time that is left when it begins.
         """
         deadline = clock() + seconds
-        models = [(part, kind) for part in parts for kind in self.kinds if kind in KINDS]
+        kinds = [kind for kind in self.kinds if kind in KINDS]
+        models = [(part, kind) for part in parts for kind in OWN_KINDS.get(part, kinds)]
         reader = self._reader()
         for number, (part, kind) in enumerate(models):
             began = clock()
@@ -156,7 +157,7 @@ def build_native(root: Path, build: Path) -> None:
 
 
 def _bars(part: str, task: Task) -> dict[str, float]:
-    if part == "moe":
+    if SHAPES[part].experts:
         return {LLAMA: _MIXTURE[task.streams]} if task.decodes and task.streams in _MIXTURE else {}
     if not task.decodes:
         return {LLAMA: _PREFILL}
