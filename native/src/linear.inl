@@ -70,7 +70,7 @@ OSTRO_INLINE void fetch_bytes(const void* from, long size) {
   for (long line = 0; line < size; line += 64) fetch(static_cast<const uint8_t*>(from) + line);
 }
 
-// With one row, there is little work per byte, and memory is the bottleneck: prefetch groups kAhead bytes ahead, beyond
+// With few rows, there is little work per byte, and memory is the bottleneck: prefetch groups kAhead bytes ahead, beyond
 // the end of these panels those of the next. `left` is how many groups are left of each panel's.
 template <Form form, int panels>
 OSTRO_INLINE void fetch_ahead(const Place& at, long left, int groups) {
@@ -115,8 +115,9 @@ OSTRO_INLINE void add_group(Floats (&out)[panels][rows], const Group<rows>& grou
   }
 }
 
+// `is_first` says whether these panels are read for the first time, from memory.
 template <Form form, int panels, int rows>
-OSTRO_INLINE void integer_tile(const uint8_t* x, Place at, int groups, Floats (*to)[rows]) {
+OSTRO_INLINE void integer_tile(const uint8_t* x, Place at, int groups, bool is_first, Floats (*to)[rows]) {
   const auto* group = reinterpret_cast<const Group<rows>*>(x);
   const long panel_numbers = static_cast<long>(groups) * number_bytes<form>;
   Floats out[panels][rows];
@@ -131,7 +132,8 @@ OSTRO_INLINE void integer_tile(const uint8_t* x, Place at, int groups, Floats (*
     at.scales += halves_step<form>;
     at.minima += halves_step<form>;
     for (int i = 0; i < block_groups<form>; ++i, ++group) {
-      if constexpr (rows == 1 && form.codes >= 0) fetch_ahead<form, panels>(at, end - group, groups);
+      if constexpr (form.codes >= 0)
+        if (rows == 1 || is_first) fetch_ahead<form, panels>(at, end - group, groups);
       add_group<form>(out, *group, at, groups, scales, minima);
       at.codes += code_bytes<form>;
       at.scales += number_step<form> * form.per_group();
@@ -217,7 +219,7 @@ struct Product {
     // With one row, two panels hide the latency of dot products, but one is read sequentially: machines differ.
     constexpr int together = std::min(panels, count == 1 ? kOneRowPanels : kTileSums / count);
     for (int i = 0; i < panels; i += together)
-      integer_tile<form, together, count>(tile, at.after<form>(i * groups), groups, sums.at + i);
+      integer_tile<form, together, count>(tile, at.after<form>(i * groups), groups, row == 0, sums.at + i);
     const auto& outliers = *reinterpret_cast<const Outliers<count>*>(tile + groups * sizeof(Group<count>));
     add_outliers<form>(sums, outliers, at, groups);
     finish(sums, factor, after, bias, panel, out + row * stride, stride);
