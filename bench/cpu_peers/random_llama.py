@@ -81,8 +81,8 @@ class Blocks:
     """By their place in a block, the 16-bit scales that give weights a deviation of 1; all other bytes are random."""
     signed: bool = True
     """Whether a block's scale may be negative, so that codes that lean to one side bring no mean."""
-    power: float = 0.0
-    """If not 0, the scale is a power of two, whose exponent is the first byte."""
+    power: float | None = None
+    """The scale if it is a power of two, whose exponent is the first byte."""
 
 
 # A scale is one over the deviation of uniform codes (times that of uniform scales of parts of the block, where there
@@ -133,8 +133,8 @@ def write_random_llama(path: Path, shape: Shape, kind: str) -> None:
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
     # One at a time: all of them would not fit everywhere.
-    for seed, (dims, type_) in enumerate(tensors.values()):
-        writer.write_tensor_data(_values(dims, type_, shape.deviation, seed))
+    for seed, (name, (dims, type_)) in enumerate(tensors.items()):
+        writer.write_tensor_data(_values(name, dims, type_, shape.deviation, seed))
     writer.close()
 
 
@@ -204,15 +204,15 @@ def _mlp(shape: Shape) -> dict[str, Dims]:
     }
 
 
-def _values(dims: Dims, type_: Type, deviation: float, seed: int) -> npt.NDArray[np.generic]:
-    if len(dims) == 1:
+def _values(name: str, dims: Dims, type_: Type, deviation: float, seed: int) -> npt.NDArray[np.generic]:
+    if name.endswith("norm.weight"):
         return np.ones(dims, np.float32)
     if type_ not in BLOCKS:
         dtype = np.float32 if type_ is Type.F32 else np.float16
         return (np.random.default_rng(seed).standard_normal(dims, np.float32) * deviation).astype(dtype)
     blocks = BLOCKS[type_]
     found = _random_bytes(int(np.prod(dims)) // blocks.columns * blocks.bytes, seed).reshape(-1, blocks.bytes)
-    if blocks.power:
+    if blocks.power is not None:
         found[:, 0] = 127 + round(math.log2(blocks.power * deviation))
     for place, scale in blocks.scales.items():
         low, high = np.float16(scale * deviation).tobytes()

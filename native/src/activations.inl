@@ -126,7 +126,9 @@ inline void quantize_in_tile(const float* x, int row, int cols, uint8_t* tile) {
       sums.all -= code;
       if (outlier < kGroup / 2) sums.half -= code;
     }
-    const float scale = std::bit_cast<float>(std::bit_cast<uint32_t>(peak * (1.0f / 127.0f)) & kScaleBits);
+    float scale = std::bit_cast<float>(std::bit_cast<uint32_t>(peak * (1.0f / 127.0f)) & kScaleBits);
+    // With a base that is infinite, it would depend on the kernel what becomes of a sum.
+    if (!std::isfinite(kFloatBase * scale)) scale = std::numeric_limits<float>::quiet_NaN();
     group->base[row] = broadcast(-kFloatBase * scale);
     group->scale[row] = scale;
     group->sum[row] = sums.all;

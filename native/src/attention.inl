@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <type_traits>
 
 namespace OSTRO_ISA {
 
@@ -50,17 +51,17 @@ inline void page_scores(const float* q, int dim, const Cell* keys, const Cell* n
           });
         }
       }
-      continue;
+    } else {
+      Lanes<4> four[queries];
+      for (int query = 0; query < queries; ++query) four[query] = Lanes<4>(q + query * dim + d);
+      each_lane<4>([&]<int at>() OSTRO_BODY {
+        for (int i = 0; i < kPageVectors; ++i) {
+          const Floats key = load(keys + at * kPage + i * kPanel);
+          for (int query = 0; query < queries; ++query)
+            sums[query][i] = four[query].template add<at>(sums[query][i], key);
+        }
+      });
     }
-    Lanes<4> four[queries];
-    for (int query = 0; query < queries; ++query) four[query] = Lanes<4>(q + query * dim + d);
-    each_lane<4>([&]<int at>() OSTRO_BODY {
-      for (int i = 0; i < kPageVectors; ++i) {
-        const Floats key = load(keys + at * kPage + i * kPanel);
-        for (int query = 0; query < queries; ++query)
-          sums[query][i] = four[query].template add<at>(sums[query][i], key);
-      }
-    });
   }
   for (int query = 0; query < queries; ++query)
     for (int i = 0; i < kPageVectors; ++i) scores[query][i] = sums[query][i];

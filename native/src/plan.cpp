@@ -106,7 +106,7 @@ Plan::Plan(const Kernels& kernels, const Shape& shape, const std::vector<BufferS
   const size_t row_codes = coded_cols ? static_cast<size_t>(kernels.row_bytes(coded_cols)) : 0;
   codes_ = zeros<uint8_t>(std::max(rows * row_codes, slot_codes));
   if (has_texts) text_starts_.resize(static_cast<size_t>(shape.max_rows) + 1);
-  else stretches_.reserve(shape.max_rows);
+  stretches_.reserve(shape.max_rows);
   normed_.resize(static_cast<size_t>(rows) * normed_cols);
   for (Own& own : own_) {
     own.codes.resize(kFewRows * row_codes);
@@ -123,7 +123,7 @@ void Plan::run(const Batch& batch, int begin, int end) {
   for (int piece = 0; piece < batch.num_pieces; ++piece)
     std::fill_n(piece_of_row_.begin() + batch.pieces[piece].row, batch.pieces[piece].length, piece);
   if (!text_starts_.empty()) count_text_blocks(batch);
-  else count_stretches(batch);
+  count_stretches(batch);
   pool_.run([&](int thread) { work(batch, begin, end, thread); });
 }
 

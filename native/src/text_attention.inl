@@ -1,7 +1,7 @@
 // Attention within whole texts: every token sees all others, or those that are near on either side. Included once per
 // instruction set.
 //
-// Both products are matmuls of `linear.inl`, with keys and values packed into panels first. A token's result depends on
+// Both products are matmuls of `float_linear.inl`, with keys and values packed into panels first. A token's result depends on
 // its text alone.
 #pragma once
 

@@ -66,7 +66,7 @@ OSTRO_NOINLINE void unit_sums(const Group<kUnitRows>* rows, const Weights (&weig
                               Floats (&to)[panels][kUnitRows]) {
   constexpr int ahead = kSumsAhead / parts, codes = 8 * kPanel * 4 / parts, columns = kGroup / parts;
   UnitSums sums[2][panels][kSumsAhead];
-  auto multiply = [&](int first, int i, auto& to) OSTRO_BODY {
+  auto multiply = [&](int first, int i, auto& block) OSTRO_BODY {
     const int group = first + i / parts, part = i % parts;
     if (group >= groups) return;
     Tiles::load<2>(rows[group].codes[0] + part * columns, kGroup);
@@ -77,7 +77,7 @@ OSTRO_NOINLINE void unit_sums(const Group<kUnitRows>* rows, const Weights (&weig
       Tiles::zero<panel>();
       Tiles::dot<panel, 2, 4 + panel>();
     });
-    each_lane<panels>([&]<int panel>() OSTRO_BODY { Tiles::store<panel>(to[panel][i].at, kPanel * 4); });
+    each_lane<panels>([&]<int panel>() OSTRO_BODY { Tiles::store<panel>(block[panel][i].at, kPanel * 4); });
   };
   for (int i = 0; i < kSumsAhead; ++i) multiply(0, i, sums[0]);
   for (int first = 0, now = 0; first < groups; first += ahead, now ^= 1) {

@@ -500,15 +500,18 @@ void check_odd_rows(const Kind& kind) {
   const Packed packed(meaning, panel, out_rows);
   Values x = numbers(long(rows) * cols, -1, 1);
   std::fill_n(x.begin(), cols, 0.0f);
-  for (int col = 0; col < cols; ++col) x[3 * cols + col] *= 1e-39f, x[5 * cols + col] *= 1e30f;
+  for (int col = 0; col < cols; ++col)
+    x[3 * cols + col] *= 1e-39f, x[5 * cols + col] *= 1e30f, x[6 * cols + col] *= 1e35f;
   for (int at = 0; at < kGroup; at += 3) {  // at any place of a vector
     Values broken = x;
     broken[1 * cols + at] = NAN;
-    const Values out = run(packed, broken.data(), rows);
+    const Values out = run(packed, broken.data(), rows), alone = run(packed, &broken[6L * cols], 1);
     for (int i = 0; i < out_rows; ++i) {
+      if (!kind.is_float()) expect(std::isnan(alone[i]), "numbers too large for scales, alone, times " + kind.name);
       expect(out[i] == 0, "zeros times " + kind.name + " are not zeros");
       expect(std::isnan(out[long(out_rows) + i]), "a row of " + kind.name + " with NaN is a number");
       expect(std::fabs(out[3L * out_rows + i]) < 1e-30, "the smallest numbers times " + kind.name);
+      if (!kind.is_float()) expect(std::isnan(out[6L * out_rows + i]), "numbers too large for scales times " + kind.name);
       for (int row : {2, 4, 5}) {
         const Sum sum = product(meaning, i, &x[long(row) * cols]);
         expect_near(out[long(row) * out_rows + i], sum.value, 1e-6 * sum.size, "beside odd rows of " + kind.name);
@@ -615,6 +618,18 @@ void check_attention(Cells cells, int dim, int window, float cap, bool sunk = fa
                     0, out.data(), 0);
       expect(same_bits(out.data(), alone.data(), long(count) * dim), "queries beside others, " + what);
       expect(out.back() == kUntouched, "attention wrote beyond its queries, " + what);
+    }
+  }
+  // More than are computed together.
+  for (const int count : {25, 50}) {
+    const Values q = numbers(count * dim, -3, 3), sinks = numbers(count, -4, 4);
+    Values out(long(count) * dim), alone(dim);
+    table->attend(head.how, head.view(), head.pages.data(), 40, 1, count, sunk ? sinks.data() : nullptr, q.data(), 0,
+                  out.data(), 0);
+    for (int query = 0; query < count; ++query) {
+      table->attend(head.how, head.view(), head.pages.data(), 40, 1, 1, sunk ? &sinks[query] : nullptr,
+                    &q[long(query) * dim], 0, alone.data(), 0);
+      expect(same_bits(&out[long(query) * dim], alone.data(), dim), "queries beside many others, " + what);
     }
   }
   struct Stretch {

@@ -247,6 +247,21 @@ def test_quantised_random_llama_has_the_weights_that_are_asked_for(kind: str, tm
     assert len({tensor.data.tobytes() for tensor in tensors if tensor.data.ndim > 1}) == 1 + 8 * 7
 
 
+@pytest.mark.full
+def test_a_random_gpt_oss_has_its_familys_tensors(tmp_path: Path) -> None:
+    """Biases that are all alike would send all tokens to the same experts."""
+    shape = replace(SHAPES["gpt-oss"], hidden=128, layers=1, heads=4, kv_heads=2, inner=96, experts=4, vocab_size=300)
+    write_random_llama(path := tmp_path / "model.gguf", shape, "mxfp4")
+    llm = LLM(config=EngineConfig(model=str(path), device="cpu", threads=1))
+    assert "MXFP4" in ostro_worker.describe(llm)
+    for tensor in GGUFReader(path).tensors:
+        weights = dequantize(tensor.data, tensor.tensor_type)
+        if tensor.name.endswith("norm.weight"):
+            assert (weights == 1).all()
+        else:
+            assert 0 < weights.std() < 0.05, tensor.name
+
+
 def test_types_of_a_random_llama_are_those_that_llama_cpps_quantiser_chooses() -> None:
     def types(part: str, kind: str) -> dict[str, int]:
         shape, found = SHAPES[part], Counter[str]()
