@@ -38,6 +38,7 @@ ToolFormat = Literal[
     "functools",
     "phi4_mini",
     "llama3_json",
+    "lfm2",
     "pythonic",
     "generic",
 ]

@@ -271,6 +271,42 @@ GEMMA_4 = """\
 {%- if add_generation_prompt %}{{- '<|turn>model\\n' }}
 {%- if not enable_thinking %}{{- '<|channel>thought\\n<channel|>' }}{%- endif %}{%- endif %}"""
 
+# LFM2's shows calls as Python has them; its first version showed tools alone.
+_LFM_TOOLS = """\
+{{- bos_token }}
+{%- set first = messages[0].content if messages[0].role == 'system' else '' %}
+{%- if tools %}
+{%- set first = first + ('\\n' if first else '') + 'List of tools: <|tool_list_start|>' %}
+{%- set first = first + tools | tojson + '<|tool_list_end|>' %}
+{%- endif %}
+{%- if first %}{{- '<|im_start|>system\\n' + first + '<|im_end|>\\n' }}{%- endif %}
+"""
+_LFM_END = "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"
+LFM_2 = (
+    _LFM_TOOLS
+    + """\
+{%- for message in messages %}{%- if not (loop.first and message.role == 'system') %}
+{%- set content = message.content if message.content is string else message.content | tojson %}
+{{- '<|im_start|>' + message.role + '\\n' }}
+{{- '<|tool_response_start|>' + content + '<|tool_response_end|>' if message.role == 'tool' else content }}
+{{- '<|im_end|>\\n' }}{%- endif %}{%- endfor %}
+"""
+    + _LFM_END
+)
+LFM_25 = (
+    _LFM_TOOLS
+    + """\
+{%- for message in messages %}{%- if not (loop.first and message.role == 'system') %}
+{{- '<|im_start|>' + message.role + '\\n' + message.content }}
+{%- if message.tool_calls %}{{- '<|tool_call_start|>[' }}
+{%- for call in message.tool_calls %}{%- set call = call.function %}{{- ', ' if not loop.first }}{{- call.name + '(' }}
+{%- for name, value in call.arguments | items %}{{- ', ' if not loop.first }}
+{{- name + '=' + ("'" + value + "'" if value is string else value | tojson) }}{%- endfor %}{{- ')' }}{%- endfor %}
+{{- ']<|tool_call_end|>' }}{%- endif %}{{- '<|im_end|>\\n' }}{%- endif %}{%- endfor %}
+"""
+    + _LFM_END
+)
+
 # Granite 3's reasoning is turned on by an order to the model, and the prompt's end does not show it.
 GRANITE_3 = """\
 {%- if thinking %}<|start_of_role|>system<|end_of_role|>Think within <think></think> first.<|end_of_text|>

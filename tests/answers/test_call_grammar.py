@@ -132,6 +132,7 @@ CALLS: Mapping[str, tuple[str, str]] = {
     ),
     "llama3_json": ('{"name": "f", "parameters": {"x": 1}}', '; {"name": "g", "parameters": {}}'),
     "pythonic": ('[f(x=1, flag=True, where="here")', ", g()]"),
+    "lfm2": ('<|tool_call_start|>[f(x=1, flag=True, where="here")', ", g()]<|tool_call_end|>"),
 }
 """A first call, and a second one after it."""
 
@@ -291,6 +292,7 @@ OTHER_CALLS = {
     "hermes": ('<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>', ""),
     "qwen3_coder": ("<tool_call>\n<function=f>\n<parameter=x>\n1\n</parameter>\n</function>\n</tool_call>", ""),
     "pythonic": ("[f(x=1)]", ""),
+    "lfm2": ("<|tool_call_start|>[f(x=1)]<|tool_call_end|>", ""),
 }
 """Where `CALLS` has more arguments."""
 

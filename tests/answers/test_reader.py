@@ -399,6 +399,10 @@ MANY: Mapping[str, tuple[str, list[Event]]] = {
         "[f(x=1, s='a'), g()]",
         [*call(0, "f", '{"x": 1, "s": "a"}'), *call(1, "g", "{}")],
     ),
+    "lfm2": (
+        "Let me see.<|tool_call_start|>[f(x=1, s='a'), g()]<|tool_call_end|>",
+        [Text("Let me see."), *call(0, "f", '{"x": 1, "s": "a"}'), *call(1, "g", "{}")],
+    ),
     "qwen3_coder": (
         "Hi\n<tool_call>\n<function=f>\n<parameter=x>\n1\n</parameter>\n<parameter=s>\n 2 \n</parameter>\n</function>\n"
         "</tool_call>\n<tool_call>\n<function=g>\n</function>\n</tool_call>",

@@ -94,6 +94,8 @@ _DEEPSEEK_SECTION = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>
 _DEEPSEEK_CALL = ("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>")
 _HARMONY = ("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>")
 
+_LFM2 = ("<|tool_call_start|>", "<|tool_call_end|>")
+
 _HERMES = CallFormat(
     begin="<tool_call>",
     lead="\n",
@@ -176,6 +178,14 @@ FORMATS: dict[str, CallFormat] = {
         calls=JsonCalls(arguments="parameters", separator="; "),
         evidence=_texts(f'{{"name": "{PROBE}", "parameters": '),
         special=("<|python_tag|>",),
+    ),
+    "lfm2": CallFormat(
+        begin=_LFM2[0],
+        calls=PythonCalls(),
+        end=_LFM2[1],
+        # Some templates show tools, but no calls.
+        evidence=(rf"{re.escape(_LFM2[0])}\[|List of tools: (?:<\|tool_list_start\|>)?\[",),
+        special=_LFM2,
     ),
     "pythonic": CallFormat(
         other_begins=("<|python_start|>",),
