@@ -165,6 +165,7 @@ LEFT_OUT: Mapping[str, str] = {
     "simulator_sleeping.json": "as simulator.json",
     "structured.json": "docs/structured-outputs.md has its table",
     "xeon/1b.json": "ratios in rounds, to llama.cpp and to a former commit",
+    "xeon/gpt-oss.json": "as xeon/two-cores.json, of another shape",
     "xeon/threads-16.json": "as xeon/1b.json, of more shapes",
     "xeon/threads-4.json": "as xeon/threads-16.json, with four threads",
     "xeon/two-cores.json": "as xeon/1b.json, with two threads",
