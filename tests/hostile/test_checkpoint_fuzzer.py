@@ -87,7 +87,7 @@ def outcome(self, number):
     return whole(self, number)
 
 whole, fuzzer.Bench.outcome = fuzzer.Bench.outcome, outcome
-fuzzer.Bench._run, fuzzer.MOST_SECONDS = faulty, 3
+fuzzer.Bench._run, fuzzer.MOST_SECONDS = faulty, 10
 report = fuzzer.fuzz(12, 0)
 print(report.num_cases)
 for finding in report.findings:
