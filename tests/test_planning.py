@@ -322,7 +322,7 @@ NATIVE: Mapping[str, object] = {
     "head_dim": 32,
 }
 RECURRENT_CONFIGS = {
-    case.model_type: {**case.settings(SIZES), "num_hidden_layers": 2, "hidden_act": "silu"}
+    case.model_type: {"num_hidden_layers": 2, **case.settings(SIZES), "hidden_act": "silu"}
     for case in CASES.values()
     if case.recurrent
 }

@@ -19,7 +19,7 @@ from ostro.models import architecture as arch
 from ostro.models.adapter_places import described_terms
 from ostro.models.registry import describe
 from ostro.torch_models.decoder import Decoder
-from ostro.torch_models.experts import ExpertMatrices, Experts, route
+from ostro.torch_models.experts import ExpertMatrices, Experts, route, route_by_sigmoids
 from ostro.torch_models.loading import load_weights
 from ostro.torch_models.lora import Adapters
 from ostro.weights.adapter import LowRank
@@ -93,6 +93,18 @@ def test_a_tokens_output_does_not_depend_on_how_a_batch_is_cut(cuts: set[int], s
     ends = [*sorted(cuts), 12]
     parts = [experts(x[start:end]) for start, end in zip([0, *ends], ends, strict=False)]
     torch.testing.assert_close(torch.cat(parts), whole, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("normalized", [True, False])
+def test_a_choice_by_sigmoids_is_biased_and_its_weights_are_not(normalized: bool) -> None:
+    logits, bias = torch.tensor([[0.0, 2.0, 0.0, -1.0], [3.0, 3.0, 3.0, 3.0]]), torch.tensor([0.0, -0.5, 0.0, 0.5])
+    routing = arch.SigmoidRouting(choice_bias="bias", eps=0.1, scale=2.5)
+    experts, weights = route_by_sigmoids(logits, 3, routing, bias, normalized=normalized)
+    assert experts.tolist() == [[3, 0, 2], [3, 0, 2]]
+    expected = logits.gather(1, experts).sigmoid()
+    if normalized:
+        expected = expected / (expected.sum(1, keepdim=True) + 0.1)
+    torch.testing.assert_close(weights, 2.5 * expected)
 
 
 def test_many_tokens_are_computed_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -175,7 +175,7 @@ def test_rope_frequencies_are_within_a_last_bit_of_those_of_transformers(name: s
     rope = described.rope if isinstance(described, HrmText) else described.ropes[0]
     rotary = Rotary(rope, head_dim=described.shape.head_dim, max_seq_len=described.shape.max_seq_len)
     modules = reference_of(name).model.named_modules()
-    rotation = next(module for path, module in modules if path.endswith("rotary_emb"))
+    rotation = next(module for path, module in modules if path.endswith(("rotary_emb", "pos_emb")))
     # A long prompt of an earlier test leaves the stretched ones in place.
     expected = getattr(rotation, "original_inv_freq", rotation.inv_freq)
     torch.testing.assert_close(rotary.frequencies, torch.cat((-expected, expected)), rtol=2**-23, atol=0)

@@ -23,4 +23,6 @@ def telling(model: transformers.PreTrainedModel, *, seed: int = 0) -> transforme
         for name, tensor in model.state_dict().items():
             if name not in trained and tensor.is_floating_point():
                 tensor *= 1.0 + 0.3 * torch.rand(tensor.shape, generator=generator)
+                if not tensor.any():
+                    tensor += 0.3 * torch.randn(tensor.shape, generator=generator)
     return model.eval()

@@ -446,6 +446,22 @@ def is_stacked(part: Part) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SigmoidRouting:
+    """Experts are chosen by the sigmoids of the router's logits, and these are their weights."""
+
+    choice_bias: str | None
+    """The name of a stored number per expert, which is added to its sigmoid for the choice alone."""
+    eps: float
+    """Added to the sum of the chosen experts' weights, by which they are divided if they are normalised."""
+    scale: float = 1.0
+    """Multiplies the weights."""
+
+    def tensors(self, experts: int) -> Iterator[StoredTensor]:
+        if self.choice_bias is not None:
+            yield StoredTensor(self.choice_bias, (experts,))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Experts:
     """A mixture of experts: each token's row goes through the few gated MLPs for which the router's logits are highest,
     and their weighted outputs are summed. Among equal logits, the first expert's counts as higher.
@@ -463,6 +479,8 @@ class Experts:
     """Whether a token's weights add up to one: they are the softmax of its chosen experts' logits. Otherwise they are
     those experts' part of the softmax over all.
     """
+    sigmoid: SigmoidRouting | None = None
+    """How experts are chosen and weighted if not by softmax; `normalized` then divides weights by their sum."""
     scales_inputs: bool = False
     """Whether a token's weights are the sigmoids of its chosen experts' logits, and multiply what the experts read
     instead of what they compute.
@@ -502,6 +520,8 @@ class Experts:
     def tensors(self) -> Iterator[StoredTensor]:
         """Those on the model's device."""
         yield from self.router.tensors()
+        if self.sigmoid is not None:
+            yield from self.sigmoid.tensors(self.count)
         if not self.on_cpu:
             yield from self.up.tensors()
             yield from self.down.tensors()

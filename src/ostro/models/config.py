@@ -59,6 +59,11 @@ class ConfigReader:
             raise BadCheckpoint(f"{self.source}: {key!r} must be an integer from 1 to {most}, got {shown(value)}.")
         return value
 
+    def count(self, key: str, default: int | None = None, *, most: int = LARGEST) -> int:
+        """Like `integer`, or 0."""
+        value = self._value(key, default)
+        return 0 if type(value) is int and value == 0 else self.integer(key, default, most=most)
+
     def number(
         self,
         key: str,

@@ -39,6 +39,8 @@ def _torch_only(layer: Layer) -> str | None:
     attention, mlp = layer.attention, layer.mlp
     if isinstance(mlp, Experts) and mlp.scales_inputs:
         return "its router scales what experts read"
+    if isinstance(mlp, Experts) and mlp.sigmoid is not None:
+        return "its router weighs experts by sigmoids"
     if layer.side is not None:
         return "it has experts beside its MLPs"
     if attention.spec.chunk is not None:

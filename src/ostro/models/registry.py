@@ -35,6 +35,7 @@ _FILES = (
     "granitemoehybrid",
     "hrm_text",
     "lfm2",
+    "lfm2_moe",
     "llama",
     "llama4",
     "ministral3",
@@ -55,9 +56,7 @@ _FILES = (
     "starcoder2",
 )
 _ENCODER_FILES = ("bert", "modernbert", "roberta", "xlm_roberta")
-_RECURRENT = re.compile(
-    r"(bamba|falconh1|jamba|kimilinear|lfm2moe|nemotronh|olmohybrid|zamba2?)(for\w+|model)?", re.IGNORECASE
-)
+_RECURRENT = re.compile(r"(bamba|falconh1|jamba|kimilinear|nemotronh|olmohybrid|zamba2?)(for\w+|model)?", re.IGNORECASE)
 """Matches architectures and model types with a recurrent state that are not listed, without underscores."""
 
 

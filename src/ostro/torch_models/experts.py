@@ -3,7 +3,7 @@
     x ── router ── the experts of each token, their weights
     rows of x, one per token and expert, sorted by expert ── gate and up ── down ── weighted sums, token by token
 
-A token's sum adds its experts in the order of their logits, whatever other tokens a step has.
+A token's sum adds its experts in the order in which the router ranks them, whatever other tokens a step has.
 """
 
 from collections.abc import Callable
@@ -33,6 +33,19 @@ def route(logits: Tensor, chosen: int, *, normalized: bool, scales_inputs: bool 
     # The softmax over the chosen alone is their share of the full softmax, normalised to one.
     weights = ranked[:, :chosen].softmax(-1) if normalized else ranked.softmax(-1)[:, :chosen]
     return experts[:, :chosen], weights
+
+
+def route_by_sigmoids(
+    logits: Tensor, chosen: int, routing: arch.SigmoidRouting, bias: Tensor | None, *, normalized: bool
+) -> tuple[Tensor, Tensor]:
+    """The same by sigmoids, highest first with the bias that counts for the choice alone."""
+    scores = logits.float().sigmoid()
+    ranked = scores if bias is None else scores + bias
+    experts = ranked.argsort(dim=-1, descending=True, stable=True)[:, :chosen]
+    weights = scores.gather(1, experts)
+    if normalized:
+        weights = weights / (weights.sum(-1, keepdim=True) + routing.eps)
+    return experts, weights * routing.scale
 
 
 class ExpertMatrices(Weighted):
@@ -99,7 +112,10 @@ class Experts(Module):
         self.up, self.down = ExpertMatrices(described.up), ExpertMatrices(described.down)
         scales = described.weight_scales
         self.scales = None if scales is None else Vector(scales, described.count)
+        bias = None if described.sigmoid is None else described.sigmoid.choice_bias
+        self.choice_bias = None if bias is None else Vector(bias, described.count, dtype=torch.float32)
         self.shared = None if described.shared is None else GatedMLP(described.shared)
+        self.sigmoid = described.sigmoid
         self.gate = gating(described.activation)
         self.count, self.chosen, self.normalized = described.count, described.chosen, described.normalized
         self.is_gated, self.scales_inputs = described.shared_gate is not None, described.scales_inputs
@@ -121,7 +137,7 @@ class Experts(Module):
 
     def mixed(self, x: Tensor, logits: Tensor) -> Tensor:
         """The weighted sum of the chosen experts, without the shared one, given the router's logits."""
-        experts, weights = route(logits, self.chosen, normalized=self.normalized, scales_inputs=self.scales_inputs)
+        experts, weights = self._routed(logits)
         if self.scales is not None:
             weights = weights * self.scales.weight[experts]
         in_order, order = experts.flatten().sort(stable=True)
@@ -137,6 +153,12 @@ class Experts(Module):
         if self.scales_inputs:
             return by_token.sum(1)
         return torch.bmm(weights.to(x.dtype).unsqueeze(1), by_token).squeeze(1)
+
+    def _routed(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        if self.sigmoid is None:
+            return route(logits, self.chosen, normalized=self.normalized, scales_inputs=self.scales_inputs)
+        bias = None if self.choice_bias is None else self.choice_bias.weight
+        return route_by_sigmoids(logits, self.chosen, self.sigmoid, bias, normalized=self.normalized)
 
 
 CpuSums = Callable[[Tensor, Tensor, Tensor, Tensor], Callable[[], Tensor]]

@@ -120,7 +120,7 @@ def _kv_layers(config: ConfigReader, slides: tuple[bool, ...]) -> list[int | Non
     """For each layer, the one whose keys and values it reads: the last one of its kind before the last
     `num_kv_shared_layers` layers.
     """
-    shared = _count(config, "num_kv_shared_layers", 0, most=MOST_LAYERS)
+    shared = config.count("num_kv_shared_layers", 0, most=MOST_LAYERS)
     first = len(slides) - shared
     if shared and not set(slides[: max(first, 0)]).issuperset(slides):
         raise config.bad("num_kv_shared_layers", shared, "so few that some layer of each kind keeps its own keys")
@@ -131,13 +131,13 @@ def _kv_layers(config: ConfigReader, slides: tuple[bool, ...]) -> list[int | Non
 def _unread(config: ConfigReader) -> frozenset[str]:
     """Published checkpoints also hold keys and values of layers that read another layer's."""
     layers = config.integer("num_hidden_layers", most=MOST_LAYERS)
-    first = layers - _count(config, "num_kv_shared_layers", 0, most=MOST_LAYERS)
+    first = layers - config.count("num_kv_shared_layers", 0, most=MOST_LAYERS)
     names = ("k_proj", "v_proj", "k_norm", "v_norm")
     return frozenset(f"model.layers.{index}.self_attn.{name}" for index in range(first, layers) for name in names)
 
 
 def _layer_inputs(config: ConfigReader, shape: ModelShape) -> LayerInputs | None:
-    width = _count(config, "hidden_size_per_layer_input", 0, most=MOST_INNER // shape.num_layers)
+    width = config.count("hidden_size_per_layer_input", 0, most=MOST_INNER // shape.num_layers)
     if not width:
         return None
     rows = config.integer("vocab_size_per_layer_input", shape.vocab_size, most=MOST_VOCAB)
@@ -223,12 +223,6 @@ def _own_heads(config: ConfigReader, table: Mapping[str, object], layer: int, us
 def _check_kv_heads(config: ConfigReader, key: str, kv_heads: int, heads: int) -> None:
     if heads % kv_heads:
         raise config.bad(key, kv_heads, f"a divisor of 'num_attention_heads' ({heads})")
-
-
-def _count(config: ConfigReader, key: str, default: int, *, most: int) -> int:
-    """Like `ConfigReader.integer`, or 0."""
-    value = default if config.get(key) is None else config.get(key)
-    return 0 if type(value) is int and value == 0 else config.integer(key, default, most=most)
 
 
 def _check_variant(config: ConfigReader) -> None:

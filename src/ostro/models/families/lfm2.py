@@ -1,6 +1,6 @@
 """LFM2: short convolutions in most layers, attention with normed heads in the others."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from ostro.models.architecture import (
     MLP,
@@ -9,47 +9,50 @@ from ostro.models.architecture import (
     AttentionSpec,
     Convolution,
     Embedding,
+    Experts,
     Head,
     Layer,
     ModelShape,
     Norm,
-    Part,
-    Projection,
     QKNorm,
     ShortConvolution,
 )
 from ostro.models.config import EPS, FACTOR, MOST_INNER, MOST_TAPS, ConfigReader
-from ostro.models.families.common import decoder_shape, limited_layers, with_states
+from ostro.models.families.common import HubLayer, decoder_shape, limited_layers, with_states
 from ostro.models.family import Family
 from ostro.models.rope_settings import checked_rope, rope_settings
 
-_DEFAULTS: Mapping[str, object] = {
-    "block_multiple_of": 256,
-    "conv_L_cache": 3,
-    "norm_eps": 1e-5,
-    "rope_theta": 1e6,
-}
+DEFAULTS: Mapping[str, object] = {"conv_L_cache": 3, "norm_eps": 1e-5, "rope_theta": 1e6}
+Build = Callable[[HubLayer], MLP | Experts]
 
 
 def describe(config: ConfigReader, max_seq_len: int | None) -> Architecture:
     # Here, a null says that there is none.
     multiplier = {"block_ffn_dim_multiplier": config.values.get("block_ffn_dim_multiplier", 1.0)}
-    config = ConfigReader({**config.with_defaults(_DEFAULTS).values, **multiplier}, config.source)
+    config = ConfigReader({**config.with_defaults(DEFAULTS).values, **multiplier}, config.source)
+    return hybrid(config, max_seq_len, _inner_size(config), lambda shape: gated_mlp)
+
+
+def hybrid(
+    config: ConfigReader, max_seq_len: int | None, inner_size: int, mlp_of: Callable[[ModelShape], Build]
+) -> Architecture:
+    """Short convolutions and attention, for a config with `DEFAULTS`."""
     shape, rope = decoder_shape(config, max_seq_len), rope_settings(config)
     attends = config.indices("full_attn_idxs") if config.get("full_attn_idxs") is not None else range(shape.num_layers)
     recurrent = limited_layers(config, shape.num_layers, otherwise=lambda layer: layer not in attends, limited="conv")
-    shape, inner, eps = with_states(config, shape, recurrent), _inner_size(config), config.within("norm_eps", EPS)
+    shape, eps = with_states(config, shape, recurrent), config.within("norm_eps", EPS)
+    layers, mlp = (HubLayer(index, shape, eps, inner_size) for index in range(shape.num_layers)), mlp_of(shape)
     return Architecture(
         shape=shape,
         embedding=Embedding(name="model.embed_tokens"),
         layers=tuple(
             Layer(
-                mixer=_convolution(config, shape, name) if conv else _attention(shape, name, eps),
-                mlp=_mlp(shape, f"{name}.feed_forward", inner),
-                attention_norm=Norm(f"{name}.operator_norm", shape.hidden_size, eps),
-                mlp_norm=Norm(f"{name}.ffn_norm", shape.hidden_size, eps),
+                mixer=_convolution(config, layer) if recurrent[layer.index] else _attention(layer),
+                mlp=mlp(layer),
+                attention_norm=layer.norm("operator_norm"),
+                mlp_norm=layer.norm("ffn_norm"),
             )
-            for name, conv in ((f"model.layers.{index}", each) for index, each in enumerate(recurrent))
+            for layer in layers
         ),
         norm=Norm("model.embedding_norm", shape.hidden_size, eps),
         head=Head(name=None if config.flag("tie_word_embeddings") else "lm_head"),
@@ -65,37 +68,39 @@ def _inner_size(config: ConfigReader) -> int:
     inner = int(2 * inner / 3)
     if config.get("block_ffn_dim_multiplier") is None:
         return inner
-    multiple = config.integer("block_multiple_of", most=MOST_INNER)
+    multiple = config.integer("block_multiple_of", 256, most=MOST_INNER)
     inner = int(config.within("block_ffn_dim_multiplier", FACTOR) * inner)
     return multiple * -(-max(inner, 1) // multiple)
 
 
-def _convolution(config: ConfigReader, shape: ModelShape, name: str) -> ShortConvolution:
-    hidden, bias = shape.hidden_size, config.flag("conv_bias", False)
+def _convolution(config: ConfigReader, layer: HubLayer) -> ShortConvolution:
+    hidden, bias = layer.shape.hidden_size, config.flag("conv_bias", False)
+    taps = config.integer("conv_L_cache", most=MOST_TAPS)
     return ShortConvolution(
-        inputs=Projection(hidden, (Part(f"{name}.conv.in_proj", 3 * hidden),), bias=bias),
-        conv=Convolution(f"{name}.conv.conv", hidden, config.integer("conv_L_cache", most=MOST_TAPS), bias),
-        output=Projection(hidden, (Part(f"{name}.conv.out_proj", hidden),), bias=bias),
+        inputs=layer.projection("conv", hidden, {"in_proj": 3 * hidden}, bias=bias),
+        conv=Convolution(layer.named("conv.conv"), hidden, taps, bias),
+        output=layer.projection("conv", hidden, {"out_proj": hidden}, bias=bias),
     )
 
 
-def _attention(shape: ModelShape, name: str, eps: float) -> Attention:
+def _attention(layer: HubLayer) -> Attention:
+    shape = layer.shape
     queries, keys = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
-    rows = {"q_proj": queries, "k_proj": keys, "v_proj": keys}
-    query_norm, key_norm = (Norm(f"{name}.self_attn.{part}_layernorm", shape.head_dim, eps) for part in ("q", "k"))
+    query_norm, key_norm = (layer.norm(f"self_attn.{part}_layernorm", shape.head_dim) for part in ("q", "k"))
     return Attention(
         spec=AttentionSpec(scale=shape.head_dim**-0.5),
-        qkv=Projection(shape.hidden_size, tuple(Part(f"{name}.self_attn.{part}", size) for part, size in rows.items())),
-        output=Projection(queries, (Part(f"{name}.self_attn.out_proj", shape.hidden_size),)),
+        qkv=layer.projection("self_attn", shape.hidden_size, {"q_proj": queries, "k_proj": keys, "v_proj": keys}),
+        output=layer.projection("self_attn", queries, {"out_proj": shape.hidden_size}),
         rope=0,
         qk_norm=QKNorm(query_norm, key_norm, over="head"),
     )
 
 
-def _mlp(shape: ModelShape, name: str, inner: int) -> MLP:
+def gated_mlp(layer: HubLayer) -> MLP:
+    hidden, inner = layer.shape.hidden_size, layer.inner_size
     return MLP(
-        up=Projection(shape.hidden_size, (Part(f"{name}.w1", inner), Part(f"{name}.w3", inner))),
-        down=Projection(inner, (Part(f"{name}.w2", shape.hidden_size),)),
+        up=layer.projection("feed_forward", hidden, {"w1": inner, "w3": inner}),
+        down=layer.projection("feed_forward", inner, {"w2": hidden}),
         activation="silu",
         gated=True,
     )
