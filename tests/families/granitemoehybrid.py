@@ -25,6 +25,8 @@ CASE = FamilyCase(
             "mamba_conv_bias": False,
             "mamba_proj_bias": True,
         },
+        # Normed as one row nevertheless.
+        "groups": {"num_local_experts": 0, "mamba_n_groups": 4},
         # As in Granite 4 Micro: not a hybrid but by name, and for every backend.
         "attention": {
             "num_local_experts": 0,

@@ -327,7 +327,7 @@ class Mamba2:
         t = softplus(t + step_bias)
         S = exp(-exp(decay) * t) * S + (t * u) Bᵀ
         y = S C + skip * u
-        out = output(norm(y * silu(z)))                    the norm is of the rows of each group
+        out = output(norm(y * silu(z)))
     """
 
     heads: int
@@ -342,6 +342,8 @@ class Mamba2:
     skip: str
     norm: Norm | None
     """None if y * silu(z) is not normed."""
+    norm_groups: int = 1
+    """Equal parts of a row that are normed each by itself."""
     gates_normed: bool = False
     """Whether the gate multiplies what is normed: norm(y) * silu(z)."""
     output: Projection

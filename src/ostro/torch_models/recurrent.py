@@ -142,7 +142,7 @@ class Mamba2(Module):
         return self._normed(y * gate, norm.eps, self.norm.weight)
 
     def _normed(self, y: Tensor, eps: float, weight: Tensor) -> Tensor:
-        groups = y.unflatten(1, (self.described.groups, -1))
+        groups = y.unflatten(1, (self.described.norm_groups, -1))
         return F.rms_norm(groups, groups.shape[-1:], None, eps).flatten(1) * weight
 
 
