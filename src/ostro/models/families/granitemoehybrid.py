@@ -2,25 +2,22 @@
 may be beside a mixture of experts.
 """
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from reprlib import repr as shown
 
-from ostro.errors import UnsupportedModel
 from ostro.models.architecture import (
     MLP,
     Architecture,
-    Convolution,
     Experts,
     Mamba2,
     ModelShape,
     Part,
     Projection,
 )
-from ostro.models.config import MOST_HEAD_DIM, MOST_HEADS, MOST_INNER, MOST_TAPS, ConfigReader
+from ostro.models.config import MOST_HEADS, MOST_INNER, ConfigReader
 from ostro.models.families import granite, granitemoe
 from ostro.models.families.common import HubLayer, activation, decoder_shape, limited_layers, with_states
+from ostro.models.families.mamba2 import MambaSizes, check_mamba
 from ostro.models.family import Family
 from ostro.models.rope_settings import rope_settings
 
@@ -35,8 +32,6 @@ _DEFAULTS: Mapping[str, object] = {
 }
 _LAYER_TYPES = {"mamba": "linear_attention", "attention": "full_attention"}
 """Names in the first configs."""
-_NO_LIMITS = ([0, math.inf], (0, math.inf), [0, {"__float__": "Infinity"}])
-"""As transformers writes them, today last."""
 
 
 def describe(config: ConfigReader, max_seq_len: int | None) -> Architecture:
@@ -57,42 +52,11 @@ def describe(config: ConfigReader, max_seq_len: int | None) -> Architecture:
 
 
 def _mamba(config: ConfigReader, shape: ModelShape) -> Callable[[HubLayer], Mamba2]:
-    hidden = shape.hidden_size
-    heads = config.integer("mamba_n_heads", most=MOST_HEADS)
-    width = config.integer("mamba_expand", most=MOST_HEADS) * hidden
-    if width % heads:
-        raise config.bad("mamba_n_heads", heads, f"a divisor of 'mamba_expand' times 'hidden_size' ({width})")
-    if config.get("mamba_d_head") not in (None, "auto"):
-        head_dim = config.integer("mamba_d_head", most=MOST_HEAD_DIM)
-        if heads * head_dim != width:
-            raise config.bad("mamba_d_head", head_dim, f'{width // heads}, or "auto"')
-    groups = config.integer("mamba_n_groups", most=MOST_HEADS)
-    if heads % groups:
-        raise config.bad("mamba_n_groups", groups, f"a divisor of 'mamba_n_heads' ({heads})")
-    if config.text("hidden_act", "silu") != "silu":
-        raise UnsupportedModel(f"{config.source}: 'hidden_act' of a model with Mamba-2 layers must be silu.")
-    if (limit := config.get("time_step_limit")) is not None and limit not in _NO_LIMITS:
-        raise UnsupportedModel(f"{config.source}: 'time_step_limit' is {shown(limit)}, which Ostro does not support.")
-    size, taps = config.integer("mamba_d_state", most=MOST_HEAD_DIM), config.integer("mamba_d_conv", most=MOST_TAPS)
+    width = config.integer("mamba_expand", most=MOST_HEADS) * shape.hidden_size
+    sizes = MambaSizes.read(config, width, "'mamba_expand' times 'hidden_size'")
+    check_mamba(config)
     bias, conv_bias = config.flag("mamba_proj_bias", False), config.flag("mamba_conv_bias", True)
-    mixed = width + 2 * groups * size
-
-    def build(layer: HubLayer) -> Mamba2:
-        return Mamba2(
-            heads=heads,
-            head_dim=width // heads,
-            state_size=size,
-            groups=groups,
-            inputs=layer.projection("mamba", hidden, {"in_proj": width + mixed + heads}, bias=bias),
-            conv=Convolution(layer.named("mamba.conv1d"), mixed, taps, conv_bias),
-            decay=layer.named("mamba.A_log"),
-            step_bias=layer.named("mamba.dt_bias"),
-            skip=layer.named("mamba.D"),
-            norm=layer.norm("mamba.norm", width),
-            output=layer.projection("mamba", width, {"out_proj": hidden}, bias=bias),
-        )
-
-    return build
+    return lambda layer: sizes.mixer(layer, "mamba", bias=bias, output_bias=bias, conv_bias=conv_bias)
 
 
 def _mlp(config: ConfigReader, shape: ModelShape) -> Callable[[HubLayer], MLP | Experts]:

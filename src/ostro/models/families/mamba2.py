@@ -1,0 +1,79 @@
+"""Mamba-2 mixers, shared by the families that have them: sizes under the keys of most configs, and parts under the tensor
+names of all.
+"""
+
+import math
+from dataclasses import dataclass
+from reprlib import repr as shown
+
+from ostro.errors import UnsupportedModel
+from ostro.models.architecture import Convolution, Mamba2
+from ostro.models.config import MOST_HEAD_DIM, MOST_HEADS, MOST_TAPS, ConfigReader
+from ostro.models.families.common import HubLayer
+
+_NO_LIMITS = ([0, math.inf], (0, math.inf), [0, {"__float__": "Infinity"}])
+"""As transformers writes them, today last."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MambaSizes:
+    heads: int
+    head_dim: int
+    state_size: int
+    groups: int
+    taps: int
+
+    @classmethod
+    def read(cls, config: ConfigReader, width: int, width_named: str) -> "MambaSizes":
+        """Sizes of a config with `mamba_n_heads` and the like; `width_named` says in errors where the width is from."""
+        heads = config.integer("mamba_n_heads", most=MOST_HEADS)
+        if width % heads:
+            raise config.bad("mamba_n_heads", heads, f"a divisor of {width_named} ({width})")
+        if config.get("mamba_d_head") not in (None, "auto"):
+            head_dim = config.integer("mamba_d_head", most=MOST_HEAD_DIM)
+            if heads * head_dim != width:
+                raise config.bad("mamba_d_head", head_dim, f'{width // heads}, or "auto"')
+        groups = config.integer("mamba_n_groups", most=MOST_HEADS)
+        if heads % groups:
+            raise config.bad("mamba_n_groups", groups, f"a divisor of 'mamba_n_heads' ({heads})")
+        return cls(
+            heads=heads,
+            head_dim=width // heads,
+            state_size=config.integer("mamba_d_state", most=MOST_HEAD_DIM),
+            groups=groups,
+            taps=config.integer("mamba_d_conv", most=MOST_TAPS),
+        )
+
+    @property
+    def width(self) -> int:
+        return self.heads * self.head_dim
+
+    @property
+    def mixed(self) -> int:
+        """Channels of the convolution."""
+        return self.width + 2 * self.groups * self.state_size
+
+    def mixer(self, layer: HubLayer, parent: str, *, bias: bool, output_bias: bool, conv_bias: bool) -> Mamba2:
+        """A mixer with gates before its norm, which is of whole rows."""
+        hidden, width = layer.shape.hidden_size, self.width
+        return Mamba2(
+            heads=self.heads,
+            head_dim=self.head_dim,
+            state_size=self.state_size,
+            groups=self.groups,
+            inputs=layer.projection(parent, hidden, {"in_proj": width + self.mixed + self.heads}, bias=bias),
+            conv=Convolution(layer.named(f"{parent}.conv1d"), self.mixed, self.taps, conv_bias),
+            decay=layer.named(f"{parent}.A_log"),
+            step_bias=layer.named(f"{parent}.dt_bias"),
+            skip=layer.named(f"{parent}.D"),
+            norm=layer.norm(f"{parent}.norm", width),
+            output=layer.projection(parent, width, {"out_proj": hidden}, bias=output_bias),
+        )
+
+
+def check_mamba(config: ConfigReader, *, activation_key: str = "hidden_act") -> None:
+    """Raises UnsupportedModel for variants that Ostro does not compute."""
+    if config.text(activation_key, "silu") != "silu":
+        raise UnsupportedModel(f"{config.source}: {activation_key!r} of a model with Mamba-2 layers must be silu.")
+    if (limit := config.get("time_step_limit")) is not None and limit not in _NO_LIMITS:
+        raise UnsupportedModel(f"{config.source}: 'time_step_limit' is {shown(limit)}, which Ostro does not support.")
