@@ -119,7 +119,7 @@ def floor_seconds(
     """Seconds with layer weights in 16, 8 (fp8) or 4 (int4) bits, keys and values in 16 or 8, and the head in 16."""
     shape, weights = described.shape, Weights.of(described)
     head = shape.vocab_size * shape.hidden_size
-    windows = Counter(layer.attention.spec.window for layer in described.layers if layer.recurrent is None)
+    windows = Counter(layer.attends.spec.window for layer in described.layers if layer.attends is not None)
     # In float32, and what convolutions keep in 16 bits.
     state_bytes = sum(state.nbytes(2) for state in described.states if state is not None)
     layer_rate = rates.fp8_flops_per_second if quantize == "fp8" else rates.flops_per_second

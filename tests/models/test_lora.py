@@ -48,7 +48,8 @@ def merge(model: Model, directory: Path) -> None:
         # GPT-2 stores its matrices the other way round, GPT-NeoX its queries, keys and values head by head.
         stored = delta.T if name.startswith("transformer.h.") else delta
         memory = place.memory
-        memory += stored if place.taken is None else place.taken.of(stored)
+        stored = stored if place.taken is None else place.taken.of(stored)
+        memory += stored * place.factors() if place.scales else stored
 
 
 @pytest.mark.cases(12)

@@ -63,13 +63,13 @@ def test_a_context_beyond_the_models_own_is_refused_with_the_limit(config: Mappi
     assert refusal.value.param == "max_seq_len"
 
 
-@pytest.mark.parametrize("name", ["NemotronHForCausalLM", "FalconH1ForCausalLM", "FalconH1Model", "BambaForCausalLM"])
+@pytest.mark.parametrize("name", ["BambaForCausalLM", "BambaModel", "JambaForCausalLM", "KimiLinearForCausalLM"])
 def test_layers_with_a_recurrent_state_are_refused_by_name(name: str) -> None:
     with pytest.raises(UnsupportedModel, match=f"{name} is not supported: its layers keep a recurrent state"):
         build({**LLAMA, "architectures": [name]})
 
 
-@pytest.mark.parametrize("name", ["nemotron_h", "falcon_h1"])
+@pytest.mark.parametrize("name", ["bamba", "kimi_linear", "zamba2"])
 def test_a_model_type_with_a_recurrent_state_is_refused_by_name(name: str) -> None:
     with pytest.raises(UnsupportedModel, match=f"{name} is not supported: its layers keep a recurrent state"):
         build({**LLAMA, "architectures": None, "model_type": name})

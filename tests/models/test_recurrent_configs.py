@@ -1,6 +1,7 @@
 """Configs of models whose layers keep a state, as transformers and fine-tunes write them."""
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from every_family import TINY
 
 from ostro.backends.memory import NO_STATES, Room, StateSlots
 from ostro.backends.torch.plain_attention import recurrent_bytes
-from ostro.errors import ModelError
+from ostro.errors import BadCheckpoint, ModelError, UnsupportedModel
 from ostro.models.architecture import MLP, Architecture
 from ostro.models.registry import describe
 from ostro.torch_models.build import build_model
@@ -73,6 +74,40 @@ def test_a_null_is_the_familys_default(name: str) -> None:
     config = {**TINY[name], "rope_parameters": None, "rope_theta": 1e4}
     rotated = [described({**config, "partial_rotary_factor": share}).ropes for share in (None, 0.25, 1.0)]
     assert rotated[0] == rotated[1] != rotated[2]
+
+
+@pytest.mark.parametrize("field", ["ssm_multipliers", "mlp_multipliers"])
+@pytest.mark.parametrize("wrong", [[1.0], [1.0] * 6, [1.0, 0.0], [1.0, math.nan], [1.0, 1e7], [1.0, "1"], 1.0, "one"])
+def test_wrong_multipliers_are_refused_by_name(field: str, wrong: object) -> None:
+    with pytest.raises(BadCheckpoint, match=f"'{field}'"):
+        describe({**TINY["falcon_h1"], field: wrong})
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "field"),
+    [
+        ({"mamba_d_ssm": 50}, BadCheckpoint, "mamba_n_heads"),
+        ({"mamba_d_head": 9}, BadCheckpoint, "mamba_d_head"),
+        ({"mamba_n_groups": 4}, BadCheckpoint, "mamba_n_groups"),
+        ({"mamba_d_ssm": 2**31}, BadCheckpoint, "mamba_d_ssm"),
+        ({"mamba_d_ssm": None, "mamba_expand": 0}, BadCheckpoint, "mamba_expand"),
+        ({"time_step_limit": [0.01, 0.1]}, UnsupportedModel, "time_step_limit"),
+        ({"hidden_act": "relu"}, UnsupportedModel, "hidden_act"),
+    ],
+    ids=str,
+)
+def test_falcon_configs_that_cannot_be_served_are_refused_by_name(
+    changes: Mapping[str, object], error: type[Exception], field: str
+) -> None:
+    with pytest.raises(error, match=f"'{field}'"):
+        describe({**TINY["falcon_h1"], **changes})
+
+
+def test_an_absent_width_of_falcon_h1_is_not_a_null() -> None:
+    config = {**TINY["falcon_h1"], "mamba_d_head": "auto", "mamba_n_heads": 8}
+    absent = {name: value for name, value in config.items() if name != "mamba_d_ssm"}
+    states = [described(each).states[0] for each in (absent, {**absent, "mamba_d_ssm": None})]
+    assert [state and state.matrices for state in states] == [(8, 1024 // 8, 12), (8, 2 * 16 // 8, 12)]
 
 
 def test_states_leave_room_for_a_page_or_are_refused() -> None:

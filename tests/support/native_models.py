@@ -61,7 +61,8 @@ class ModelCheckpoint:
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         for name, place in places_of(self.model).items():
-            yield name, (stored_in(place) - place.offset).to(self.dtype)
+            stored = stored_in(place) - place.offset
+            yield name, (stored / place.factors() if place.scales else stored).to(self.dtype)
 
 
 def stored_in(place: Place) -> torch.Tensor:

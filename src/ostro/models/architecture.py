@@ -112,6 +112,13 @@ class QKNorm:
         yield from self.key.tensors()
 
 
+class RowScale(NamedTuple):
+    """A factor of consecutive rows."""
+
+    rows: int
+    factor: float
+
+
 class Part(NamedTuple):
     """Some rows of a projection, stored as a separate tensor."""
 
@@ -119,6 +126,8 @@ class Part(NamedTuple):
     rows: int
     order: RowOrder | None = None
     """The order in which checkpoints store the rows, where it differs from ours."""
+    scales: tuple[RowScale, ...] = ()
+    """Factors of all the rows, in our order, and of their biases: applied on loading. Empty if they are ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,13 +139,27 @@ class Projection:
     bias: bool = False
     transposed: bool = False
     """Whether checkpoints store the matrix as [in, out]."""
+    input_scale: float = 1.0
+    """Multiplies the matrix and not the bias on loading, instead of x."""
 
     @property
     def rows(self) -> int:
         return sum(part.rows for part in self.parts)
 
+    @property
+    def is_scaled(self) -> bool:
+        """Whether a checkpoint's numbers are multiplied on loading."""
+        return self.input_scale != 1.0 or any(part.scales for part in self.parts)
+
+    def matrix_scales(self, part: Part) -> tuple[RowScale, ...]:
+        """All factors of a part's matrix."""
+        if self.input_scale == 1.0:
+            return part.scales
+        scales = part.scales or (RowScale(part.rows, 1.0),)
+        return tuple(each._replace(factor=each.factor * self.input_scale) for each in scales)
+
     def tensors(self) -> Iterator[StoredTensor]:
-        for name, rows, order in self.parts:
+        for name, rows, order, _ in self.parts:
             shape = (self.columns, rows) if self.transposed else (rows, self.columns)
             yield StoredTensor(f"{name}.weight", shape, transposed=self.transposed, order=order)
             if self.bias:
@@ -205,6 +228,13 @@ class Attention:
     @property
     def projections(self) -> tuple[Projection, ...]:
         return self.qkv, self.output
+
+    def tensors(self) -> Iterator[StoredTensor]:
+        yield from self.qkv.tensors()
+        yield from self.output.tensors()
+        for part in (self.qk_norm, self.sinks, self.query_norm):
+            if part is not None:
+                yield from part.tensors()
 
 
 class State(NamedTuple):
@@ -372,6 +402,22 @@ class Mamba2:
 
 Recurrent = GatedDelta | Mamba2 | ShortConvolution
 """Mixers that keep a state of fixed size instead of keys and values. They have `state` and `tensors`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixerPair:
+    """out = attention(x) + recurrent(x)"""
+
+    attention: Attention
+    recurrent: Recurrent
+
+    @property
+    def projections(self) -> tuple[Projection, ...]:
+        return *self.attention.projections, *self.recurrent.projections
+
+    def tensors(self) -> Iterator[StoredTensor]:
+        yield from self.attention.tensors()
+        yield from self.recurrent.tensors()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -599,7 +645,7 @@ class LayerInputs:
         yield from self.norm.tensors()
 
 
-Mixer = Attention | Recurrent
+Mixer = Attention | Recurrent | MixerPair
 """What mixes a layer's tokens. Another kind is another class in this union; readers that do not run it refuse it."""
 
 
@@ -628,9 +674,16 @@ class Layer:
         return self.mixer
 
     @property
+    def attends(self) -> Attention | None:
+        """The mixer, or the one of a pair, that keeps keys and values."""
+        mixer = self.mixer.attention if isinstance(self.mixer, MixerPair) else self.mixer
+        return mixer if isinstance(mixer, Attention) else None
+
+    @property
     def recurrent(self) -> Recurrent | None:
-        """The mixer, if it keeps a state."""
-        return None if isinstance(self.mixer, Attention) else self.mixer
+        """The mixer, or the one of a pair, that keeps a state."""
+        mixer = self.mixer.recurrent if isinstance(self.mixer, MixerPair) else self.mixer
+        return None if isinstance(mixer, Attention) else mixer
 
     @property
     def norms(self) -> tuple[Norm, ...]:
@@ -659,19 +712,10 @@ class Layer:
         return *self.mixer.projections, *self.mlp.projections
 
     def tensors(self) -> Iterator[StoredTensor]:
-        mixer = self.mixer
-        if isinstance(mixer, Attention):
-            yield from mixer.qkv.tensors()
-            yield from mixer.output.tensors()
-        else:
-            yield from mixer.tensors()
+        yield from self.mixer.tensors()
         yield from self.mlp.tensors()
         for norm in self.norms:
             yield from norm.tensors()
-        if isinstance(mixer, Attention):
-            for part in (mixer.qk_norm, mixer.sinks, mixer.query_norm):
-                if part is not None:
-                    yield from part.tensors()
         if self.side is not None:
             yield from self.side.tensors()
         if self.input is not None:
@@ -721,10 +765,10 @@ class Architecture:
     @property
     def widest(self) -> int:
         """The longest row that a layer computes per token."""
-        mixers = [layer.mixer for layer in self.layers]
         return max(
             *(layer.mlp.width for layer in self.layers),
-            *(mixer.output.columns if isinstance(mixer, Attention) else mixer.inputs.rows for mixer in mixers),
+            *(layer.attends.output.columns for layer in self.layers if layer.attends is not None),
+            *(layer.recurrent.inputs.rows for layer in self.layers if layer.recurrent is not None),
         )
 
     @property
@@ -735,8 +779,8 @@ class Architecture:
 
     def rope_head_dim(self, rope: int) -> int:
         """The width of the heads that one of the ropes rotates."""
-        mixers = enumerate(layer.mixer for layer in self.layers)
-        rotated = (index for index, mixer in mixers if isinstance(mixer, Attention) and mixer.rope == rope)
+        mixers = enumerate(layer.attends for layer in self.layers)
+        rotated = (index for index, attention in mixers if attention is not None and attention.rope == rope)
         return self.shape.of_layer(next(rotated, 0)).head_dim
 
     @property
@@ -761,7 +805,7 @@ class Architecture:
     @property
     def exact_names(self) -> frozenset[str]:
         """The tensors of small matrices that are never quantised, because they say how fast states decay."""
-        deltas = [layer.mixer for layer in self.layers if isinstance(layer.mixer, GatedDelta)]
+        deltas = [layer.recurrent for layer in self.layers if isinstance(layer.recurrent, GatedDelta)]
         return frozenset(f"{part.name}.weight" for each in deltas for part in each.gates.parts)
 
     @property

@@ -135,10 +135,10 @@ def vocabulary_share(shape: ModelShape, cut: Cut, rank: int) -> Share:
 def part_rows(projection: Projection, share: Share) -> list[tuple[range, ...]]:
     """The share's rows of each part of the projection, numbered within the part."""
     found, start = [], 0
-    for _, size, _ in projection.parts:
-        own = (_within(rows, start, start + size) for rows in share.rows)
+    for part in projection.parts:
+        own = (_within(rows, start, start + part.rows) for rows in share.rows)
         found.append(tuple(rows for rows in own if rows) or (range(0),))
-        start += size
+        start += part.rows
     return found
 
 

@@ -1,6 +1,6 @@
 """The kinds of description that a model's config can have, and which of them every backend runs."""
 
-from ostro.models.architecture import Architecture, Experts, HrmText, Layer
+from ostro.models.architecture import Architecture, Experts, HrmText, Layer, MixerPair
 from ostro.models.encoder import Encoder
 from ostro.models.hrm_config import HrmConfig
 
@@ -36,6 +36,10 @@ def torch_only(described: Architecture) -> str | None:
 
 
 def _torch_only(layer: Layer) -> str | None:
+    if isinstance(layer.mixer, MixerPair):
+        return "its layers have two mixers each"
+    if any(projection.is_scaled for projection in layer.projections):
+        return "its matrices are scaled on loading"
     attention, mlp = layer.attention, layer.mlp
     if isinstance(mlp, Experts) and mlp.scales_inputs:
         return "its router scales what experts read"

@@ -46,8 +46,8 @@ class LayerInputs(Module):
 
     def __init__(self, described: arch.LayerInputs) -> None:
         super().__init__()
-        name, rows, _ = described.table
-        self.table = Table(name, rows, described.projection.rows, scale=described.table_scale)
+        table = described.table
+        self.table = Table(table.name, table.rows, described.projection.rows, scale=described.table_scale)
         self.projection = Projection(described.projection)
         self.norm = RMSNorm(described.norm)
         self.width, self.projection_scale, self.scale = described.width, described.projection_scale, described.scale
@@ -95,6 +95,20 @@ class ReadingAttention(Module):
         return self.o_proj(ctx.attend_stored(self.layer, q, self.spec))
 
 
+class MixerPair(Module):
+    """Attention and a recurrent mixer that read the same rows."""
+
+    def __init__(self, attention: Module, recurrent: Module) -> None:
+        super().__init__()
+        self.attention, self.recurrent = attention, recurrent
+
+    def forward(
+        self, x: Tensor, rotation: Rotation | None, ctx: AttentionContext, query_scales: Tensor | None = None
+    ) -> Tensor:
+        added: Tensor = self.attention(x, rotation, ctx, query_scales)
+        return added.add_(self.recurrent(x, None, ctx))
+
+
 class DecoderLayer(Module):
     """Mixer and MLP each add to the residual stream, in place. Which norms exist depends on the description."""
 
@@ -139,6 +153,9 @@ class DecoderLayer(Module):
 
 
 def _mixer(described: arch.Mixer, index: int, shape: arch.ModelShape, shard: Shard | None) -> Module:
+    if isinstance(described, arch.MixerPair):
+        of_both = (_mixer(each, index, shape, shard) for each in (described.attention, described.recurrent))
+        return MixerPair(*of_both)
     if not isinstance(described, arch.Attention):
         assert shard is None, "recurrent mixers are not divided over ranks"
         return mixer_module(described, index)
@@ -176,10 +193,10 @@ class Backbone(Module):
             Rotary(rope, head_dim=described.rope_head_dim(index), max_seq_len=shape.max_seq_len)
             for index, rope in enumerate(described.ropes)
         )
-        mixers = [layer.mixer for layer in described.layers]
-        self.rope_of_layer = [mixer.rope if isinstance(mixer, arch.Attention) else None for mixer in mixers]
+        mixers = [layer.attends for layer in described.layers]
+        self.rope_of_layer = [None if mixer is None else mixer.rope for mixer in mixers]
         self.layer_inputs = None if described.layer_inputs is None else LayerInputs(described.layer_inputs)
-        self.scaling_of_layer = [mixer.query_scaling if isinstance(mixer, arch.Attention) else None for mixer in mixers]
+        self.scaling_of_layer = [None if mixer is None else mixer.query_scaling for mixer in mixers]
 
     def embed(self, ids: Tensor, positions: Tensor) -> Tensor:
         x: Tensor = self.embed_tokens(ids)

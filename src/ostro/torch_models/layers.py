@@ -131,7 +131,9 @@ class Projection(Linear):
         """The place of a part's matrix or bias, of which this rank holds these rows."""
         described, is_matrix = self.described, memory.dim() == 2
         transposed = described.transposed and is_matrix
-        place = Place(memory.T if transposed else memory)
+        scales = described.matrix_scales(part) if is_matrix else part.scales
+        assert not scales or (self.is_whole and not transposed), "scaled parts are neither divided nor transposed"
+        place = Place(memory.T if transposed else memory, scales=scales)
         if self.is_whole and part.order is None:
             return place
         shape: tuple[int, ...] = (part.rows, described.columns) if is_matrix else (part.rows,)

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from ostro.models.architecture import RowScale
 from ostro.models.tensor_errors import REDUNDANT, lacking, misshapen, no_place, not_finite, not_floats
 from ostro.torch_models.base import Model, Module
 
@@ -57,12 +58,19 @@ class Place:
     """Whether zeros are stored instead, because another rank adds the tensor."""
     stacks_vectors: bool = False
     """Whether the tensor has a vector in each row, such as the biases of all experts."""
+    scales: tuple[RowScale, ...] = ()
+    """Factors of all rows of the memory, applied on loading; none if they are ones."""
 
     @property
     def shape(self) -> torch.Size:
         if self.taken is not None:
             return torch.Size(self.taken.shape)
         return self.memory.shape[1:] if self.repeated else self.memory.shape
+
+    def factors(self) -> Tensor:
+        """Those of `scales`, for the memory to be multiplied by."""
+        parts = [torch.full((rows,), factor, device=self.memory.device) for rows, factor in self.scales]
+        return torch.cat(parts).view(-1, *[1] * (self.memory.dim() - 1))
 
     def fill(self, tensor: Tensor) -> None:
         if self.left_out:
@@ -77,6 +85,8 @@ class Place:
         memory.copy_(tensor)
         if self.offset:
             self.memory.add_(self.offset)
+        if self.scales:
+            self.memory.mul_(self.factors())
 
 
 def _is_transposed(tensor: Tensor) -> bool:

@@ -35,6 +35,7 @@ import torch
 from torch import Tensor
 
 from ostro.models.adapter_places import placed
+from ostro.models.architecture import RowScale
 from ostro.models.row_order import RowOrder
 from ostro.torch_models.base import Model
 from ostro.torch_models.decoder import Decoder
@@ -200,11 +201,17 @@ class _Place:
     """The outputs and inputs of the projection that this rank holds."""
     inputs: range
     order: RowOrder | None = None
+    scales: tuple[RowScale, ...] = ()
+    """Factors of the matrix's rows."""
 
     def share(self, term: LowRank) -> _Term:
         term = term.ordered(self.order)
         a = term.a[:, self.inputs.start : self.inputs.stop]
-        return _Term(a, np.concatenate([term.b[own.start : own.stop] for own in self.outputs]), term.scale)
+        b = np.concatenate([term.b[own.start : own.stop] for own in self.outputs])
+        if self.scales:
+            factors = np.repeat([each.factor for each in self.scales], [each.rows for each in self.scales])
+            b = b * factors.astype(np.float32)[:, None]
+        return _Term(a, b, term.scale)
 
 
 def _places(model: Model) -> dict[str, _Place]:
@@ -219,10 +226,10 @@ def _places(model: Model) -> dict[str, _Place]:
             places[path] = _Place(path, slice(0, out_features), (out_features, in_features), whole, range(in_features))
             continue
         described, first = own.described, 0
-        for (name, size, order), outputs in zip(described.parts, own.rows(), strict=True):
+        for part, outputs in zip(described.parts, own.rows(), strict=True):
             rows = slice(first, first + sum(map(len, outputs)))
-            shape = (size, described.columns)
-            places[name] = _Place(path, rows, shape, outputs, own.share.columns, order)
+            shape, scales = (part.rows, described.columns), described.matrix_scales(part)
+            places[part.name] = _Place(path, rows, shape, outputs, own.share.columns, part.order, scales)
             first = rows.stop
     return places
 

@@ -7,7 +7,7 @@ from math import prod
 from ostro.config import EngineConfig
 from ostro.errors import BadRequest
 from ostro.kernels.plain_attention_memory import most_block_bytes
-from ostro.models.architecture import Attention, Heads, Mamba2
+from ostro.models.architecture import Heads, Mamba2
 from ostro.models.description import Causal
 
 # Rows as wide as a recurrent layer's inputs that are alive at a time: convolved, normed, spread over heads, read.
@@ -34,7 +34,7 @@ def recurrent_bytes(described: Causal, max_batch_tokens: int, max_batch_seqs: in
     advanced apart from where they are kept; in float32. 0 without such layers.
     """
     found = 0
-    for mixer in (layer.mixer for layer in described.layers if not isinstance(layer.mixer, Attention)):
+    for mixer in (layer.recurrent for layer in described.layers if layer.recurrent is not None):
         rows, matrices = _FLOAT_ROWS * mixer.inputs.rows, mixer.state.matrices
         if isinstance(mixer, Mamba2):
             rows += _SPREAD_ROWS * 2 * mixer.heads * mixer.state_size
@@ -51,10 +51,10 @@ def plain_attention_bytes(described: Causal, itemsize: int, max_batch_tokens: in
     shape = described.shape
     heads = shape.layer_heads or [Heads(shape.num_kv_heads, shape.head_dim)] * shape.num_layers
     gathered = 0
-    for index, mixer in enumerate(layer.mixer for layer in described.layers):
-        if not isinstance(mixer, Attention):
+    for index, attention in enumerate(layer.attends for layer in described.layers):
+        if attention is None:
             continue
-        spec, own = mixer.spec, heads[index if mixer.kv_layer is None else mixer.kv_layer]
+        spec, own = attention.spec, heads[index if attention.kv_layer is None else attention.kv_layer]
         reach = min(filter(None, (spec.window, spec.chunk)), default=shape.max_seq_len)
         keys = min(shape.max_seq_len, reach + max_batch_tokens)
         gathered = max(gathered, 2 * own.kv * own.dim * itemsize * keys)

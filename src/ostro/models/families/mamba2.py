@@ -1,5 +1,5 @@
-"""Mamba-2 mixers, shared by the families that have them: sizes under the keys of most configs, and parts under the tensor
-names of all.
+"""Mamba-2 mixers, for the families that have them: sizes under the keys of most configs, parts under the names of all
+checkpoints.
 """
 
 import math
@@ -53,6 +53,12 @@ class MambaSizes:
         """Channels of the convolution."""
         return self.width + 2 * self.groups * self.state_size
 
+    @property
+    def input_rows(self) -> tuple[int, ...]:
+        """How many rows of the input projection are for z, u, B, C and t, in this order."""
+        groups = self.groups * self.state_size
+        return self.width, self.width, groups, groups, self.heads
+
     def mixer(self, layer: HubLayer, parent: str, *, bias: bool, output_bias: bool, conv_bias: bool) -> Mamba2:
         """A mixer with gates before its norm, which is of whole rows."""
         hidden, width = layer.shape.hidden_size, self.width
@@ -61,7 +67,7 @@ class MambaSizes:
             head_dim=self.head_dim,
             state_size=self.state_size,
             groups=self.groups,
-            inputs=layer.projection(parent, hidden, {"in_proj": width + self.mixed + self.heads}, bias=bias),
+            inputs=layer.projection(parent, hidden, {"in_proj": sum(self.input_rows)}, bias=bias),
             conv=Convolution(layer.named(f"{parent}.conv1d"), self.mixed, self.taps, conv_bias),
             decay=layer.named(f"{parent}.A_log"),
             step_bias=layer.named(f"{parent}.dt_bias"),
