@@ -54,5 +54,5 @@ CASE = FamilyCase(
         )
     },
     gguf_converted=converted,
-    gguf_split_experts=True,
+    gguf_rearranged=True,
 )

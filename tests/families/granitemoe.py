@@ -27,5 +27,5 @@ CASE = FamilyCase(
         )
     },
     gguf_converted=with_neighbours_rotated,
-    gguf_split_experts=True,
+    gguf_rearranged=True,
 )

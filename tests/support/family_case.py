@@ -79,6 +79,11 @@ GGUF_LAYER_NORMS: Config = {
     "attention.layer_norm_epsilon": 1e-5,
 }
 GGUF_EXPERTS: Config = {"expert_count": 4, "expert_used_count": 2}
+GGUF_EXPERT_SIZES: Config = {
+    **GGUF_EXPERTS,
+    "expert_feed_forward_length": 32,
+    "expert_shared_feed_forward_length": 64,
+}
 GGUF_WIDE_HEADS: Config = {"attention.key_length": 32, "attention.value_length": 32}
 """Metadata for a head_dim of 32."""
 
@@ -126,6 +131,8 @@ class GgufCase:
     """Tensors that the model itself does not have."""
     architecture: str | None = None
     """GGUF's architecture name, where it differs from the family's."""
+    converted: "Converted | None" = None
+    """What the converter does to a tensor, where it differs from `FamilyCase.gguf_converted`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,6 +148,12 @@ class LevanterCase:
     """Whether its arrays have GPT-2's names and axes rather than Llama's."""
     norms_of_all_heads: bool = False
     """Whether norms of queries and keys have axes for all heads."""
+
+
+Converted = Callable[[str, Array], Array | Mapping[str, Array]]
+"""A converter's change to a tensor, given its name in transformers. A mapping gives it other names, or makes several
+tensors of it: those whose names begin with `blk.` have their final names, the others have names in transformers.
+"""
 
 
 def _unchanged(name: str, array: Array) -> Array:
@@ -173,10 +186,10 @@ class FamilyCase:
     """The matrices that adapters may change."""
     gguf: Mapping[str, GgufCase] = field(default_factory=dict)
     """GGUF cases by name, the family's own under the empty name; empty if GGUF has no such family."""
-    gguf_converted: Callable[[str, Array], Array] = _unchanged
-    """The converter's change to a tensor, given its name in transformers. Models have four heads, two of keys."""
-    gguf_split_experts: bool = False
-    """Whether GGUF stores as two tensors what the Hub stores as one of all experts."""
+    gguf_converted: Converted = _unchanged
+    """Models have four heads, two of keys."""
+    gguf_rearranged: bool = False
+    """Whether a GGUF file stores rows in another order than the Hub, or in other tensors, and is read as it is."""
     levanter: Mapping[str, LevanterCase] = field(default_factory=dict)
 
     def sized(self, sizes: Config, variant: str = "") -> Config:
@@ -222,3 +235,53 @@ def with_neighbours_rotated(name: str, array: Array) -> Array:
 
 def with_one_added_to_norms(name: str, array: Array) -> Array:
     return array + np.float32(1) if name.endswith("norm.weight") else array
+
+
+GGUF_DELTA: Config = {
+    **DELTA,
+    "head_dim": 32,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 32,
+    "tie_word_embeddings": False,
+}
+"""Delta nets of a width that is stored in blocks of 32, in files of three layers."""
+GGUF_DELTA_METADATA: Config = {
+    **GGUF_DECODER,
+    **GGUF_WIDE_HEADS,
+    "full_attention_interval": 2,
+    "rope.dimension_count": 16,
+    "ssm.conv_kernel": 4,
+    "ssm.group_count": 2,
+    "ssm.inner_size": 192,
+    "ssm.state_size": 16,
+    "ssm.time_step_rank": 6,
+}
+
+
+def with_state_stored(name: str, array: Array) -> Array | Mapping[str, Array]:
+    """A tensor of a recurrent mixer as converters store it; any other as it is."""
+    if name.endswith(".A_log"):
+        return -np.exp(array)
+    if name.endswith(".dt_bias"):
+        return {name.replace(".dt_bias", ".dt_proj.bias"): array}
+    return array.squeeze(1) if array.ndim == 3 and "conv" in name else array
+
+
+def with_delta_nets_stored(name: str, array: Array) -> Array | Mapping[str, Array]:
+    """The same for families whose norms, except those of delta nets, are differences from one."""
+    return with_state_stored(name, array if ".linear_attn.norm" in name else with_one_added_to_norms(name, array))
+
+
+def with_value_heads_tiled(name: str, array: Array) -> Array | Mapping[str, Array]:
+    """The same where value heads that read the same key head no longer follow each other."""
+    first, axis, width = 0, 0, 1
+    if ".in_proj_qkv." in name or ".conv1d." in name:
+        first, width = 2 * 2 * 16, 32
+    elif ".in_proj_z." in name:
+        width = 32
+    elif ".linear_attn.out_proj." in name:
+        axis, width = 1, 32
+    elif not name.endswith((".in_proj_a.weight", ".in_proj_b.weight", ".A_log", ".dt_bias")):
+        return with_delta_nets_stored(name, array)
+    order = np.arange(6 * width).reshape(2, 3, width).swapaxes(0, 1).reshape(-1)
+    return with_delta_nets_stored(name, array.take([*range(first), *(first + order)], axis=axis))

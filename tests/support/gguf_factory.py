@@ -1,18 +1,16 @@
 """Builds small GGUF files the way converters do: from a transformers model, by its config and state dict."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import gguf
 import numpy as np
-import numpy.typing as npt
+from family_case import Array, Converted
 
 if TYPE_CHECKING:
     import transformers
-
-Array = npt.NDArray[Any]
 
 
 def write_gguf(
@@ -22,12 +20,12 @@ def write_gguf(
     tensors: Mapping[str, Array],
     quantize: gguf.GGMLQuantizationType | None = None,
 ) -> Path:
-    """`metadata` keys are full; matrices are quantised if asked, vectors never."""
+    """`metadata` keys are full. Matrices whose rows are whole blocks are quantised if asked; norms never."""
     writer = gguf.GGUFWriter(path, arch)
     for key, value in metadata.items():
         _add(writer, key, value)
     for name, array in tensors.items():
-        if quantize is not None and array.ndim > 1 and not name.endswith(".bias"):
+        if quantize is not None and _is_quantized(name, array, gguf.GGML_QUANT_SIZES[quantize][0]):
             writer.add_tensor(name, gguf.quants.quantize(array, quantize), raw_dtype=quantize)
         else:
             writer.add_tensor(name, np.ascontiguousarray(array))
@@ -36,6 +34,10 @@ def write_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def _is_quantized(name: str, array: Array, block: int) -> bool:
+    return array.ndim > 1 and array.shape[-1] % block == 0 and not name.endswith((".bias", "_norm.weight"))
 
 
 _TINY = {
@@ -88,15 +90,15 @@ def _expert_tensors(name: str, array: Array) -> dict[str, Array] | None:
 
 
 def gguf_tensors(
-    arch: str, model: "transformers.PreTrainedModel", converted: Callable[[str, Array], Array], layers: int
+    arch: str, model: "transformers.PreTrainedModel", converted: Converted, layers: int
 ) -> dict[str, Array]:
     """The model's weights under GGUF names, changed as a converter changes them."""
     names = gguf.get_tensor_name_map(next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == arch), layers)
     tensors: dict[str, Array] = {}
-    for hf_name, tensor in model.state_dict().items():
-        if hf_name == "lm_head.weight" and model.config.tie_word_embeddings:
+    for hf_name, array in _converted(model, converted):
+        if hf_name.startswith("blk."):
+            tensors[hf_name] = array
             continue
-        array = converted(hf_name, tensor.float().numpy())
         if (experts := _expert_tensors(hf_name, array)) is not None:
             tensors |= experts
             continue
@@ -104,3 +106,11 @@ def gguf_tensors(
         assert name is not None, hf_name
         tensors[f"{name}.weight" if name.endswith("attn_sinks") else name] = array
     return tensors
+
+
+def _converted(model: "transformers.PreTrainedModel", converted: Converted) -> Iterator[tuple[str, Array]]:
+    for name, tensor in model.state_dict().items():
+        if name == "lm_head.weight" and model.config.tie_word_embeddings:
+            continue
+        made = converted(name, tensor.float().numpy())
+        yield from made.items() if isinstance(made, Mapping) else [(name, made)]

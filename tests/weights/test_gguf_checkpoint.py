@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import every_family
@@ -13,7 +13,7 @@ import torch
 import transformers
 from dense_context import dense_logits
 from every_family import family_of_case
-from family_case import GGUF_DECODER, Array, Config, FamilyCase, GgufCase, interleaved
+from family_case import GGUF_DECODER, Array, Config, Converted, FamilyCase, GgufCase, interleaved
 from gguf_factory import gguf_tensors, write_gguf
 from native_models import needs_library
 from transformers.core_model_loading import revert_weight_conversion
@@ -55,6 +55,7 @@ class Case:
     config: Config
     metadata: Config
     extra: Mapping[str, Array]
+    converted: Converted
     family: FamilyCase
 
 
@@ -64,7 +65,7 @@ def case_of(name: str, family: FamilyCase, stored: GgufCase) -> Case:
         assert names is not None
         arch = names.architecture
     config = {**family.spelled(SIZES), **stored.config, "model_type": family.model_type}
-    return Case(arch, config, stored.metadata, stored.extra, family)
+    return Case(arch, config, stored.metadata, stored.extra, stored.converted or family.gguf_converted, family)
 
 
 CASES = {
@@ -99,7 +100,7 @@ def save(
     }
     layers = case.metadata["block_count"]
     assert isinstance(layers, int)
-    tensors = gguf_tensors(case.arch, model, case.family.gguf_converted, layers=layers)
+    tensors = gguf_tensors(case.arch, model, case.converted, layers=layers)
     return write_gguf(path, case.arch, metadata, {**tensors, **case.extra}, quantize)
 
 
@@ -120,7 +121,7 @@ def test_there_is_a_case_of_each_architecture() -> None:
     assert {case.arch for case in CASES.values()} == {family.gguf.architecture for family in FAMILIES if family.gguf}
 
 
-@pytest.mark.parametrize("name", [name for name, case in CASES.items() if not case.family.gguf_split_experts])
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if not case.family.gguf_rearranged])
 def test_weights_come_back_under_their_own_names_exactly(tmp_path: Path, name: str) -> None:
     case = CASES[name]
     model = build(case.config)
@@ -135,11 +136,12 @@ def test_weights_come_back_under_their_own_names_exactly(tmp_path: Path, name: s
         torch.testing.assert_close(tensor, expected[key], rtol=0, atol=tolerance)
 
 
-def has_experts(name: str) -> bool:
-    return "expert_count" in CASES[name].metadata
+def is_of_transformers(name: str) -> bool:
+    """Whether the weights that come back are those of transformers' modules, one by one."""
+    return "expert_count" not in CASES[name].metadata and not CASES[name].family.gguf_rearranged
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if not has_experts(name)])
+@pytest.mark.parametrize("name", [name for name in CASES if is_of_transformers(name)])
 def test_a_model_built_from_the_derived_config_computes_the_same_logits(tmp_path: Path, name: str) -> None:
     case = CASES[name]
     model = build(case.config)
@@ -154,16 +156,55 @@ def test_a_model_built_from_the_derived_config_computes_the_same_logits(tmp_path
     torch.testing.assert_close(logits(rebuilt, 100), logits(model, 100), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if has_experts(name)])
-def test_a_mixture_of_experts_computes_the_logits_of_transformers(tmp_path: Path, name: str) -> None:
-    """Whose modules stack the matrices of all experts, so that ours are loaded instead."""
+@pytest.mark.parametrize("name", [name for name in CASES if not is_of_transformers(name)])
+def test_a_model_with_its_weights_rearranged_computes_the_logits_of_transformers(tmp_path: Path, name: str) -> None:
+    """Its modules stack the matrices of all experts, and know one order of heads, so that ours are loaded instead."""
     case = CASES[name]
     model = build(case.config)
     checkpoint = open_one(save(tmp_path / "tiny.gguf", case, model))
     ours = build_model(checkpoint.config, dtype=torch.float32)
     load_weights(ours, checkpoint.tensors())
-    ids = (torch.arange(100) * 7 % 96).tolist()
-    torch.testing.assert_close(dense_logits(ours, ids), logits(model, 100)[0], rtol=1e-4, atol=1e-4)
+    ids, expected = (torch.arange(100) * 7 % 96).tolist(), logits(model, 100)[0]
+    # Recurrent layers are computed in blocks there, and token by token here.
+    allowed = 2e-5 * expected.abs().max().item() if case.family.recurrent else 1e-4
+    torch.testing.assert_close(dense_logits(ours, ids), expected, rtol=1e-4, atol=allowed)
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.family.recurrent])
+def test_greedy_tokens_of_recurrent_models_equal_those_of_transformers(tmp_path: Path, name: str) -> None:
+    case = CASES[name]
+    model = build(case.config)
+    runner = load_runner(
+        open_checkpoint(save(tmp_path / "tiny.gguf", case, model)),
+        EngineConfig(device="cpu", dtype="float32", kv_memory=4 << 20, backend="torch", threads=1),
+    )
+    core, prompt = EngineCore(runner), tuple(at * 7 % 96 for at in range(1, 11))
+    core.add(Request(id=0, prompt_ids=prompt, params=SamplingParams(max_tokens=64, temperature=0), seed=0))
+    ours: list[int] = []
+    while core.has_work:
+        for gain in core.step():
+            ours += gain.token_ids
+    with torch.inference_mode():
+        whole = model.generate(
+            torch.tensor([prompt]), max_new_tokens=64, min_new_tokens=64, do_sample=False, eos_token_id=None
+        )
+    assert ours == whole[0, len(prompt) :].tolist()
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_1"])
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.family.recurrent])
+def test_projections_of_recurrent_models_may_be_quantised(tmp_path: Path, name: str, kind: str) -> None:
+    case, quantize = CASES[name], gguf.GGMLQuantizationType[kind]
+    model = build(case.config)
+    expected = dict(open_one(save(tmp_path / "whole.gguf", case, model)).tensors())
+    packed = open_one(save(tmp_path / "packed.gguf", case, model, quantize))
+    kinds = {weight.name: weight.info.ggml_type for weight in packed.weights}
+    assert quantize in {kind for name, kind in kinds.items() if ".layers." in name}
+    for key, tensor in packed.tensors():
+        if kinds[key] == quantize:
+            unpacked = gguf.dequantize(gguf.quants.quantize(expected[key].numpy(), quantize), quantize)
+            np.testing.assert_array_equal(tensor.numpy(), unpacked)
+    assert scores(packed.path, "torch").isfinite().all()
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3", "gemma2", "phi3", "gpt2"])
@@ -181,7 +222,7 @@ def test_quantised_weights_equal_those_that_transformers_unpacks(tmp_path: Path,
 
 @needs_library
 @pytest.mark.parametrize("kind", ["F32", "Q8_0"])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if not case.family.torch_only])
 def test_the_native_core_gives_the_scores_of_torch(
     tmp_path: Path, name: str, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -427,6 +468,39 @@ def test_head_counts_that_differ_between_layers_are_refused(tmp_path: Path) -> N
     assert open_one(same).config["num_key_value_heads"] == 2
     with pytest.raises(UnsupportedModel, match=r"varies attention\.head_count_kv"):
         open_checkpoint(small(tmp_path / "varied.gguf", changes={"llama.attention.head_count_kv": [2, 4, 2]}))
+
+
+def test_layers_without_attention_are_refused_where_they_keep_no_state(tmp_path: Path) -> None:
+    changes: dict[str, object] = {"qwen3.attention.head_count_kv": [2, 0, 2]}
+    with pytest.raises(UnsupportedModel, match="layers without attention, which Ostro does not support for qwen3"):
+        open_checkpoint(small(tmp_path / "m.gguf", "qwen3", changes=changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"lfm2.attention.head_count_kv": [0, 2]}, "KV heads of 2 layers, but has 3"),
+        ({"lfm2.attention.head_count_kv": [0, -2, 0]}, "whole numbers as attention.head_count_kv"),
+        ({"lfm2.nextn_predict_layers": 3}, "of its 3 blocks, 3 would guess tokens ahead"),
+    ],
+)
+def test_senseless_layers_are_named(tmp_path: Path, changes: dict[str, object], said: str) -> None:
+    with pytest.raises(BadCheckpoint, match=said):
+        open_checkpoint(small(tmp_path / "m.gguf", "lfm2", changes={"lfm2.shortconv.l_cache": 3, **changes}))
+
+
+@pytest.mark.parametrize("rate", [0.5, 0.0, float("nan")])
+def test_a_decay_that_would_not_decay_is_named(tmp_path: Path, rate: float) -> None:
+    case = CASES["qwen3_5"]
+    model = build(case.config)
+    converted = replace(case, converted=lambda name, array: decay_of(rate, name, case.converted(name, array)))
+    checkpoint = open_one(save(tmp_path / "m.gguf", converted, model))
+    with pytest.raises(BadCheckpoint, match=r"layers\.0\.linear_attn\.A_log"):
+        load_weights(build_model(checkpoint.config, dtype=torch.float32), checkpoint.tensors())
+
+
+def decay_of(rate: float, name: str, made: Array | Mapping[str, Array]) -> Array | Mapping[str, Array]:
+    return made if isinstance(made, Mapping) or "A_log" not in name else np.full_like(made, rate)
 
 
 @pytest.mark.parametrize(("key", "value"), [("block_count", None), ("block_count", "three"), ("context_length", 1.5)])

@@ -4,7 +4,8 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
-from gguf_factory import Array, write_gguf
+from family_case import Array
+from gguf_factory import write_gguf
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 

@@ -162,7 +162,7 @@ def _array(weight: GgufWeight, data: mmap.mmap) -> "Weight":
     info = weight.info
     if _is_mxfp4_matrix(weight):
         return mxfp4.gguf_weight(info.name, info.shape, _raw(weight, data))
-    if len(info.shape) != 2 or weight.undo is Undo.SUBTRACT_ONE:
+    if len(info.shape) != 2 or weight.undo in (Undo.SUBTRACT_ONE, Undo.NEGATED_EXP):
         return WeightArray.of(_values(weight, data))
     name, raw = GGML_TYPES[info.ggml_type].name, _raw(weight, data)
     if weight.undo is Undo.TRANSPOSE:
@@ -185,12 +185,25 @@ def _values(weight: GgufWeight, data: mmap.mmap) -> "npt.NDArray[Any]":
         case Undo.ROTATE_HALVES:
             return _halves(values, weight.heads)
         case Undo.SUBTRACT_ONE:
-            floats = (values.astype(np.uint32) << 16).view(np.float32) if dtype is np.uint16 else values
-            return floats - floats.dtype.type(1)
+            floats = _floats(values)
+            less: npt.NDArray[Any] = floats - floats.dtype.type(1)
+            return less
+        case Undo.NEGATED_EXP:
+            # A number that no exponential gives becomes NaN or infinite, which loaders refuse by the tensor's name.
+            with np.errstate(invalid="ignore", divide="ignore"):
+                logs: npt.NDArray[np.float64] = np.log(-_floats(values).astype(np.float64))
+            return logs.astype(np.float32)
         case Undo.TRANSPOSE:
             return np.ascontiguousarray(values.T)
         case Undo.BY_HEAD:
             return _by_head(values, weight.heads)
+
+
+def _floats(values: "npt.NDArray[Any]") -> "npt.NDArray[Any]":
+    """The numbers whose bfloat16 bits these are, if they are any."""
+    import numpy as np
+
+    return (values.astype(np.uint32) << 16).view(np.float32) if values.dtype == np.uint16 else values
 
 
 def _halves(rows: "npt.NDArray[Any]", heads: int) -> "npt.NDArray[Any]":

@@ -14,7 +14,7 @@ from pathlib import Path
 from ostro.errors import BadCheckpoint, UnsupportedModel
 from ostro.formats.gguf_header import GGML_TYPES, GgufHeader, GgufTensorInfo, MetadataValue, damaged
 from ostro.models.config import MOST_EXPERTS, MOST_EXPERTS_OF_ALL_LAYERS
-from ostro.models.families.gguf_names import Config, GgufNames
+from ostro.models.families.gguf_names import Config, GgufNames, kv_heads, num_layers
 from ostro.models.family import Family
 from ostro.models.registry import FAMILIES
 from ostro.weights.pooling import Pooling, PoolingMode
@@ -35,6 +35,8 @@ class Undo(Enum):
     ROTATE_HALVES = "rotate_halves"
     """The rows of each head are stored as 0, h/2, 1, h/2+1, …; restores 0, 1, … h/2, …"""
     SUBTRACT_ONE = "subtract_one"
+    NEGATED_EXP = "negated_exp"
+    """Stored as -exp(x); restores x."""
     TRANSPOSE = "transpose"
     BY_HEAD = "by_head"
     """Stored as all queries, then all keys, then all values; groups them by head."""
@@ -96,6 +98,14 @@ class _Facts:
     def flags(self, key: str) -> list[bool] | None:
         value = self.metadata.get(f"{self.arch}.{key}")
         return [bool(each) for each in value] if isinstance(value, list) else None
+
+    def integers(self, key: str) -> list[int] | None:
+        value = self.metadata.get(f"{self.arch}.{key}")
+        if not isinstance(value, list):
+            return None
+        if any(not isinstance(each, int) or isinstance(each, bool) or each < 0 for each in value):
+            raise self._bad(key, value, "whole numbers")
+        return [each for each in value if isinstance(each, int)]
 
     def has_tensor(self, name: str) -> bool:
         return name in self._tensors
@@ -168,6 +178,10 @@ def describe(headers: tuple[GgufHeader, ...]) -> GgufModel:
     family, names = _BY_ARCHITECTURE[facts.arch]
     if (blocks := facts.integer("block_count", 0)) > _MOST_BLOCKS:
         raise damaged(facts.path, f"it claims {blocks} blocks, but the limit is {_MOST_BLOCKS}")
+    if not names.recurrent and 0 in (facts.integers("attention.head_count_kv") or ()):
+        raise UnsupportedModel(
+            f"{facts.path} has layers without attention, which Ostro does not support for {facts.arch}."
+        )
     if facts.integer("expert_count", 0) and not names.has_experts:
         raise UnsupportedModel(f"{facts.path} is a mixture of experts, which Ostro does not support for {facts.arch}.")
     return GgufModel(
@@ -237,7 +251,7 @@ def _end_ids(facts: _Facts) -> list[int]:
     return list(dict.fromkeys(each for each in ids if each is not None))
 
 
-_BLOCK_NAME = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
+_BLOCK_NAME = re.compile(r"blk\.(\d+)\.((?:\w+\.)*?\w+?)(\.weight|\.bias)?")
 _ROOT_NAME = re.compile(r"(\w+)\.(weight|bias)")
 # These belong in the config (see _rope) or can be computed.
 _NOT_WEIGHTS = re.compile(r"(rope_freqs|rope_factors_long|rope_factors_short|blk\.\d+\.attn_rot_embd)\.weight")
@@ -245,13 +259,20 @@ _NOT_WEIGHTS = re.compile(r"(rope_freqs|rope_factors_long|rope_factors_short|blk
 
 def _weights(names: GgufNames, facts: _Facts, headers: tuple[GgufHeader, ...]) -> tuple[GgufWeight, ...]:
     found: list[GgufWeight] = []
+    guessing = range(num_layers(facts), facts.integer("block_count"))
     for header in headers:
         for info in header.tensors:
-            if not _NOT_WEIGHTS.fullmatch(info.name):
+            if not _NOT_WEIGHTS.fullmatch(info.name) and _block(info.name) not in guessing:
                 found += _unstacked(_weight(names, facts, header.path, info))
             if len(found) > _MOST_WEIGHTS:
                 raise damaged(header.path, "it claims more experts than any model has")
     return tuple(found)
+
+
+def _block(name: str) -> int | None:
+    """The number of a tensor's block."""
+    match = _BLOCK_NAME.fullmatch(name)
+    return None if match is None else int(match[1])
 
 
 def _unstacked(weight: GgufWeight) -> Iterator[GgufWeight]:
@@ -272,22 +293,27 @@ def _weight(names: GgufNames, facts: _Facts, path: Path, info: GgufTensorInfo) -
     short, name = _canonical_name(names, info.name)
     if name is None:
         raise UnsupportedModel(f"{path} holds a tensor {info.name!r}, which Ostro does not know for {facts.arch}.")
+    is_bias = info.name.endswith(".bias")
+    if short in names.reshape and not is_bias:
+        info = replace(info, shape=names.reshape[short](info.shape))
     if short in names.rotate_halves:
         return GgufWeight(name, path, info, Undo.ROTATE_HALVES, _heads(facts, path, info, short, each=2))
     if short in names.by_head:
         return GgufWeight(name, path, info, Undo.BY_HEAD, _heads(facts, path, info, short, each=3))
-    if names.subtract_one and info.name.endswith(names.subtract_one):
-        return GgufWeight(name, path, info, Undo.SUBTRACT_ONE)
-    if short in names.transpose and info.name.endswith(".weight"):
-        return GgufWeight(name, path, info, Undo.TRANSPOSE)
+    undone = {
+        Undo.SUBTRACT_ONE: names.subtract_one,
+        Undo.NEGATED_EXP: names.negated_exp,
+        Undo.TRANSPOSE: names.transpose,
+    }
+    for undo, shorts in undone.items():
+        if short in shorts and not is_bias:
+            return GgufWeight(name, path, info, undo)
     return GgufWeight(name, path, info, Undo.NOTHING)
 
 
 def _heads(facts: _Facts, path: Path, info: GgufTensorInfo, short: str, *, each: int) -> int:
     """The number of heads in a tensor whose rows per head must be a multiple of `each`."""
-    heads = facts.integer("attention.head_count")
-    if short == "attn_k":
-        heads = facts.integer("attention.head_count_kv", heads)
+    heads = kv_heads(facts) if short == "attn_k" else facts.integer("attention.head_count")
     if heads == 0 or info.shape[0] % (each * heads):
         raise damaged(path, f"tensor {info.name!r} has {info.shape[0]} rows, which {heads} heads cannot share")
     return heads
@@ -296,12 +322,13 @@ def _heads(facts: _Facts, path: Path, info: GgufTensorInfo, short: str, *, each:
 def _canonical_name(names: GgufNames, name: str) -> tuple[str, str | None]:
     """GGUF's short name and our full one; None if the family has no such tensor."""
     if match := _BLOCK_NAME.fullmatch(name):
-        layer, short, kind = match.groups()
-        ours = names.blocks.get(short)
-        return short, f"{names.block_prefix}.{layer}.{ours}.{kind}" if ours else None
+        layer, short, ending = match[1], match[2], match[3] or ""
+        ours = names.whole.get(f"{short}{ending}")
+        if ours is None and ending and short in names.blocks:
+            ours = f"{names.blocks[short]}{ending}"
+        return short, f"{names.block_prefix}.{layer}.{ours}" if ours else None
     if match := _ROOT_NAME.fullmatch(name):
         short, kind = match.groups()
         ours = names.roots.get(short)
-        # Root tensors never share a short name with block tensors that need undoing.
-        return "", f"{ours}.{kind}" if ours else None
+        return short, f"{ours}.{kind}" if ours else None
     return "", None

@@ -44,7 +44,7 @@ FAMILY = Family(
     "GemmaModel",
     describe,
     tied=True,
-    gguf=gguf.GgufNames("gemma", gguf.ATTENTION | gguf.MLP | gguf.PRE_NORMS, _gguf_config, subtract_one="norm.weight"),
+    gguf=gguf.GgufNames("gemma", gguf.ATTENTION | gguf.MLP | gguf.PRE_NORMS, _gguf_config, subtract_one=gguf.NORMS),
     levanter=(
         levanter.LevanterNames(
             type="gemma", defaults=gemma2.LEVANTER_DEFAULTS, head_dim="stored", config=_levanter_config

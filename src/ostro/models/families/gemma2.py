@@ -116,7 +116,7 @@ FAMILY = Family(
     describe,
     tied=True,
     gguf=gguf.GgufNames(
-        "gemma2", gguf.ATTENTION | gguf.MLP | gguf.SANDWICH_NORMS, _gguf_config, subtract_one="norm.weight"
+        "gemma2", gguf.ATTENTION | gguf.MLP | gguf.SANDWICH_NORMS, _gguf_config, subtract_one=gguf.NORMS
     ),
     levanter=(
         levanter.LevanterNames(

@@ -53,7 +53,7 @@ FAMILY = Family(
         "gemma3",
         gguf.ATTENTION | gguf.QK_NORMS | gguf.MLP | gguf.SANDWICH_NORMS,
         _gguf_config,
-        subtract_one="norm.weight",
+        subtract_one=gguf.NORMS,
     ),
     levanter=(
         levanter.LevanterNames(

@@ -1,12 +1,13 @@
 """How GGUF stores a family's models: tensor names, transformed tensors, metadata. Reads no files and no weights.
 
 Converters rename tensors and transform some: they permute the rows of Llama's queries and keys for interleaved
-rotation, add one to Gemma's norm weights, transpose GPT-2's matrices, and split GPT-NeoX's q, k and v. A family's
-`GgufNames` describes this as data; `weights.gguf_model` reverses it.
+rotation, add one to Gemma's norm weights, transpose GPT-2's matrices, split GPT-NeoX's q, k and v, and store decays as
+rates instead of logarithms. A family's `GgufNames` describes this as data; `weights.gguf_model` reverses it.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
 from typing import Protocol
 
@@ -26,6 +27,9 @@ class GgufFacts(Protocol):
     def get(self, key: str, default: str) -> object: ...
     def flag(self, key: str, default: bool) -> bool: ...
     def flags(self, key: str) -> list[bool] | None: ...
+    def integers(self, key: str) -> list[int] | None:
+        """A list of whole numbers; None if the file has no such key, or one number for all layers."""
+
     def has_tensor(self, name: str) -> bool: ...
     def factors(self, name: str) -> list[float] | None:
         """A small tensor that belongs in the config rather than among the weights."""
@@ -49,6 +53,23 @@ MLP = {"ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.do
 PRE_NORMS = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
 POST_NORMS = {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"}
 SANDWICH_NORMS = POST_NORMS | {"attn_norm": "input_layernorm", "ffn_norm": "pre_feedforward_layernorm"}
+NORMS = frozenset({"output_norm", *PRE_NORMS, *SANDWICH_NORMS, *QK_NORMS})
+"""All norms but those within recurrent mixers."""
+
+Shape = tuple[int, ...]
+
+
+def flat(stored: Shape) -> Shape:
+    return (prod(stored),)
+
+
+def single_row(stored: Shape) -> Shape:
+    return (1, prod(stored))
+
+
+def filters(stored: Shape) -> Shape:
+    """The shape of a convolution's weight, whose filters each read one channel."""
+    return (stored[0], 1, prod(stored[1:]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +86,20 @@ class GgufNames:
     roots: Mapping[str, str] = field(default_factory=lambda: ROOTS)
     rotate_halves: frozenset[str] = frozenset()
     """Each head's rows are stored as 0, h/2, 1, h/2+1, …: llama.cpp rotates neighbours (`LLAMA_ROPE_TYPE_NORM`)."""
-    subtract_one: str | None = None
-    """GGUF adds one to tensors whose names end with this."""
+    subtract_one: frozenset[str] = frozenset()
+    """GGUF adds one to these."""
+    negated_exp: frozenset[str] = frozenset()
+    """Stored as -exp(x)."""
+    whole: Mapping[str, str] = field(default_factory=dict)
+    """Names within a block that have no `.weight` or `.bias` in the file or in ours: GGUF's to ours, with endings."""
+    reshape: Mapping[str, Callable[[Shape], Shape]] = field(default_factory=dict)
+    """Tensors with the original's numbers in another shape, and the function from the stored shape to the original."""
     transpose: frozenset[str] = frozenset()
     """Stored as [out, in]; the original is [in, out]."""
     by_head: frozenset[str] = frozenset()
     """Stored as all queries, then all keys, then all values; the original interleaves them by head."""
+    recurrent: bool = False
+    """Whether some layers have no KV heads and keep a state instead."""
 
     @property
     def has_experts(self) -> bool:
@@ -83,8 +112,8 @@ def decoder_config(facts: GgufFacts) -> Config:
         **rotary_config(facts),
         "rms_norm_eps": facts.number("attention.layer_norm_rms_epsilon"),
         "hidden_act": "silu",
-        "attention_bias": facts.has_tensor("blk.0.attn_q.bias"),
-        "mlp_bias": facts.has_tensor("blk.0.ffn_up.bias"),
+        "attention_bias": in_some_block(facts, "attn_q.bias"),
+        "mlp_bias": in_some_block(facts, "ffn_up.bias"),
     }
 
 
@@ -93,15 +122,53 @@ def rotary_config(facts: GgufFacts) -> Config:
     heads = facts.integer("attention.head_count")
     return {
         "hidden_size": facts.integer("embedding_length"),
-        "intermediate_size": facts.integer("feed_forward_length"),
-        "num_hidden_layers": facts.integer("block_count"),
+        # Files of models with experts in every layer may have only the experts' width.
+        "intermediate_size": facts.integer(
+            "feed_forward_length", facts.integer("expert_feed_forward_length", 0) or None
+        ),
+        "num_hidden_layers": num_layers(facts),
         "num_attention_heads": heads,
-        "num_key_value_heads": facts.integer("attention.head_count_kv", heads),
+        "num_key_value_heads": kv_heads(facts),
         "head_dim": head_dim(facts),
         "max_position_embeddings": facts.integer("context_length"),
         "rope_theta": facts.number("rope.freq_base", 10000.0),
         "rope_scaling": rope_scaling(facts),
     }
+
+
+def num_layers(facts: GgufFacts) -> int:
+    """The model's layers, without those behind them that guess several tokens ahead."""
+    blocks, guessing = facts.integer("block_count"), facts.integer("nextn_predict_layers", 0)
+    if guessing and guessing >= blocks:
+        raise facts.damaged(f"of its {blocks} blocks, {guessing} would guess tokens ahead")
+    return blocks - guessing
+
+
+def in_some_block(facts: GgufFacts, name: str) -> bool:
+    return any(facts.has_tensor(f"blk.{layer}.{name}") for layer in range(num_layers(facts)))
+
+
+def kv_heads(facts: GgufFacts) -> int:
+    """KV heads of each layer that has any."""
+    counts = facts.integers("attention.head_count_kv")
+    if counts is None or len(found := {count for count in counts if count}) != 1:
+        return facts.integer("attention.head_count_kv", facts.integer("attention.head_count"))
+    return found.pop()
+
+
+def attending_layers(facts: GgufFacts) -> list[bool]:
+    """Which layers have KV heads."""
+    layers, counts = num_layers(facts), facts.integers("attention.head_count_kv")
+    if counts is None:
+        return [True] * layers
+    if len(counts) < layers:
+        raise facts.damaged(f"it lists the KV heads of {len(counts)} layers, but has {layers}")
+    return [count > 0 for count in counts[:layers]]
+
+
+def named_layers(facts: GgufFacts, recurrent: str) -> list[str]:
+    """`layer_types` for a file in which layers without KV heads are those of the `recurrent` type."""
+    return ["full_attention" if attends else recurrent for attends in attending_layers(facts)]
 
 
 def expert_config(facts: GgufFacts) -> Config:

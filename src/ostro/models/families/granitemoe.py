@@ -39,16 +39,17 @@ def _gguf_config(facts: gguf.GgufFacts) -> gguf.Config:
     return granite.gguf_config(facts) | gguf.expert_config(facts) | {STORED_APART: True}
 
 
+GGUF = replace(
+    llama.GGUF,
+    architecture="granitemoe",
+    blocks=gguf.ATTENTION | _APART.by_gguf_name | gguf.PRE_NORMS,
+    config=_gguf_config,
+)
 FAMILY = Family(
     "Granite 3 MoE",
     "granitemoe",
     "GraniteMoeForCausalLM",
     "GraniteMoeModel",
     describe,
-    gguf=replace(
-        llama.GGUF,
-        architecture="granitemoe",
-        blocks=gguf.ATTENTION | _APART.by_gguf_name | gguf.PRE_NORMS,
-        config=_gguf_config,
-    ),
+    gguf=GGUF,
 )

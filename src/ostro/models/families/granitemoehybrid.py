@@ -15,8 +15,9 @@ from ostro.models.architecture import (
     Projection,
 )
 from ostro.models.config import MOST_HEADS, MOST_INNER, ConfigReader
-from ostro.models.families import granite, granitemoe
-from ostro.models.families.common import HubLayer, activation, decoder_shape, limited_layers, with_states
+from ostro.models.families import gguf_names as gguf
+from ostro.models.families import granite, granitemoe, llama
+from ostro.models.families.common import STORED_APART, HubLayer, activation, decoder_shape, limited_layers, with_states
 from ostro.models.families.mamba2 import MambaSizes, check_mamba
 from ostro.models.family import Family
 from ostro.models.rope_settings import rope_settings
@@ -62,10 +63,11 @@ def _mamba(config: ConfigReader, shape: ModelShape) -> Callable[[HubLayer], Mamb
 def _mlp(config: ConfigReader, shape: ModelShape) -> Callable[[HubLayer], MLP | Experts]:
     act, width = activation(config, "hidden_act", "silu"), config.integer("shared_intermediate_size", most=MOST_INNER)
     experts = None if config.get("num_local_experts") == 0 else granitemoe.experts(config, shape)
+    rows = {"gate_proj": width, "up_proj": width} if config.flag(STORED_APART, False) else {"input_linear": 2 * width}
 
     def build(layer: HubLayer) -> MLP | Experts:
         shared = MLP(
-            up=Projection(shape.hidden_size, (Part(layer.named("shared_mlp.input_linear"), 2 * width),)),
+            up=layer.projection("shared_mlp", shape.hidden_size, rows),
             down=Projection(width, (Part(layer.named("shared_mlp.output_linear"), shape.hidden_size),)),
             activation=act,
             gated=True,
@@ -75,10 +77,61 @@ def _mlp(config: ConfigReader, shape: ModelShape) -> Callable[[HubLayer], MLP | 
     return build
 
 
+def _gguf_config(facts: gguf.GgufFacts) -> gguf.Config:
+    hidden, head_dim = max(facts.integer("embedding_length"), 1), gguf.head_dim(facts)
+    if (inner := facts.integer("ssm.inner_size")) % hidden:
+        raise facts.damaged(f"its Mamba-2 layers are {inner} wide, which is no multiple of {hidden}")
+    experts = facts.integer("expert_count", 0)
+    return (
+        granite.gguf_config(facts)
+        | (gguf.expert_config(facts) if experts else {})
+        | {
+            "head_dim": head_dim,
+            "layer_types": gguf.named_layers(facts, recurrent="linear_attention"),
+            "mamba_conv_bias": gguf.in_some_block(facts, "ssm_conv1d.bias"),
+            "mamba_d_conv": facts.integer("ssm.conv_kernel"),
+            "mamba_d_state": facts.integer("ssm.state_size"),
+            "mamba_expand": inner // hidden,
+            "mamba_n_groups": facts.integer("ssm.group_count"),
+            "mamba_n_heads": facts.integer("ssm.time_step_rank"),
+            "mamba_proj_bias": gguf.in_some_block(facts, "ssm_in.bias"),
+            "num_local_experts": experts,
+            "partial_rotary_factor": facts.integer("rope.dimension_count", head_dim) / max(head_dim, 1),
+            "position_embedding_type": "rope" if facts.flag("rope.scaling.finetuned", True) else "nope",
+            "shared_intermediate_size": facts.integer(
+                "expert_shared_feed_forward_length", facts.integer("feed_forward_length")
+            ),
+            STORED_APART: True,
+        }
+    )
+
+
+_GGUF_BLOCKS = {
+    **granitemoe.GGUF.blocks,
+    # The MLP for all tokens has the second names where there are no experts.
+    **dict.fromkeys(("ffn_gate_shexp", "ffn_gate"), "shared_mlp.gate_proj"),
+    **dict.fromkeys(("ffn_up_shexp", "ffn_up"), "shared_mlp.up_proj"),
+    **dict.fromkeys(("ffn_down_shexp", "ffn_down"), "shared_mlp.output_linear"),
+    "ssm_in": "mamba.in_proj",
+    "ssm_conv1d": "mamba.conv1d",
+    "ssm_norm": "mamba.norm",
+    "ssm_out": "mamba.out_proj",
+}
+
 FAMILY = Family(
     "Granite 4 hybrid",
     "granitemoehybrid",
     "GraniteMoeHybridForCausalLM",
     "GraniteMoeHybridModel",
     describe,
+    gguf=replace(
+        llama.GGUF,
+        architecture="granitehybrid",
+        blocks=_GGUF_BLOCKS,
+        config=_gguf_config,
+        negated_exp=frozenset({"ssm_a"}),
+        whole={"ssm_a": "mamba.A_log", "ssm_d": "mamba.D", "ssm_dt.bias": "mamba.dt_bias"},
+        reshape={"ssm_a": gguf.flat, "ssm_d": gguf.flat, "ssm_norm": gguf.flat, "ssm_conv1d": gguf.filters},
+        recurrent=True,
+    ),
 )

@@ -18,6 +18,7 @@ from ostro.models.architecture import (
     ShortConvolution,
 )
 from ostro.models.config import EPS, FACTOR, MOST_INNER, MOST_TAPS, ConfigReader
+from ostro.models.families import gguf_names as gguf
 from ostro.models.families.common import HubLayer, decoder_shape, limited_layers, with_states
 from ostro.models.family import Family
 from ostro.models.rope_settings import checked_rope, rope_settings
@@ -106,4 +107,48 @@ def gated_mlp(layer: HubLayer) -> MLP:
     )
 
 
-FAMILY = Family("LFM2", "lfm2", "Lfm2ForCausalLM", "Lfm2Model", describe, tied=True)
+def _gguf_config(facts: gguf.GgufFacts) -> gguf.Config:
+    return gguf.rotary_config(facts) | {
+        "norm_eps": facts.number("attention.layer_norm_rms_epsilon"),
+        "conv_L_cache": facts.integer("shortconv.l_cache"),
+        "conv_bias": gguf.in_some_block(facts, "shortconv.conv.bias"),
+        "layer_types": gguf.named_layers(facts, recurrent="conv"),
+        # The converter has done so.
+        "block_auto_adjust_ff_dim": False,
+    }
+
+
+_GGUF_BLOCKS = {
+    "attn_norm": "operator_norm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.out_proj",
+    "attn_q_norm": "self_attn.q_layernorm",
+    "attn_k_norm": "self_attn.k_layernorm",
+    "shortconv.in_proj": "conv.in_proj",
+    "shortconv.conv": "conv.conv",
+    "shortconv.out_proj": "conv.out_proj",
+    "ffn_norm": "ffn_norm",
+    "ffn_gate": "feed_forward.w1",
+    "ffn_up": "feed_forward.w3",
+    "ffn_down": "feed_forward.w2",
+}
+
+FAMILY = Family(
+    "LFM2",
+    "lfm2",
+    "Lfm2ForCausalLM",
+    "Lfm2Model",
+    describe,
+    tied=True,
+    gguf=gguf.GgufNames(
+        "lfm2",
+        _GGUF_BLOCKS,
+        _gguf_config,
+        # The final norm, despite its name.
+        roots={"token_embd": "model.embed_tokens", "token_embd_norm": "model.embedding_norm", "output": "lm_head"},
+        reshape={"shortconv.conv": gguf.filters},
+        recurrent=True,
+    ),
+)

@@ -1,25 +1,46 @@
 """Qwen 3.5 and 3.6: Qwen3-Next with dense MLPs, and other names for the delta nets' tensors."""
 
+from collections.abc import Mapping
+from dataclasses import replace
+
 from ostro.models.architecture import Architecture, GatedDelta, Part
 from ostro.models.config import ConfigReader
+from ostro.models.families import gguf_names as gguf
+from ostro.models.families import qwen3_next
 from ostro.models.families.common import HubLayer, activation
-from ostro.models.families.qwen3_next import DEFAULTS, DeltaSizes, hybrid
+from ostro.models.families.qwen3_next import DEFAULTS, Delta, DeltaSizes, hybrid
 from ostro.models.family import Family
+
+TILED = "linear_value_heads_tiled"
+"""A flag in a config that describes a GGUF file, whose converter changes the order of value heads."""
 
 
 def describe(config: ConfigReader, max_seq_len: int | None) -> Architecture:
     config = config.with_defaults(DEFAULTS)
     act = activation(config, "hidden_act", "silu")
-    return hybrid(config, max_seq_len, delta, lambda shape: lambda layer: layer.gated_mlp(act))
+    return hybrid(config, max_seq_len, delta_of(config), lambda shape: lambda layer: layer.gated_mlp(act))
 
 
-def delta(sizes: DeltaSizes, layer: HubLayer) -> GatedDelta:
-    rows = {"in_proj_qkv": sizes.mixed, "in_proj_z": sizes.values}
-    rows |= {"in_proj_b": sizes.value_heads, "in_proj_a": sizes.value_heads}
-    parts = tuple(Part(layer.named(f"linear_attn.{name}"), size) for name, size in rows.items())
-    return sizes.delta(layer, parts[:2], parts[2:])
+def delta_of(config: ConfigReader) -> Delta:
+    tiled = config.flag(TILED, False)
+
+    def delta(sizes: DeltaSizes, layer: HubLayer) -> GatedDelta:
+        gates = tuple(Part(layer.named(f"linear_attn.in_proj_{name}"), sizes.value_heads) for name in "ba")
+        found = sizes.delta(layer, sizes.inputs(layer), gates)
+        return replace(found, head_map="tiled") if tiled else found
+
+    return delta
 
 
+def _gguf_config(facts: gguf.GgufFacts) -> gguf.Config:
+    return qwen3_next.gguf_config(facts) | {TILED: True}
+
+
+GGUF_BLOCKS: Mapping[str, str] = {
+    **qwen3_next.GGUF_BLOCKS,
+    "ssm_beta": "linear_attn.in_proj_b",
+    "ssm_alpha": "linear_attn.in_proj_a",
+}
 FAMILY = Family(
     "Qwen 3.5, 3.6",
     "qwen3_5_text",
@@ -27,4 +48,10 @@ FAMILY = Family(
     "Qwen3_5TextModel",
     describe,
     wrappers=("Qwen3_5ForConditionalGeneration",),
+    gguf=replace(
+        qwen3_next.GGUF,
+        architecture="qwen35",
+        blocks={**GGUF_BLOCKS, **gguf.MLP},
+        config=_gguf_config,
+    ),
 )

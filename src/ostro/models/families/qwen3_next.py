@@ -19,7 +19,9 @@ from ostro.models.architecture import (
     Projection,
 )
 from ostro.models.config import MOST_HEAD_DIM, MOST_HEADS, MOST_TAPS, ConfigReader
+from ostro.models.families import gguf_names as gguf
 from ostro.models.families.common import (
+    EXPERT_NAMES,
     HubLayer,
     activation,
     decoder,
@@ -87,6 +89,11 @@ class DeltaSizes:
     def mixed(self) -> int:
         return 2 * self.keys + self.values
 
+    def inputs(self, layer: HubLayer) -> tuple[Part, ...]:
+        """The inputs in two tensors, of which the second is z."""
+        rows = {"in_proj_qkv": self.mixed, "in_proj_z": self.values}
+        return tuple(Part(layer.named(f"linear_attn.{name}"), size) for name, size in rows.items())
+
     def delta(self, layer: HubLayer, inputs: tuple[Part, ...], gates: tuple[Part, ...]) -> GatedDelta:
         """A delta net, given the tensors of its inputs and gates, which differ between families."""
 
@@ -110,6 +117,11 @@ class DeltaSizes:
         )
 
 
+_INPUTS_APART = "linear_inputs_stored_apart"
+"""A flag in a config that describes a GGUF file, which stores a delta net's z apart from the other inputs, and none of
+them by head.
+"""
+
 Delta = Callable[[DeltaSizes, HubLayer], GatedDelta]
 Build = Callable[[HubLayer], MLP | Experts]
 
@@ -119,7 +131,7 @@ def describe(config: ConfigReader, max_seq_len: int | None) -> Architecture:
     return hybrid(
         config,
         max_seq_len,
-        _delta,
+        _delta_with_inputs_apart if config.flag(_INPUTS_APART, False) else _delta,
         lambda shape: beside_shared(config, shape, sparse_mlp(config, shape)),
     )
 
@@ -149,14 +161,87 @@ def hybrid(
 
 def _delta(sizes: DeltaSizes, layer: HubLayer) -> GatedDelta:
     """Each key head's rows are stored together with those of its value heads."""
+    values = sizes.values // sizes.key_heads
+    qkvz = ByHead(sizes.key_heads, (sizes.key_dim, sizes.key_dim, values, values))
+    inputs = Part(layer.named("linear_attn.in_proj_qkvz"), sizes.mixed + sizes.values, qkvz)
+    return sizes.delta(layer, (inputs,), _gates(sizes, layer))
+
+
+def _delta_with_inputs_apart(sizes: DeltaSizes, layer: HubLayer) -> GatedDelta:
+    return sizes.delta(layer, sizes.inputs(layer), _gates(sizes, layer))
+
+
+def _gates(sizes: DeltaSizes, layer: HubLayer) -> tuple[Part, ...]:
     group = sizes.value_heads // sizes.key_heads
-    values, heads = group * sizes.value_dim, sizes.key_heads
-    qkvz = ByHead(heads, (sizes.key_dim, sizes.key_dim, values, values))
-    return sizes.delta(
-        layer,
-        (Part(layer.named("linear_attn.in_proj_qkvz"), sizes.mixed + sizes.values, qkvz),),
-        (Part(layer.named("linear_attn.in_proj_ba"), 2 * sizes.value_heads, ByHead(heads, (group, group))),),
+    order = ByHead(sizes.key_heads, (group, group))
+    return (Part(layer.named("linear_attn.in_proj_ba"), 2 * sizes.value_heads, order),)
+
+
+def gguf_config(facts: gguf.GgufFacts) -> gguf.Config:
+    layers, head_dim = gguf.num_layers(facts), gguf.head_dim(facts)
+    recurrent = facts.flags("attention.recurrent_layers")
+    if recurrent is None:
+        interval = max(facts.integer("full_attention_interval", 4), 1)
+        recurrent = [(layer + 1) % interval != 0 for layer in range(layers)]
+    values = facts.integer("ssm.time_step_rank")
+    return gguf.decoder_config(facts) | {
+        "layer_types": ["linear_attention" if each else "full_attention" for each in recurrent[:layers]],
+        "partial_rotary_factor": facts.integer("rope.dimension_count", head_dim) / max(head_dim, 1),
+        "linear_conv_kernel_dim": facts.integer("ssm.conv_kernel"),
+        "linear_key_head_dim": facts.integer("ssm.state_size"),
+        "linear_num_key_heads": facts.integer("ssm.group_count"),
+        "linear_num_value_heads": values,
+        "linear_value_head_dim": facts.integer("ssm.inner_size") // max(values, 1),
+    }
+
+
+def gguf_mixture_config(facts: gguf.GgufFacts) -> gguf.Config:
+    return (
+        gguf_config(facts)
+        | gguf.expert_config(facts)
+        | {
+            "moe_intermediate_size": facts.integer("expert_feed_forward_length"),
+            "shared_expert_intermediate_size": facts.integer("expert_shared_feed_forward_length"),
+        }
     )
 
 
-FAMILY = Family("Qwen3-Next", "qwen3_next", "Qwen3NextForCausalLM", "Qwen3NextModel", describe)
+def _gguf_config(facts: gguf.GgufFacts) -> gguf.Config:
+    # The first files held these inputs as the Hub does.
+    return gguf_mixture_config(facts) | {_INPUTS_APART: not gguf.in_some_block(facts, "ssm_in.weight")}
+
+
+GGUF_MIXTURE = EXPERT_NAMES.by_gguf_name | {
+    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "mlp.shared_expert.up_proj",
+    "ffn_down_shexp": "mlp.shared_expert.down_proj",
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+}
+GGUF_BLOCKS = {
+    **gguf.ATTENTION,
+    **gguf.QK_NORMS,
+    "attn_norm": "input_layernorm",
+    "post_attention_norm": "post_attention_layernorm",
+    "attn_qkv": "linear_attn.in_proj_qkv",
+    "attn_gate": "linear_attn.in_proj_z",
+    "ssm_conv1d": "linear_attn.conv1d",
+    "ssm_norm": "linear_attn.norm",
+    "ssm_out": "linear_attn.out_proj",
+}
+"""Names in files of all families with these layers."""
+GGUF = gguf.GgufNames(
+    "qwen3next",
+    {
+        **GGUF_BLOCKS,
+        **GGUF_MIXTURE,
+        "ssm_in": "linear_attn.in_proj_qkvz",
+        "ssm_ba": "linear_attn.in_proj_ba",
+    },
+    _gguf_config,
+    subtract_one=gguf.NORMS,
+    negated_exp=frozenset({"ssm_a"}),
+    whole={"ssm_a": "linear_attn.A_log", "ssm_dt.bias": "linear_attn.dt_bias"},
+    reshape={"ssm_a": gguf.flat, "ssm_conv1d": gguf.filters, "ffn_gate_inp_shexp": gguf.single_row},
+    recurrent=True,
+)
+FAMILY = Family("Qwen3-Next", "qwen3_next", "Qwen3NextForCausalLM", "Qwen3NextModel", describe, gguf=GGUF)
