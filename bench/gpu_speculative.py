@@ -56,7 +56,7 @@ def main() -> None:
 
 def make_certain(model) -> None:  # type: ignore[no-untyped-def]
     """Each token is followed by the next one in the vocabulary, or, if the head is the embedding, by itself."""
-    embeddings = model.backbone.embed_tokens.weight.data
+    embeddings = model.body.embed_tokens.weight.data
     if model.lm_head.weight.data_ptr() != embeddings.data_ptr():
         model.lm_head.weight.data.copy_(embeddings.roll(1, 0))
     # Layers add some ten times what a random embedding is.

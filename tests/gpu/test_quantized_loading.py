@@ -86,7 +86,7 @@ def twin_of(tensors: Mapping[str, Tensor], config: Mapping[str, object] = CONFIG
 
 
 def projections(model: Decoder) -> dict[str, Linear]:
-    layers = (module for layer in model.layers for module in (layer.mixer, layer.mlp))
+    layers = (module for layer in model.layers for module in (layer.mixer, layer.mlp) if module is not None)
     return {name: child for each in layers for name, child in each.named_children() if isinstance(child, Linear)}
 
 

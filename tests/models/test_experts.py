@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from every_family import MIXTURES, TINY
+from every_family import CASES, MIXTURES, TINY
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from native_models import ModelCheckpoint, savable_model
@@ -145,8 +145,9 @@ FULL = ["full_attention"] * 1000
     ids=str,
 )
 def test_impossible_sizes_are_refused_by_name(family: str, changes: Mapping[str, object], field: str) -> None:
-    with pytest.raises(BadCheckpoint, match=f"'{field}'"):
-        describe({**TINY[family], **changes})
+    case = CASES[family]
+    with pytest.raises(BadCheckpoint, match=f"'{case.spelling.get(field, field)}'"):
+        describe({**TINY[family], **case.spelled(changes)})
 
 
 @pytest.mark.parametrize("layers", [[-1], [True], ["0"], 3])

@@ -103,6 +103,54 @@ def test_falcon_configs_that_cannot_be_served_are_refused_by_name(
         describe({**TINY["falcon_h1"], **changes})
 
 
+@pytest.mark.parametrize(
+    ("changes", "error", "field"),
+    [
+        ({"moe_latent_size": 8}, UnsupportedModel, "moe_latent_size"),
+        ({"n_group": 2}, UnsupportedModel, "n_group"),
+        ({"topk_group": 2}, UnsupportedModel, "topk_group"),
+        ({"n_shared_experts": 2}, UnsupportedModel, "n_shared_experts"),
+        ({"sliding_window": 8}, UnsupportedModel, "sliding_window"),
+        ({"tie_word_embeddings": True}, UnsupportedModel, "tie_word_embeddings"),
+        ({"mamba_hidden_act": "relu"}, UnsupportedModel, "mamba_hidden_act"),
+        ({"time_step_limit": [0.01, 0.1]}, UnsupportedModel, "time_step_limit"),
+        ({"hybrid_override_pattern": "M*-MX"}, UnsupportedModel, "hybrid_override_pattern"),
+        ({"hybrid_override_pattern": ""}, UnsupportedModel, "hybrid_override_pattern"),
+        ({"hybrid_override_pattern": ["M"]}, BadCheckpoint, "hybrid_override_pattern"),
+        ({"layers_block_type": ["mamba", "window"]}, UnsupportedModel, "layers_block_type"),
+        ({"layer_types": 5}, BadCheckpoint, "layer_types"),
+        ({"hybrid_override_pattern": "M*"}, BadCheckpoint, "num_hidden_layers"),
+        ({"n_groups": 4}, BadCheckpoint, "n_groups"),
+    ],
+    ids=str,
+)
+def test_nemotron_configs_that_cannot_be_served_are_refused_by_name(
+    changes: Mapping[str, object], error: type[Exception], field: str
+) -> None:
+    with pytest.raises(error, match=f"'{field}'"):
+        describe({**TINY["nemotron_h"], **changes})
+
+
+def test_a_nemotron_without_attention_is_refused() -> None:
+    with pytest.raises(UnsupportedModel, match="no layer attends"):
+        describe({**TINY["nemotron_h"], "hybrid_override_pattern": "MMME-"})
+
+
+@pytest.mark.parametrize(
+    "names", ["mamba attention mlp mamba moe", "linear_attention full_attention mlp linear_attention moe"]
+)
+@pytest.mark.parametrize("key", ["layers_block_type", "layer_types"])
+def test_blocks_of_nemotron_may_be_spelled_out(key: str, names: str) -> None:
+    without = {name: value for name, value in TINY["nemotron_h"].items() if name != "hybrid_override_pattern"}
+    spelled = described({**without, key: names.split(), "num_hidden_layers": None})
+    assert spelled == described(TINY["nemotron_h"])
+
+
+def test_a_clamp_of_steps_that_only_prompts_would_have_is_left_out() -> None:
+    config = TINY["nemotron_h"]
+    assert described({**config, "time_step_min": 0.3}) == described(config)
+
+
 def test_an_absent_width_of_falcon_h1_is_not_a_null() -> None:
     config = {**TINY["falcon_h1"], "mamba_d_head": "auto", "mamba_n_heads": 8}
     absent = {name: value for name, value in config.items() if name != "mamba_d_ssm"}

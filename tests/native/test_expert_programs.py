@@ -87,8 +87,7 @@ def meant(module: Experts, x: Floats, experts: npt.NDArray[np.int64], weights: F
             inner = up @ row.double()
             if module.up.bias is not None:
                 inner += module.up.bias[expert]
-            gate, value = inner.chunk(2)
-            out = down @ module.gate(gate, value)
+            out = down @ module.act(inner)
             total += float(share) * (out if module.down.bias is None else out + module.down.bias[expert])
         sums.append(total)
     return torch.stack(sums).float().numpy()

@@ -62,7 +62,8 @@ class Reference:
 def reference_of(name: str, *, headless: bool = False) -> Reference:
     # A copy: transformers fills in the tables within.
     settings = deepcopy(dict(CONFIGS[name]))
-    config = transformers.AutoConfig.for_model(settings.pop("model_type"), **settings)
+    own = CASES[name.split("-")[0]].reference
+    config = transformers.AutoConfig.for_model(settings.pop("model_type"), **settings, **own)
     auto = transformers.AutoModel if headless else transformers.AutoModelForCausalLM
     # Eager, because the others know no soft-cap.
     model = telling(auto.from_config(config, attn_implementation="eager"))

@@ -170,6 +170,8 @@ class FamilyCase:
     """
     variants: Mapping[str, Settings] = field(default_factory=dict)
     """Changes to `config` by name. Each is compared with transformers, and run by every backend that can."""
+    reference: Config = field(default_factory=dict)
+    """Fields that only transformers reads, for its models."""
     spelling: Mapping[str, str | None] = field(default_factory=dict)
     """Names of sizes where they are not those of `SIZES`; None if it has no such size."""
     mixture: bool = False

@@ -122,7 +122,7 @@ def packed_weights() -> Iterator[None]:
         assert isinstance(model, Decoder)
         for number, layer in enumerate(model.layers):
             forms = islice(cycle(FORMS), number, None)
-            for parent in (layer.mixer, layer.mlp):
+            for parent in filter(None, (layer.mixer, layer.mlp)):
                 for name, child in [*parent.named_children()]:
                     if isinstance(child, Linear):
                         setattr(parent, name, PackedLinear(child, empty_weight(child.shape, next(forms))))

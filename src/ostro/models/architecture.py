@@ -4,8 +4,8 @@ A family (`models.families`) translates a config.json into an `Architecture`. Ev
 reads it: the torch modules, the native core's lowering, the GPU's fused kernels, planning.
 
     x = embedding(ids)
-    for layer in layers:
-        x += residual_scale * attention_post_norm(mixer(attention_norm(x)))          a norm that is None is skipped
+    for layer in layers:                                                             what is None is skipped
+        x += residual_scale * attention_post_norm(mixer(attention_norm(x)))
         x += residual_scale * mlp_post_norm(mlp(mlp_norm(x)))                        parallel: reads x before the mixer
         x = stream_scale * (x + input(x))                                            where the layer has these
     logits = softcap(scale * head(norm(x)))
@@ -22,9 +22,9 @@ from typing import ClassVar, Literal, NamedTuple
 from ostro.models.rope_settings import RopeSettings
 from ostro.models.row_order import RowOrder
 
-Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "clamped_silu"]
-"""The last one combines gates and ups: both are capped at CLAMP, ups also at -CLAMP, and a gate g and an up u
-become g * sigmoid(SLOPE * g) * (u + 1).
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "clamped_silu"]
+"""relu2 is the square of relu. clamped_silu combines gates and ups: both are capped at CLAMP, ups also at -CLAMP, and a
+gate g and an up u become g * sigmoid(SLOPE * g) * (u + 1).
 """
 CLAMP, SLOPE = 7.0, 1.702
 
@@ -511,16 +511,17 @@ class SigmoidRouting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experts:
-    """A mixture of experts: each token's row goes through the few gated MLPs for which the router's logits are highest,
+    """A mixture of experts: each token's row goes through the few MLPs for which the router's logits are highest,
     and their weighted outputs are summed. Among equal logits, the first expert's counts as higher.
     """
 
     router: Projection
     """A row per expert."""
     up: ExpertMatrices
-    """Its first half is the gate."""
+    """If gated, its first half is the gate."""
     down: ExpertMatrices
     activation: Activation
+    gated: bool = True
     chosen: int
     """Experts per token."""
     normalized: bool
@@ -651,8 +652,10 @@ Mixer = Attention | Recurrent | MixerPair
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    mixer: Mixer
-    mlp: MLP | Experts
+    mixer: Mixer | None
+    """None for a layer that only has an MLP."""
+    mlp: MLP | Experts | None
+    """None for a layer that only has a mixer."""
     attention_norm: Norm | None = None
     """Before and after the mixer, whatever its kind."""
     attention_post_norm: Norm | None = None
@@ -709,11 +712,12 @@ class Layer:
         """The mixer's, such as queries, keys and values, and attention's output; the MLP's up and down. Adapters may
         change these.
         """
-        return *self.mixer.projections, *self.mlp.projections
+        return tuple(each for part in (self.mixer, self.mlp) if part is not None for each in part.projections)
 
     def tensors(self) -> Iterator[StoredTensor]:
-        yield from self.mixer.tensors()
-        yield from self.mlp.tensors()
+        for part in (self.mixer, self.mlp):
+            if part is not None:
+                yield from part.tensors()
         for norm in self.norms:
             yield from norm.tensors()
         if self.side is not None:
@@ -766,7 +770,7 @@ class Architecture:
     def widest(self) -> int:
         """The longest row that a layer computes per token."""
         return max(
-            *(layer.mlp.width for layer in self.layers),
+            *(layer.mlp.width for layer in self.layers if layer.mlp is not None),
             *(layer.attends.output.columns for layer in self.layers if layer.attends is not None),
             *(layer.recurrent.inputs.rows for layer in self.layers if layer.recurrent is not None),
         )

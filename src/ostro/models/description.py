@@ -36,6 +36,8 @@ def torch_only(described: Architecture) -> str | None:
 
 
 def _torch_only(layer: Layer) -> str | None:
+    if layer.mixer is None or layer.mlp is None:
+        return "its layers have a mixer or an MLP, not both"
     if isinstance(layer.mixer, MixerPair):
         return "its layers have two mixers each"
     if any(projection.is_scaled for projection in layer.projections):
@@ -43,6 +45,10 @@ def _torch_only(layer: Layer) -> str | None:
     attention, mlp = layer.attention, layer.mlp
     if isinstance(mlp, Experts) and mlp.scales_inputs:
         return "its router scales what experts read"
+    if mlp.activation == "relu2":
+        return "its MLPs square their ReLUs"
+    if isinstance(mlp, Experts) and not mlp.gated:
+        return "its experts have no gates"
     if isinstance(mlp, Experts) and mlp.sigmoid is not None:
         return "its router weighs experts by sigmoids"
     if layer.side is not None:

@@ -42,6 +42,7 @@ _FILES = (
     "ministral3",
     "mistral",
     "mixtral",
+    "nemotron_h",
     "olmo2",
     "olmo3",
     "olmoe",
@@ -57,7 +58,7 @@ _FILES = (
     "starcoder2",
 )
 _ENCODER_FILES = ("bert", "modernbert", "roberta", "xlm_roberta")
-_RECURRENT = re.compile(r"(bamba|jamba|kimilinear|nemotronh|olmohybrid|zamba2?)(for\w+|model)?", re.IGNORECASE)
+_RECURRENT = re.compile(r"(bamba|jamba|kimilinear|olmohybrid|zamba2?)(for\w+|model)?", re.IGNORECASE)
 """Matches architectures and model types with a recurrent state that are not listed, without underscores."""
 
 
@@ -88,7 +89,7 @@ def describe(config: Mapping[str, object], *, max_seq_len: int | None = None) ->
         if any(_RECURRENT.fullmatch(name.replace("_", "")) for name in named):
             raise UnsupportedModel(
                 f"Architecture {found} is not supported: its layers keep a recurrent state of a kind that Ostro does "
-                "not know. Qwen 3.5, LFM2, Granite 4 hybrids and Falcon-H1 are supported."
+                "not know. Qwen 3.5, LFM2, Granite 4 hybrids, Falcon-H1 and Nemotron-H are supported."
             )
         known = ", ".join([*(each.architecture for each in FAMILIES), *(each.bare for each in ENCODERS)])
         raise UnsupportedModel(f"Architecture {found} is not supported; supported: {known}.")

@@ -22,6 +22,7 @@ from ostro.torch_models.layers import (
     Projection,
     RMSNorm,
     Vector,
+    mlp_module,
     norm_module,
 )
 from ostro.torch_models.recurrent import mixer_module
@@ -110,17 +111,19 @@ class MixerPair(Module):
 
 
 class DecoderLayer(Module):
-    """Mixer and MLP each add to the residual stream, in place. Which norms exist depends on the description."""
+    """Mixer and MLP each add to the residual stream, in place. Which of them and of their norms exist depends on the
+    description.
+    """
 
     def __init__(self, described: arch.Layer, index: int, shape: arch.ModelShape, shard: Shard | None = None) -> None:
         """`shape` is that of the whole model."""
         super().__init__()
         self.attention_norm = _norm(described.attention_norm)
-        self.mixer = _mixer(described.mixer, index, shape, shard)
+        self.mixer = None if described.mixer is None else _mixer(described.mixer, index, shape, shard)
         self.attention_post_norm = _norm(described.attention_post_norm)
         is_shared = described.mlp_norm is not None and described.mlp_norm == described.attention_norm
         self.mlp_norm = self.attention_norm if is_shared else _norm(described.mlp_norm)
-        self.mlp = _mlp(described.mlp, shard)
+        self.mlp = None if described.mlp is None else _mlp(described.mlp, shard)
         self.mlp_post_norm = _norm(described.mlp_post_norm)
         self.residual_scale, self.parallel = described.residual_scale, described.parallel
         self.side = None if described.side is None else SideExperts(described.side)
@@ -137,13 +140,15 @@ class DecoderLayer(Module):
     ) -> Tensor:
         """`own` is the layer's part of the `LayerInputs`."""
         before = x.clone() if self.parallel else x
-        normed = x if self.attention_norm is None else self.attention_norm(x)
-        added = self.mixer(normed, rotation, ctx, query_scales)
-        x += self._scaled(added if self.attention_post_norm is None else self.attention_post_norm(added))
-        added = self.mlp(before if self.mlp_norm is None else self.mlp_norm(before))
-        if self.side is not None:
-            added = self.side(before, added)
-        x += self._scaled(added if self.mlp_post_norm is None else self.mlp_post_norm(added))
+        if self.mixer is not None:
+            normed = x if self.attention_norm is None else self.attention_norm(x)
+            added = self.mixer(normed, rotation, ctx, query_scales)
+            x += self._scaled(added if self.attention_post_norm is None else self.attention_post_norm(added))
+        if self.mlp is not None:
+            added = self.mlp(before if self.mlp_norm is None else self.mlp_norm(before))
+            if self.side is not None:
+                added = self.side(before, added)
+            x += self._scaled(added if self.mlp_post_norm is None else self.mlp_post_norm(added))
         if self.input is not None:
             x += self.input(x, own)
         return x if self.stream_scale is None else x.mul_(self.stream_scale.weight)
@@ -168,7 +173,7 @@ def _mlp(described: arch.MLP | arch.Experts, shard: Shard | None) -> GatedMLP | 
     if isinstance(described, arch.Experts):
         assert shard is None, "experts are not divided over ranks"
         return CpuExperts(described) if described.on_cpu else Experts(described)
-    return GatedMLP(described, shard) if described.gated else PlainMLP(described, shard)
+    return mlp_module(described, shard)
 
 
 def _norm(described: arch.Norm | None) -> RMSNorm | LayerNorm | None:
@@ -298,7 +303,8 @@ class Decoder(CausalLM):
         self.described = described
 
     @property
-    def backbone(self) -> Backbone:
+    def body(self) -> Backbone:
+        """The backbone, by a name that no family gives it."""
         backbone = self.get_submodule(self.backbone_name)
         assert isinstance(backbone, Backbone)
         return backbone
@@ -314,4 +320,4 @@ class Decoder(CausalLM):
 
     @property
     def layers(self) -> list[DecoderLayer]:
-        return [layer for layer in self.backbone.layers if isinstance(layer, DecoderLayer)]
+        return [layer for layer in self.body.layers if isinstance(layer, DecoderLayer)]

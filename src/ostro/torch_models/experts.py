@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ostro.models import architecture as arch
 from ostro.torch_models.base import Module
-from ostro.torch_models.layers import GatedMLP, Projection, RMSNorm, Vector, gating, parameter
+from ostro.torch_models.layers import ACTIVATIONS, GatedMLP, Projection, RMSNorm, Vector, gating, mlp_module, parameter
 from ostro.torch_models.loading import Picked, Place, Weighted
 
 _ALIGNMENT = 8
@@ -114,9 +114,9 @@ class Experts(Module):
         self.scales = None if scales is None else Vector(scales, described.count)
         bias = None if described.sigmoid is None else described.sigmoid.choice_bias
         self.choice_bias = None if bias is None else Vector(bias, described.count, dtype=torch.float32)
-        self.shared = None if described.shared is None else GatedMLP(described.shared)
+        self.shared = None if described.shared is None else mlp_module(described.shared)
         self.sigmoid = described.sigmoid
-        self.gate = gating(described.activation)
+        self.act = _activating(described)
         self.count, self.chosen, self.normalized = described.count, described.chosen, described.normalized
         self.is_gated, self.scales_inputs = described.shared_gate is not None, described.scales_inputs
 
@@ -146,8 +146,7 @@ class Experts(Module):
         read = x[order // self.chosen]
         if self.scales_inputs:
             read.mul_(weights.flatten()[order].to(x.dtype).unsqueeze(1))
-        gate, up = self.up(read, in_order, ends).chunk(2, -1)
-        rows = self.down(self.gate(gate, up), in_order, ends)
+        rows = self.down(self.act(self.up(read, in_order, ends)), in_order, ends)
         # Back to the order of tokens, and of each token's experts.
         by_token = torch.empty_like(rows).index_copy_(0, order, rows).view(len(x), self.chosen, -1)
         if self.scales_inputs:
@@ -159,6 +158,14 @@ class Experts(Module):
             return route(logits, self.chosen, normalized=self.normalized, scales_inputs=self.scales_inputs)
         bias = None if self.choice_bias is None else self.choice_bias.weight
         return route_by_sigmoids(logits, self.chosen, self.sigmoid, bias, normalized=self.normalized)
+
+
+def _activating(described: arch.Experts) -> Callable[[Tensor], Tensor]:
+    """Turns what `up` computes into inner states."""
+    if not described.gated:
+        return ACTIVATIONS[described.activation]
+    gate = gating(described.activation)
+    return lambda both: gate(*both.chunk(2, -1))
 
 
 CpuSums = Callable[[Tensor, Tensor, Tensor, Tensor], Callable[[], Tensor]]

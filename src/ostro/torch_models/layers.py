@@ -24,11 +24,16 @@ def gelu_tanh(x: Tensor) -> Tensor:
     return F.gelu(x, approximate="tanh")
 
 
+def relu2(x: Tensor) -> Tensor:
+    return F.relu(x).square_()
+
+
 ACTIVATIONS: Mapping[arch.Activation, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "gelu": F.gelu,
     "gelu_tanh": gelu_tanh,
     "relu": F.relu,
+    "relu2": relu2,
 }
 
 
@@ -427,6 +432,10 @@ class PlainMLP(Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down_proj(self.act(self.up_proj(x)))
+
+
+def mlp_module(described: arch.MLP, shard: Shard | None = None) -> GatedMLP | PlainMLP:
+    return GatedMLP(described, shard) if described.gated else PlainMLP(described, shard)
 
 
 def _mlp_projections(described: arch.MLP, shard: Shard | None) -> tuple[Projection, Projection]:

@@ -115,7 +115,7 @@ def _matrices(layer: Layer) -> Iterable[tuple[str, Projection, EpilogueKind]]:
         if mlp.shared is not None:
             yield "shared up", mlp.shared.up, _activated(mlp.shared)
             yield "shared down", mlp.shared.down, "plain"
-    else:
+    elif mlp is not None:
         yield "up", mlp.up, _activated(mlp)
         yield "down", mlp.down, adding(normed=layer.mlp_post_norm is not None, reduced=False)
 

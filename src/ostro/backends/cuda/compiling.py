@@ -140,7 +140,7 @@ class Compiler:
         self._kv_dtype = attention.pages.memory.dtype
         self._overlaps, self._leads_from_attention = decoder.overlaps, decoder.leads_from_attention
         # One row of the residual stream.
-        self._like = self._model.backbone.embed_tokens.weight[0]
+        self._like = self._model.body.embed_tokens.weight[0]
 
     def compile(self, choices: Choices, trials: Iterable[Job] = ()) -> None:
         """All kernels that steps need with these choices, and what `trials` run."""
@@ -238,7 +238,7 @@ def _half(model: Decoder, attention: AttentionPlan) -> int | None:
     """Half the numbers of a head that are rotated: each with one of the other half."""
     if attention.rope is None:
         return None
-    rope = [rope for rope in model.backbone.ropes if isinstance(rope, Rotary)][attention.rope]
+    rope = [rope for rope in model.body.ropes if isinstance(rope, Rotary)][attention.rope]
     return len(rope.frequencies) // 2
 
 
@@ -370,7 +370,7 @@ def _between(model: Decoder, layers: Sequence[LayerPlan], like: Tensor, pages: T
             yield partial(rope_store, qkv, table, nowhere, keys, values, norm=norm, pdl=pdl)
             if half is not None:
                 yield partial(rotation_table, positions, x.new_zeros(half, dtype=torch.float32))
-        yield from _norms(layers[0], norm_weights(model.backbone.norm), x, pdl)
+        yield from _norms(layers[0], norm_weights(model.body.norm), x, pdl)
     if model.logit_scale != 1.0 or model.logit_softcap is not None:
         logits = like.new_zeros(1, shape.vocab_size)
         yield partial(finished_logits, logits, multiplier=model.logit_scale, softcap=model.logit_softcap)

@@ -95,8 +95,8 @@ class FusedDecoder:
         """
         self.model = model
         self.layers = layer_plans(model)
-        self._norm = norm_weights(model.backbone.norm)
-        self._ropes = [rope for rope in model.backbone.ropes if isinstance(rope, Rotary)]
+        self._norm = norm_weights(model.body.norm)
+        self._ropes = [rope for rope in model.body.ropes if isinstance(rope, Rotary)]
         self.overlaps = overlaps
         self.invariant = invariant
         self.choices = Choices()
@@ -120,7 +120,7 @@ class FusedDecoder:
         """Hidden states of all tokens in the step, after the final norm. `adapted` rows take the many-rows path: fused
         matmuls have no place to add the adapters' terms.
         """
-        x = self.model.backbone.embed(inputs.tokens, inputs.positions)
+        x = self.model.body.embed(inputs.tokens, inputs.positions)
         rotations = [
             rotation_table(
                 inputs.positions,

@@ -205,6 +205,8 @@ def _layer(layer: DecoderLayer, described: arch.Layer) -> LayerPlan:
     attention_post_norm, mlp_post_norm = (None if norm is None else norm_weights(norm) for norm in after)
     parallel, multiplier, attention = described.parallel, described.residual_scale, layer.mixer
     assert isinstance(attention, Attention | ReadingAttention)
+    assert layer.mlp is not None, "layers have both parts"
+    assert described.mlp is not None, "and so have their descriptions"
     assert not parallel or after == (None, None), "what parallel parts add is added up before it is normed"
     return LayerPlan(
         # What attention and MLP add in parallel is added up first.

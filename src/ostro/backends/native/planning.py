@@ -26,7 +26,7 @@ from ostro.kernels.cpu.library import (
 )
 from ostro.kernels.cpu.packed_layout import PackedLayout
 from ostro.kernels.cpu.program_spec import ProgramSpec
-from ostro.models.architecture import MLP, Architecture, Experts
+from ostro.models.architecture import Architecture, Experts
 from ostro.models.encoder import Encoder
 from ostro.models.expert_layers import ExpertLayers
 from ostro.system.topology import threads_here
@@ -176,7 +176,7 @@ def _step_bytes(config: ResolvedConfig, architecture: Architecture, panel: int) 
     attended = shape.num_heads * shape.head_dim
     qkv = attended + 2 * shape.num_kv_heads * shape.head_dim
     mixtures = [layer.mlp for layer in layers if isinstance(layer.mlp, Experts)]
-    dense = [layer.mlp if isinstance(layer.mlp, MLP) else layer.mlp.shared for layer in layers]
+    dense = [layer.mlp.shared if isinstance(layer.mlp, Experts) else layer.mlp for layer in layers]
     inner = max((mlp.down.columns for mlp in dense if mlp is not None), default=0)
     slot = max((each.chosen * (each.down.columns + shape.hidden_size) for each in mixtures), default=0)
     slot_read = max((each.chosen * max(each.up.columns, each.down.columns) for each in mixtures), default=0)

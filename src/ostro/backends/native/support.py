@@ -76,6 +76,8 @@ def _check_encoder(described: Encoder) -> None:
         raise NotNative(f"its head's activation, {activation}, has no native kernel")
 
 
-def _mlps(mlp: MLP | Experts) -> tuple[MLP | Experts, ...]:
+def _mlps(mlp: MLP | Experts | None) -> tuple[MLP | Experts, ...]:
     """A layer's MLPs, including the one that a mixture's tokens share."""
+    if mlp is None:
+        return ()
     return (mlp,) if isinstance(mlp, MLP) or mlp.shared is None else (mlp, mlp.shared)

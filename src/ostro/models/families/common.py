@@ -51,6 +51,7 @@ _ACTIVATIONS: Mapping[str, Activation] = {
     "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
     "relu": "relu",
+    "relu2": "relu2",
     "silu": "silu",
     "swish": "silu",
 }
@@ -191,11 +192,12 @@ def mixture(
     shape: ModelShape,
     *,
     inner_size: str = "intermediate_size",
+    count_key: str = "num_experts",
     chosen_key: str = "num_experts_per_tok",
 ) -> Mixture:
-    """`inner_size` and `chosen_key` are the family's keys for an expert's width and for the experts per token."""
-    # Newer versions of transformers may write the first key whatever the family's own is.
-    experts = "num_experts" if config.get("num_local_experts") is None else "num_local_experts"
+    """The keys are the family's for an expert's width, the number of experts, and those of a token."""
+    # Newer versions of transformers may write this key whatever the family's own is.
+    experts = count_key if config.get("num_local_experts") is None else "num_local_experts"
     count = config.integer(experts, most=min(MOST_EXPERTS, MOST_EXPERTS_OF_ALL_LAYERS // shape.num_layers))
     chosen = config.integer(chosen_key, most=MOST_EXPERTS)
     if chosen > count:
@@ -212,6 +214,7 @@ class HubLayer:
     eps: float
     inner_size: int
     norm_offset: float = 0.0
+    backbone: str = "model"
 
     def norm(self, name: str, size: int | None = None) -> Norm:
         return Norm(self.named(name), size or self.shape.hidden_size, self.eps, offset=self.norm_offset)
@@ -220,6 +223,7 @@ class HubLayer:
         self,
         spec: AttentionSpec,
         *,
+        parent: str = "self_attn",
         rope: int | None = 0,
         qkv_bias: bool = False,
         output_bias: bool = False,
@@ -236,7 +240,7 @@ class HubLayer:
         parts = {"q_proj": 2 * queries if gated else queries, "k_proj": keys, "v_proj": keys}
         if stored_fused:
             parts = {"qkv_proj": queries + 2 * keys}
-        qkv = self.projection("self_attn", shape.hidden_size, parts, bias=qkv_bias)
+        qkv = self.projection(parent, shape.hidden_size, parts, bias=qkv_bias)
         if order is not None:
             *rotated, values = qkv.parts
             qkv = replace(qkv, parts=(*(part._replace(order=order) for part in rotated), values))
@@ -246,7 +250,7 @@ class HubLayer:
         return Attention(
             spec=spec,
             qkv=qkv,
-            output=self.projection("self_attn", queries, {"o_proj": shape.hidden_size}, bias=output_bias),
+            output=self.projection(parent, queries, {"o_proj": shape.hidden_size}, bias=output_bias),
             rope=rope,
             qk_norm=qk_norm,
             gated=gated,
@@ -319,7 +323,7 @@ class HubLayer:
         return Projection(columns, named, bias=bias)
 
     def named(self, name: str) -> str:
-        return f"model.layers.{self.index}.{name}"
+        return f"{self.backbone}.layers.{self.index}.{name}"
 
 
 def hub_layers(config: ConfigReader, shape: ModelShape, *, norm_offset: float = 0.0) -> Iterator[HubLayer]:
