@@ -1,6 +1,15 @@
 """LFM2 MoE: LFM2 with experts in all but the first layers, chosen by biased sigmoids."""
 
-from family_case import EXPERTS, FamilyCase
+from collections.abc import Mapping
+
+from family_case import EXPERTS, GGUF_DECODER, GGUF_EXPERTS, Array, FamilyCase, GgufCase, with_state_stored
+
+
+def converted(name: str, array: Array) -> Array | Mapping[str, Array]:
+    if name.endswith(".expert_bias"):
+        return {f"blk.{name.split('.')[2]}.exp_probs_b.bias": array}
+    return with_state_stored(name, array)
+
 
 CASE = FamilyCase(
     model_type="lfm2_moe",
@@ -24,6 +33,28 @@ CASE = FamilyCase(
         "attention": {"layer_types": ["full_attention", "full_attention", "full_attention"]},
     },
     spelling={"rms_norm_eps": "norm_eps", "head_dim": None},
+    gguf={
+        "": GgufCase(
+            config={
+                **EXPERTS,
+                "moe_intermediate_size": 32,
+                "num_dense_layers": 1,
+                "conv_L_cache": 3,
+                "layer_types": ["conv", "full_attention", "conv"],
+                "tie_word_embeddings": True,
+            },
+            metadata={
+                **GGUF_DECODER,
+                **GGUF_EXPERTS,
+                "attention.head_count_kv": [0, 2, 0],
+                "expert_feed_forward_length": 32,
+                "expert_gating_func": 2,
+                "leading_dense_block_count": 1,
+                "shortconv.l_cache": 3,
+            },
+        )
+    },
+    gguf_converted=converted,
     mixture=True,
     torch_only=True,
     recurrent=True,

@@ -107,15 +107,18 @@ def gated_mlp(layer: HubLayer) -> MLP:
     )
 
 
-def _gguf_config(facts: gguf.GgufFacts) -> gguf.Config:
+def gguf_config(facts: gguf.GgufFacts) -> gguf.Config:
     return gguf.rotary_config(facts) | {
         "norm_eps": facts.number("attention.layer_norm_rms_epsilon"),
         "conv_L_cache": facts.integer("shortconv.l_cache"),
         "conv_bias": gguf.in_some_block(facts, "shortconv.conv.bias"),
         "layer_types": gguf.named_layers(facts, recurrent="conv"),
-        # The converter has done so.
-        "block_auto_adjust_ff_dim": False,
     }
+
+
+def _gguf_config(facts: gguf.GgufFacts) -> gguf.Config:
+    # The converter has done so.
+    return gguf_config(facts) | {"block_auto_adjust_ff_dim": False}
 
 
 _GGUF_BLOCKS = {
@@ -135,20 +138,13 @@ _GGUF_BLOCKS = {
     "ffn_down": "feed_forward.w2",
 }
 
-FAMILY = Family(
-    "LFM2",
+GGUF = gguf.GgufNames(
     "lfm2",
-    "Lfm2ForCausalLM",
-    "Lfm2Model",
-    describe,
-    tied=True,
-    gguf=gguf.GgufNames(
-        "lfm2",
-        _GGUF_BLOCKS,
-        _gguf_config,
-        # The final norm, despite its name.
-        roots={"token_embd": "model.embed_tokens", "token_embd_norm": "model.embedding_norm", "output": "lm_head"},
-        reshape={"shortconv.conv": gguf.filters},
-        recurrent=True,
-    ),
+    _GGUF_BLOCKS,
+    _gguf_config,
+    # The final norm, despite its name.
+    roots={"token_embd": "model.embed_tokens", "token_embd_norm": "model.embedding_norm", "output": "lm_head"},
+    reshape={"shortconv.conv": gguf.filters},
+    recurrent=True,
 )
+FAMILY = Family("LFM2", "lfm2", "Lfm2ForCausalLM", "Lfm2Model", describe, tied=True, gguf=GGUF)

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from ostro.models.architecture import MLP, Architecture, Experts, ModelShape, SigmoidRouting
 from ostro.models.config import FACTOR, MOST_INNER, MOST_LAYERS, ConfigReader
+from ostro.models.families import gguf_names as gguf
 from ostro.models.families import lfm2
 from ostro.models.families.common import ExpertNames, HubLayer, mixture
 from ostro.models.family import Family
@@ -46,4 +47,32 @@ def _mlp(config: ConfigReader, shape: ModelShape) -> lfm2.Build:
     return build
 
 
-FAMILY = Family("LFM2 MoE", "lfm2_moe", "Lfm2MoeForCausalLM", "Lfm2MoeModel", describe, tied=True)
+def _gguf_config(facts: gguf.GgufFacts) -> gguf.Config:
+    return (
+        lfm2.gguf_config(facts)
+        | gguf.expert_config(facts)
+        | {
+            "moe_intermediate_size": facts.integer("expert_feed_forward_length"),
+            "num_dense_layers": facts.integer("leading_dense_block_count", 0),
+            "norm_topk_prob": facts.flag("expert_weights_norm", True),
+            "routed_scaling_factor": facts.number("expert_weights_scale", 1.0),
+            "use_expert_bias": gguf.in_some_block(facts, "exp_probs_b.bias"),
+        }
+    )
+
+
+FAMILY = Family(
+    "LFM2 MoE",
+    "lfm2_moe",
+    "Lfm2MoeForCausalLM",
+    "Lfm2MoeModel",
+    describe,
+    tied=True,
+    gguf=replace(
+        lfm2.GGUF,
+        architecture="lfm2moe",
+        blocks={**lfm2.GGUF.blocks, **_NAMES.by_gguf_name},
+        config=_gguf_config,
+        whole={"exp_probs_b.bias": "feed_forward.expert_bias"},
+    ),
+)
