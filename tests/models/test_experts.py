@@ -1,6 +1,7 @@
 """Mixtures of experts: who is chosen, what others in a batch change, and configs that lie."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -105,6 +106,25 @@ def test_a_choice_by_sigmoids_is_biased_and_its_weights_are_not(normalized: bool
     if normalized:
         expected = expected / (expected.sum(1, keepdim=True) + 0.1)
     torch.testing.assert_close(weights, 2.5 * expected)
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_a_router_may_be_exact_in_a_model_of_fewer_bits(exact: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounded logits rank experts otherwise that are nearly as good."""
+    routing = arch.SigmoidRouting(choice_bias=None, eps=1e-20, exact=exact)
+    experts = Experts(replace(described(2), sigmoid=routing)).to(torch.bfloat16)
+    generator, read = torch.Generator().manual_seed(0), list[torch.Tensor]()
+    for parameter in experts.parameters():
+        parameter.data.normal_(0.0, 0.4, generator=generator)
+    x = torch.randn(50, HIDDEN, generator=generator).to(torch.bfloat16)
+
+    def recorded(x: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+        read.append(logits)
+        return x
+
+    monkeypatch.setattr(experts, "mixed", recorded)
+    experts(x)
+    assert torch.equal(read[0], x.float() @ experts.router.weight.float().T) == exact
 
 
 def test_many_tokens_are_computed_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:

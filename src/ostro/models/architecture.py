@@ -503,6 +503,8 @@ class SigmoidRouting:
     """Added to the sum of the chosen experts' weights, by which they are divided if they are normalised."""
     scale: float = 1.0
     """Multiplies the weights."""
+    exact: bool = False
+    """Whether the router computes in float32, whatever the model's number format."""
 
     def tensors(self, experts: int) -> Iterator[StoredTensor]:
         if self.choice_bias is not None:

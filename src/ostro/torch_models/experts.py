@@ -127,7 +127,7 @@ class Experts(Module):
 
     def forward(self, x: Tensor, routed: Tensor | None = None) -> Tensor:
         """`routed` is what the router reads, if it is not x."""
-        logits, most = self.router(x if routed is None else routed), max(1, MOST_SLOTS // self.chosen)
+        logits, most = self._logits(x if routed is None else routed), max(1, MOST_SLOTS // self.chosen)
         parts = zip(x.split(most), logits[:, : self.count].split(most), strict=True)
         total = torch.cat([self.mixed(*part) for part in parts])
         if self.shared is None:
@@ -152,6 +152,12 @@ class Experts(Module):
         if self.scales_inputs:
             return by_token.sum(1)
         return torch.bmm(weights.to(x.dtype).unsqueeze(1), by_token).squeeze(1)
+
+    def _logits(self, x: Tensor) -> Tensor:
+        if self.sigmoid is None or not self.sigmoid.exact:
+            return self.router(x)
+        bias = self.router.bias
+        return F.linear(x.float(), self.router.weight.float(), None if bias is None else bias.float())
 
     def _routed(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         if self.sigmoid is None:

@@ -169,7 +169,7 @@ def _experts(config: ConfigReader, shape: ModelShape) -> Callable[[HubLayer], Ex
             gated=False,
             chosen=sizes.chosen,
             normalized=normalized,
-            sigmoid=SigmoidRouting(choice_bias=bias_name, eps=1e-20, scale=scale),
+            sigmoid=SigmoidRouting(choice_bias=bias_name, eps=1e-20, scale=scale, exact=True),
             shared=_plain_mlp(layer, "mixer.shared_experts", shared, act, bias=bias),
         )
 
