@@ -17,7 +17,7 @@ from ostro.torch_models.recurrent import GatedDelta, Mamba2
 
 CONFIGS = {name: config_of(name, {**tiny_models.LLAMA, "head_dim": 8}) for name in RECURRENT}
 FAMILIES = pytest.mark.parametrize("name", CONFIGS)
-ONE_OF_EACH = pytest.mark.parametrize("name", ["qwen3_5", "lfm2", "granitemoehybrid"])
+ONE_OF_EACH = pytest.mark.parametrize("name", ["qwen3_5", "lfm2", "granitemoehybrid", "falcon_h1"])
 
 
 def model_of(name: str) -> Model:

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import tiny_models
@@ -84,3 +85,29 @@ def test_exaones_windows_may_be_spelled_out() -> None:
 
     assert windows("LLG") == [12, 12, None, 12]
     assert windows(2) == [12, None, 12, None]
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        (config_of("lfm2_moe", SIZES, "attention"), "its router weighs experts by sigmoids"),
+        (config_of("llama", SIZES, hidden_act="relu2"), "its MLPs square their ReLUs"),
+        (
+            config_of("nemotron_h", SIZES, hybrid_override_pattern="**", num_hidden_layers=2),
+            "its layers have a mixer or an MLP, not both",
+        ),
+    ],
+    ids=["lfm2_moe", "llama", "nemotron_h"],
+)
+def test_what_only_torch_computes_is_refused_by_name_also_without_states(config: Config, reason: str) -> None:
+    described = architecture_of(config)
+    assert not described.states
+    assert torch_only(described) == reason
+
+
+def test_two_mixers_and_scaled_matrices_are_refused_by_name() -> None:
+    described = architecture_of(TINY["falcon_h1"])
+    attention = [layer.attends for layer in described.layers]
+    single = [replace(layer, mixer=own) for layer, own in zip(described.layers, attention, strict=True)]
+    assert described.states
+    assert torch_only(replace(described, layers=tuple(single))) == "its matrices are scaled on loading"

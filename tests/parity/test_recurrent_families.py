@@ -19,7 +19,7 @@ def full_but(*kept: object) -> list[object]:
     ]
 
 
-@pytest.mark.parametrize(("name", "length"), full_but("qwen3_5", "lfm2", "granitemoehybrid"))
+@pytest.mark.parametrize(("name", "length"), full_but("qwen3_5", "lfm2", "granitemoehybrid", "falcon_h1", "nemotron_h"))
 def test_logits_equal_those_of_transformers_for_a_prompt_of_any_length(name: str, length: int) -> None:
     """Within 1e-5 of the largest, beyond what its own two ways differ by: in blocks, and token by token."""
     reference, ids = reference_of(name), random_ids(length)
