@@ -16,6 +16,7 @@ from every_family import family_of_case
 from family_case import GGUF_DECODER, Array, Config, Converted, FamilyCase, GgufCase, interleaved
 from gguf_factory import gguf_tensors, write_gguf
 from native_models import needs_library
+from peft_directory import random_adapter
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
@@ -27,9 +28,12 @@ from ostro.errors import BadCheckpoint, ModelNotFound, UnsupportedModel
 from ostro.models.registry import FAMILIES
 from ostro.sampling_defaults import SamplingDefaults
 from ostro.sampling_params import SamplingParams
+from ostro.torch_models.base import Model
 from ostro.torch_models.build import build_model
-from ostro.torch_models.loading import load_weights
+from ostro.torch_models.loading import load_weights, places_of
+from ostro.torch_models.lora import Adapters
 from ostro.weights import GgufCheckpoint, open_checkpoint
+from ostro.weights.adapter import read_adapter
 
 SIZES: Config = {
     "vocab_size": 96,
@@ -189,6 +193,36 @@ def test_greedy_tokens_of_recurrent_models_equal_those_of_transformers(tmp_path:
             torch.tensor([prompt]), max_new_tokens=64, min_new_tokens=64, do_sample=False, eos_token_id=None
         )
     assert ours == whole[0, len(prompt) :].tolist()
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.family.recurrent])
+def test_adapters_made_for_the_hubs_weights_change_the_same(tmp_path: Path, name: str) -> None:
+    case = CASES[name]
+    model, architecture = (
+        build(case.config),
+        next(each for each in FAMILIES if each.model_type == case.family.model_type).architecture,
+    )
+    hub = build_model({**case.config, "architectures": [architecture]}, dtype=torch.float32)
+    load_weights(hub, revert_weight_conversion(model, model.state_dict()).items())
+    checkpoint = open_one(save(tmp_path / "tiny.gguf", case, model))
+    ours = build_model(checkpoint.config, dtype=torch.float32)
+    load_weights(ours, checkpoint.tensors())
+    targets = [each.rpartition(".")[2] for each in case.family.projections]
+    directory = random_adapter(tmp_path / "adapter", hub, targets=targets)
+    changed = {each.rpartition(".")[2] for each in read_adapter(directory)}
+    assert changed == {each for each in targets if any(f".{each}.weight" in key for key in places_of(hub))}
+    ids = (torch.arange(40) * 7 % 96).tolist()
+    plain, expected = dense_logits(hub, ids), adapted_logits(hub, directory, ids)
+    assert (expected - plain).abs().max() > 0.1 * plain.std()
+    allowed = 2e-5 * expected.abs().max().item()
+    torch.testing.assert_close(adapted_logits(ours, directory, ids), expected, rtol=1e-4, atol=allowed)
+
+
+def adapted_logits(model: Model, directory: Path, ids: list[int]) -> torch.Tensor:
+    adapters = Adapters(model, {"it": read_adapter(directory)})
+    adapters.attach(model)
+    assert adapters.begin([(adapters.slot("it"), len(ids))])
+    return dense_logits(model, ids)
 
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_1"])

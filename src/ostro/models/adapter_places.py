@@ -1,26 +1,52 @@
 """Assigns an adapter's terms to a model's projections. Imports no torch and no numpy."""
 
-from collections.abc import Mapping
-from typing import Protocol, Self, TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple, Protocol, Self, TypeVar
 
 from ostro.errors import BadCheckpoint, UnsupportedModel
-from ostro.models.architecture import Architecture
+from ostro.models.architecture import Architecture, Projection
 from ostro.models.row_order import RowOrder
 
 
-class Shaped(Protocol):
+class Pickable(Protocol):
     @property
     def shape(self) -> tuple[int, int]:
         """Shape of the matrix that the term is added to: [out, in]."""
 
+    def picked(self, outputs: Sequence[int], inputs: Sequence[int]) -> Self:
+        """The term of some of the outputs, with all inputs in another order."""
 
-class Reorderable(Shaped, Protocol):
+
+class Reorderable(Pickable, Protocol):
     def ordered(self, order: RowOrder | None) -> Self:
         """The term with its outputs in our order, where a checkpoint's differs."""
 
 
-TermT = TypeVar("TermT", bound=Shaped)
+TermT = TypeVar("TermT", bound=Pickable)
 ReorderableT = TypeVar("ReorderableT", bound=Reorderable)
+
+
+class HubTensor(NamedTuple):
+    """A projection that only Hub checkpoints have, or have in another order."""
+
+    shape: tuple[int, int]
+    rows: dict[str, list[int]]
+    """By the name of each of our parts that is made of it: the numbers of its rows."""
+    columns: list[int]
+
+
+def hub_tensors(projections: Iterable[Projection]) -> dict[str, HubTensor]:
+    """Those that the projections' parts are made of, by name."""
+    found: dict[str, HubTensor] = {}
+    for each in projections:
+        if each.hub is None:
+            continue
+        columns = list(range(each.columns)) if each.hub.columns is None else each.hub.columns.stored(each.columns)
+        for part, of_hub in zip(each.parts, each.hub.parts, strict=True):
+            tensor = found.setdefault(of_hub.name, HubTensor((of_hub.rows, each.columns), {}, columns))
+            order = of_hub.order
+            tensor.rows[part.name] = list(range(part.rows)) if order is None else order.stored(part.rows)
+    return found
 
 
 def described_terms(
@@ -33,11 +59,13 @@ def described_terms(
     experts = described.expert_names
     found = [(part, each) for layer in described.layers for each in layer.projections for part in each.parts]
     shapes = {part.name: (part.rows, each.columns) for part, each in found}
-    orders = {part.name: part.order for part, _ in found}
+    orders, hub = {part.name: part.order for part, _ in found}, hub_tensors(each for _, each in found)
     return {
         adapter: {
             name: term.ordered(orders[name])
-            for name, term in placed(adapter, terms, shapes, backbone=described.backbone, experts=experts).items()
+            for name, term in placed(
+                adapter, terms, shapes, backbone=described.backbone, experts=experts, hub=hub
+            ).items()
         }
         for adapter, terms in adapters.items()
     }
@@ -50,30 +78,36 @@ def placed(
     *,
     backbone: str,
     experts: frozenset[str] = frozenset(),
+    hub: Mapping[str, HubTensor],
 ) -> dict[str, TermT]:
     """The terms, keyed by the full names of their projections, whose shapes are given.
 
     An adapter's names may omit the backbone prefix. A term without a projection or with the wrong shape is an error,
-    and so is one for a matrix of `experts`.
+    and so is one for a matrix of `experts`. Terms for `hub` become those of the projections that are made of it.
     """
     found: dict[str, TermT] = {}
+    shapes = {**projections, **{name: tensor.shape for name, tensor in hub.items()}}
     for given, term in terms.items():
-        name = given if given in projections else f"{backbone}.{given}"
+        name = given if given in shapes else f"{backbone}.{given}"
         if not experts.isdisjoint((given, name)):
             raise UnsupportedModel(
                 f"Adapter {adapter!r} changes {given!r}, which belongs to a mixture of experts. Adapters can only "
                 "change attention there: train one that leaves out experts and routers, or merge this one into its "
                 "base model."
             )
-        if name not in projections:
+        if name not in shapes:
             raise BadCheckpoint(
                 f"Adapter {adapter!r} changes {given!r}, which this model does not have; the adapter may have been "
                 "made for another model."
             )
-        if term.shape != projections[name]:
+        if term.shape != shapes[name]:
             raise BadCheckpoint(
                 f"Adapter {adapter!r} changes {given!r} as a matrix of shape {term.shape}, but this model's has shape "
-                f"{projections[name]}; the adapter may have been made for another model."
+                f"{shapes[name]}; the adapter may have been made for another model."
             )
-        found[name] = term
+        if name in hub:
+            tensor = hub[name]
+            found |= {part: term.picked(rows, tensor.columns) for part, rows in tensor.rows.items()}
+        else:
+            found[name] = term
     return found

@@ -130,6 +130,28 @@ class Part(NamedTuple):
     """Factors of all the rows, in our order, and of their biases: applied on loading. Empty if they are ones."""
 
 
+class HubPart(NamedTuple):
+    """The tensor of a Hub checkpoint that has a part's rows."""
+
+    name: str
+    rows: int
+    """All its rows, some of which may belong to other parts."""
+    order: RowOrder | None = None
+    """The numbers that the part's rows have there."""
+
+
+@dataclass(frozen=True, slots=True)
+class HubForm:
+    """A projection as Hub checkpoints hold it, where it is read from a GGUF file that holds it otherwise. Adapters are
+    made for the Hub's.
+    """
+
+    parts: tuple[HubPart, ...]
+    """One for each of the projection's own."""
+    columns: RowOrder | None = None
+    """The numbers that its columns have there."""
+
+
 @dataclass(frozen=True, slots=True)
 class Projection:
     """y = x Wᵀ + b. Projections of the same input form one matrix: the concatenated rows of its parts."""
@@ -141,6 +163,8 @@ class Projection:
     """Whether checkpoints store the matrix as [in, out]."""
     input_scale: float = 1.0
     """Multiplies the matrix and not the bias on loading, instead of x."""
+    hub: HubForm | None = None
+    """None if a Hub checkpoint holds the same parts with the same rows and columns."""
 
     @property
     def rows(self) -> int:

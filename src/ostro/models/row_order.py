@@ -36,6 +36,48 @@ class ByHead:
 
 
 @dataclass(frozen=True, slots=True)
+class Excerpt:
+    """Our rows are those from `first` on of a tensor that holds more."""
+
+    first: int
+    total: int
+    """Rows of that tensor."""
+    order: RowOrder | None = None
+    """The order of all its rows, where it is not the one in which ours are counted."""
+
+    def stored(self, rows: int) -> list[int]:
+        whole = range(self.total) if self.order is None else self.order.stored(self.total)
+        return list(whole[self.first : self.first + rows])
+
+
+@dataclass(frozen=True, slots=True)
+class Tiled:
+    """Ours go through the groups of heads, one head of each at a time; stored are all heads of one group, then all of
+    the next.
+    """
+
+    groups: int
+    heads: int
+    """Heads in a group."""
+    width: int
+    """Rows of a head."""
+    first: int = 0
+    """Rows before those of heads, in the same order."""
+
+    def stored(self, rows: int) -> list[int]:
+        assert rows == self.first + self.groups * self.heads * self.width
+        return [
+            *range(self.first),
+            *(
+                self.first + (group * self.heads + head) * self.width + row
+                for head in range(self.heads)
+                for group in range(self.groups)
+                for row in range(self.width)
+            ),
+        ]
+
+
+@dataclass(frozen=True, slots=True)
 class ByTurns:
     """Rows of the first and the second half alternate: gates and ups."""
 

@@ -34,7 +34,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ostro.models.adapter_places import placed
+from ostro.models.adapter_places import HubTensor, hub_tensors, placed
 from ostro.models.architecture import RowScale
 from ostro.models.row_order import RowOrder
 from ostro.torch_models.base import Model
@@ -60,6 +60,9 @@ class LowRank(Protocol):
     def ordered(self, order: RowOrder | None) -> "LowRank":
         """The term with its outputs in our order, where a checkpoint's differs."""
 
+    def picked(self, outputs: Sequence[int], inputs: Sequence[int]) -> "LowRank":
+        """The term of some of the outputs, with all inputs in another order."""
+
 
 class Adapters:
     """One model's adapters, and the assignment of the current step's rows to them."""
@@ -67,8 +70,8 @@ class Adapters:
     def __init__(self, model: Model, adapters: Mapping[str, Mapping[str, LowRank]]) -> None:
         """Takes each adapter's terms, keyed by projection name in the base checkpoint. Does not change the model."""
         like = next(model.parameters())
-        places = _places(model)
-        terms = {name: _by_module(name, model, places, terms) for name, terms in adapters.items()}
+        places, hub = _places(model), _hub_tensors(model)
+        terms = {name: _by_module(name, model, places, hub, terms) for name, terms in adapters.items()}
         by_shape: dict[frozenset[tuple[str, int, int]], list[str]] = {}
         for name, modules in terms.items():
             shape = frozenset(
@@ -234,18 +237,27 @@ def _places(model: Model) -> dict[str, _Place]:
     return places
 
 
+def _hub_tensors(model: Model) -> Mapping[str, HubTensor]:
+    layers = model.described.layers if isinstance(model, Decoder) else ()
+    return hub_tensors(each for layer in layers for each in layer.projections)
+
+
 _Part = tuple[slice, _Term]
 """A term and the rows of the matrix that it applies to: a part of a fused projection, or all."""
 
 
 def _by_module(
-    adapter: str, model: Model, places: Mapping[str, _Place], terms: Mapping[str, LowRank]
+    adapter: str,
+    model: Model,
+    places: Mapping[str, _Place],
+    hub: Mapping[str, HubTensor],
+    terms: Mapping[str, LowRank],
 ) -> dict[str, list[_Part]]:
     """An adapter's terms, keyed by module. A term without a place or with the wrong shape is an error."""
     found: dict[str, list[_Part]] = {}
     shapes = {name: place.shape for name, place in places.items()}
     experts = model.described.expert_names if isinstance(model, Decoder) else frozenset()
-    for name, term in placed(adapter, terms, shapes, backbone=model.backbone_name, experts=experts).items():
+    for name, term in placed(adapter, terms, shapes, backbone=model.backbone_name, experts=experts, hub=hub).items():
         place = places[name]
         found.setdefault(place.path, []).append((place.rows, place.share(term)))
     return {path: sorted(parts, key=lambda part: part[0].start) for path, parts in found.items()}

@@ -9,7 +9,7 @@ be served; knows no model. Imports numpy only to read the tensors, and never tor
 import math
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from reprlib import repr as shown
@@ -87,6 +87,10 @@ class LowRank:
     def ordered(self, order: RowOrder | None) -> "LowRank":
         """The update with its outputs in our order, where a checkpoint's differs."""
         return self if order is None else replace(self, b=self.b[order.stored(len(self.b))])
+
+    def picked(self, outputs: Sequence[int], inputs: Sequence[int]) -> "LowRank":
+        """The update of some of the projection's outputs, with all its inputs in another order."""
+        return replace(self, a=self.a[:, inputs], b=self.b[outputs])
 
 
 def read_adapter(directory: str | Path) -> dict[str, LowRank]:

@@ -9,6 +9,8 @@ from ostro.models.architecture import (
     MLP,
     Architecture,
     Experts,
+    HubForm,
+    HubPart,
     Mamba2,
     ModelShape,
     Part,
@@ -21,6 +23,7 @@ from ostro.models.families.common import STORED_APART, HubLayer, activation, dec
 from ostro.models.families.mamba2 import MambaSizes, check_mamba
 from ostro.models.family import Family
 from ostro.models.rope_settings import rope_settings
+from ostro.models.row_order import Excerpt
 
 _DEFAULTS: Mapping[str, object] = {
     "mamba_d_conv": 4,
@@ -63,11 +66,20 @@ def _mamba(config: ConfigReader, shape: ModelShape) -> Callable[[HubLayer], Mamb
 def _mlp(config: ConfigReader, shape: ModelShape) -> Callable[[HubLayer], MLP | Experts]:
     act, width = activation(config, "hidden_act", "silu"), config.integer("shared_intermediate_size", most=MOST_INNER)
     experts = None if config.get("num_local_experts") == 0 else granitemoe.experts(config, shape)
-    rows = {"gate_proj": width, "up_proj": width} if config.flag(STORED_APART, False) else {"input_linear": 2 * width}
+    apart = config.flag(STORED_APART, False)
+
+    def gates_and_ups(layer: HubLayer) -> Projection:
+        whole = layer.projection("shared_mlp", shape.hidden_size, {"input_linear": 2 * width})
+        if not apart:
+            return whole
+        halves = layer.projection("shared_mlp", shape.hidden_size, {"gate_proj": width, "up_proj": width})
+        name = whole.parts[0].name
+        hub = tuple(HubPart(name, 2 * width, Excerpt(first, 2 * width)) for first in (0, width))
+        return replace(halves, hub=HubForm(hub))
 
     def build(layer: HubLayer) -> MLP | Experts:
         shared = MLP(
-            up=layer.projection("shared_mlp", shape.hidden_size, rows),
+            up=gates_and_ups(layer),
             down=Projection(width, (Part(layer.named("shared_mlp.output_linear"), shape.hidden_size),)),
             activation=act,
             gated=True,

@@ -3,13 +3,14 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ostro.models.architecture import Architecture, GatedDelta, Part
+from ostro.models.architecture import Architecture, GatedDelta, HubForm, HubPart, Part, Projection
 from ostro.models.config import ConfigReader
 from ostro.models.families import gguf_names as gguf
 from ostro.models.families import qwen3_next
 from ostro.models.families.common import HubLayer, activation
 from ostro.models.families.qwen3_next import DEFAULTS, Delta, DeltaSizes, hybrid
 from ostro.models.family import Family
+from ostro.models.row_order import RowOrder, Tiled
 
 TILED = "linear_value_heads_tiled"
 """A flag in a config that describes a GGUF file, whose converter changes the order of value heads."""
@@ -27,9 +28,29 @@ def delta_of(config: ConfigReader) -> Delta:
     def delta(sizes: DeltaSizes, layer: HubLayer) -> GatedDelta:
         gates = tuple(Part(layer.named(f"linear_attn.in_proj_{name}"), sizes.value_heads) for name in "ba")
         found = sizes.delta(layer, sizes.inputs(layer), gates)
-        return replace(found, head_map="tiled") if tiled else found
+        return _tiled(sizes, found) if tiled else found
 
     return delta
+
+
+def _tiled(sizes: DeltaSizes, delta: GatedDelta) -> GatedDelta:
+    """The same with its value heads in another order than on the Hub."""
+    values = Tiled(sizes.key_heads, sizes.value_heads // sizes.key_heads, sizes.value_dim)
+    qkv, z = replace(values, first=2 * sizes.keys), values
+    return replace(
+        delta,
+        head_map="tiled",
+        inputs=_reordered(delta.inputs, (qkv, z)),
+        gates=_reordered(delta.gates, (replace(values, width=1),) * 2),
+        output=_reordered(delta.output, (None,), columns=values),
+    )
+
+
+def _reordered(
+    projection: Projection, orders: tuple[RowOrder | None, ...], columns: RowOrder | None = None
+) -> Projection:
+    parts = (HubPart(part.name, part.rows, order) for part, order in zip(projection.parts, orders, strict=True))
+    return replace(projection, hub=HubForm(tuple(parts), columns))
 
 
 def _gguf_config(facts: gguf.GgufFacts) -> gguf.Config:

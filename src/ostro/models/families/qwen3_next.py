@@ -3,7 +3,7 @@ norm weights but those of the delta nets are stored as differences from one.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ostro.errors import UnsupportedModel
 from ostro.models.architecture import (
@@ -13,6 +13,8 @@ from ostro.models.architecture import (
     Convolution,
     Experts,
     GatedDelta,
+    HubForm,
+    HubPart,
     ModelShape,
     Norm,
     Part,
@@ -33,7 +35,7 @@ from ostro.models.families.common import (
 from ostro.models.families.qwen2_moe import beside_shared
 from ostro.models.families.qwen3_moe import sparse_mlp
 from ostro.models.family import Family
-from ostro.models.row_order import ByHead
+from ostro.models.row_order import ByHead, Excerpt
 
 DEFAULTS: Mapping[str, object] = {
     "head_dim": 256,
@@ -160,15 +162,21 @@ def hybrid(
 
 
 def _delta(sizes: DeltaSizes, layer: HubLayer) -> GatedDelta:
-    """Each key head's rows are stored together with those of its value heads."""
-    values = sizes.values // sizes.key_heads
-    qkvz = ByHead(sizes.key_heads, (sizes.key_dim, sizes.key_dim, values, values))
-    inputs = Part(layer.named("linear_attn.in_proj_qkvz"), sizes.mixed + sizes.values, qkvz)
-    return sizes.delta(layer, (inputs,), _gates(sizes, layer))
+    return sizes.delta(layer, (_inputs(sizes, layer),), _gates(sizes, layer))
 
 
 def _delta_with_inputs_apart(sizes: DeltaSizes, layer: HubLayer) -> GatedDelta:
-    return sizes.delta(layer, sizes.inputs(layer), _gates(sizes, layer))
+    found, whole = sizes.delta(layer, sizes.inputs(layer), _gates(sizes, layer)), _inputs(sizes, layer)
+    excerpts = (Excerpt(first, whole.rows, whole.order) for first in (0, sizes.mixed))
+    hub = HubForm(tuple(HubPart(whole.name, whole.rows, each) for each in excerpts))
+    return replace(found, inputs=replace(found.inputs, hub=hub))
+
+
+def _inputs(sizes: DeltaSizes, layer: HubLayer) -> Part:
+    """Each key head's rows are stored together with those of its value heads."""
+    values = sizes.values // sizes.key_heads
+    order = ByHead(sizes.key_heads, (sizes.key_dim, sizes.key_dim, values, values))
+    return Part(layer.named("linear_attn.in_proj_qkvz"), sizes.mixed + sizes.values, order)
 
 
 def _gates(sizes: DeltaSizes, layer: HubLayer) -> tuple[Part, ...]:
