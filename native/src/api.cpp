@@ -21,7 +21,7 @@ using namespace ostro;
 namespace {
 
 // Incremented with any change to a struct, a format or a function's meaning: other versions of the library are refused.
-constexpr int kVersion = 14;
+constexpr int kVersion = 15;
 
 // A validated plan, and the limits on its batches.
 struct Checked {
@@ -128,6 +128,14 @@ OSTRO_API int ostro_copy_page(Checked* checked, int from, int to) {
   const int pages = checked->limits.pages;
   if (from < 0 || from >= pages || to < 0 || to >= pages) return 0;
   checked->plan.copy_page(from, to);
+  return 1;
+}
+
+// Returns whether both are valid slots.
+OSTRO_API int ostro_copy_state(Checked* checked, int from, int to) {
+  const int states = checked->limits.states;
+  if (from < 0 || from >= states || to < 0 || to >= states) return 0;
+  if (from != to) checked->plan.copy_state(from, to);
   return 1;
 }
 

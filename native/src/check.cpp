@@ -12,7 +12,8 @@ constexpr int kDimMultiple = 16;
 constexpr int kMostExperts = 1 << 12;
 constexpr const char* kNames[kOps] = {"embed",  "linear",   "norm",  "attend",      "gather",   "softcap", "sample",
                                       "adapt",  "activate", "scale", "apply",       "position", "route",   "expand",
-                                      "expert", "combine",  "gate",  "attend_text", "type",     "choose"};
+                                      "expert", "combine",  "gate",  "attend_text", "type",     "choose",  "multiply",
+                                      "convolve", "delta",  "ssm"};
 
 // Thrown and caught in this file only, so that the checks below read as a list of conditions.
 struct Broken {
@@ -131,6 +132,10 @@ class Steps {
         whole("out", step.out, step.out_at, step.cols);
         require(step.in != step.out, "it reads the buffer that it writes");
         break;
+      case Op::kMultiply: multiply(step); break;
+      case Op::kConvolve: convolve(step); break;
+      case Op::kDelta: recur(step, 2); break;
+      case Op::kSsm: recur(step, 3); break;
       case Op::kGate:
         panels(step.cols);
         whole("in", step.in, step.in_at, 1);
@@ -143,6 +148,12 @@ class Steps {
         whole("out", step.out, 0, step.cols);
         break;
     }
+  }
+
+  // After all steps.
+  void check_slots() const {
+    require(used_ == shape_.state_floats, "a slot has ", shape_.state_floats, " numbers, of which ", used_,
+            " are used");
   }
 
  private:
@@ -273,12 +284,84 @@ class Steps {
     require(step.in != step.out, "it reads the buffer that it writes");
   }
 
+  void multiply(const Step& step) const {
+    width(step);
+    const After after = static_cast<After>(step.after);
+    require(after == After::kStore || after == After::kSilu || after == After::kSigmoid, "after is ", step.after,
+            ", which multiplies nothing");
+    whole("in", step.in, step.in_at, step.width);
+    whole("out", step.out, step.out_at, step.width);
+    require(step.in != step.out || step.in_at + step.width <= step.out_at || step.out_at + step.width <= step.in_at,
+            "it reads the columns that it writes");
+    if (!step.norm) return;
+    norm(step, step.cols);
+    require(step.width % step.cols == 0, "it norms ", step.cols, " of ", step.width, " columns at a time");
+    require(step.norm_size >= step.width, "its norm has ", step.norm_size, " weights for ", step.width, " columns");
+  }
+
+  const Recurrence& recurrence(const Step& step) const {
+    require(!gathered_, "it comes after a gather");
+    require(shape_.num_states > 0, "there are no states");
+    require(step.recurrence != nullptr, "it has no recurrence");
+    return *step.recurrence;
+  }
+
+  // Checks that a state of so many numbers is within a slot.
+  void kept(const Recurrence& how, int64_t floats) {
+    require_range("the place of its state", how.state_at, 0, INT_MAX);
+    require(how.state_at + floats <= shape_.state_floats, "its state of ", floats, " numbers from ", how.state_at,
+            " on is beyond a slot's ", shape_.state_floats);
+    used_ = std::max(used_, how.state_at + floats);
+  }
+
+  void weights(const Step& step, int64_t count) const {
+    require(step.weights && step.weights_size >= count, "it has ", step.weights ? step.weights_size : 0,
+            " weights of ", count);
+  }
+
+  void convolve(const Step& step) {
+    const Recurrence& how = recurrence(step);
+    require_range("the number of taps", how.taps, 1, kMostTaps);
+    require_range("cols", step.cols, 1, INT_MAX / 8 / kMostTaps);
+    panels(step.cols);
+    kept(how, static_cast<int64_t>(how.taps - 1) * step.cols);
+    weights(step, static_cast<int64_t>(how.taps) * step.cols);
+    require(!step.bias || step.bias_size >= step.cols, "its bias has ", step.bias_size, " numbers for ", step.cols,
+            " columns");
+    require(step.after == static_cast<int>(After::kStore) || step.after == static_cast<int>(After::kSilu), "after is ",
+            step.after, ", which no filter ends with");
+    whole("in", step.in, step.in_at, step.cols);
+    whole("out", step.out, step.out_at, step.cols);
+    require(step.in != step.out, "it reads the buffer that it writes");
+  }
+
+  // `numbers` is how many of its weights each head has.
+  void recur(const Step& step, int numbers) {
+    const Recurrence& how = recurrence(step);
+    const bool is_delta = static_cast<Op>(step.op) == Op::kDelta;
+    require_range("the number of heads", how.heads, 1, 1 << 16);
+    require_range("the number of groups", how.groups, 1, how.heads);
+    require(how.heads % how.groups == 0, how.heads, " heads cannot share ", how.groups, " groups evenly");
+    require_range("a matrix's number of rows", how.rows, 1, 1 << 12);
+    require_range("a matrix's number of columns", how.cols, 1, 1 << 12);
+    kept(how, how.floats());
+    weights(step, static_cast<int64_t>(numbers) * how.heads);
+    require(std::isfinite(step.scale), "its scale is not finite");
+    require(std::isfinite(step.eps) && step.eps >= 0, "its eps is negative or not finite");
+    const int64_t values = static_cast<int64_t>(how.heads) * how.cols, grouped = 2LL * how.groups * how.rows;
+    whole("in", step.in, step.in_at, values + grouped);
+    whole("beside", step.beside, step.beside_at, (is_delta ? 2 : 1) * how.heads);
+    whole("out", step.out, step.out_at, values);
+    require(step.in != step.out && step.beside != step.out, "it reads the buffer that it writes");
+  }
+
   const Kernels& kernels_;
   const Shape& shape_;
   const std::vector<BufferShape>& buffers_;
   const std::vector<Rotation>& rotations_;
   int rows_;
   int experts_ = 0, chosen_ = 0;  // as routed last
+  int64_t used_ = 0;              // of a slot's numbers
   bool gathered_ = false;
 };
 
@@ -293,6 +376,8 @@ void require_shape(const Shape& shape) {
   require_range("cells", shape.cells, 0, static_cast<int>(Cells::kInt8));
   require_range("max_rows", shape.max_rows, 1, 1 << 24);
   require_range("threads", shape.threads, 1, kMostThreads);
+  require_range("num_states", shape.num_states, 0, 1 << 20);
+  require_range("state_floats", shape.state_floats, 0, INT_MAX);
 }
 
 void require_rotation(const Rotation& rotation, int head_dim) {
@@ -312,8 +397,22 @@ bool is_rowwise(Op op) {
     case Op::kAdapt:
     case Op::kPosition:
     case Op::kAttendText:
-    case Op::kType: return false;
+    case Op::kType:
+    case Op::kConvolve:
+    case Op::kDelta:
+    case Op::kSsm: return false;
     default: return true;
+  }
+}
+
+void require_states(const BatchLimits& limits, const Piece& piece) {
+  if (!limits.states) return;
+  require_range("a sequence's state", piece.state, 0, limits.states - 1);
+  int after = 1;
+  for (int i = 0; i < piece.num_captures; ++i) {
+    require_range("a capture's place", piece.captures[i].after, after, piece.length);
+    require_range("a capture's slot", piece.captures[i].slot, 0, limits.states - 1);
+    after = piece.captures[i].after;
   }
 }
 
@@ -337,6 +436,7 @@ std::string why_no_plan(const Kernels& kernels, const Shape& shape, const std::v
       require(false, "step ", i, " (", kNames[step.op], "): ", broken.why);
     }
   }
+  checked.check_slots();
   return "";
 } catch (const Broken& broken) {
   return broken.why;
@@ -347,6 +447,7 @@ BatchLimits::BatchLimits(const Shape& shape, const std::vector<BufferShape>& buf
     : rows(shape.max_rows),
       asked(INT_MAX),
       pages(shape.num_pages),
+      states(shape.num_states),
       vocab(INT_MAX),
       drawn(0),
       positions(INT_MAX),
@@ -393,6 +494,7 @@ std::string why_no_run(const BatchLimits& limits, const Batch& batch, int begin,
     const int used = limits.pages ? (piece.start + piece.length - 1) / kPage + 1 : 0;
     require(used <= piece.num_pages, "a sequence has ", piece.num_pages, " pages and needs ", used);
     for (int page = 0; page < used; ++page) require_range("a page", piece.pages[page], 0, limits.pages - 1);
+    require_states(limits, piece);
     row += piece.length;
   }
   require(row == batch.num_rows, "sequences have ", row, " of ", batch.num_rows, " rows");

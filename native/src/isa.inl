@@ -5,6 +5,7 @@
 #include "attention.inl"
 #include "text_attention.inl"
 #include "row_ops.inl"
+#include "recurrent.inl"
 
 namespace OSTRO_ISA {
 
@@ -35,5 +36,6 @@ static void linear(const Matrix& matrix, const void* x, long x_stride, int rows,
   {title, OSTRO_ISA::kPanel, OSTRO_ISA::kTileRows, runs, OSTRO_ISA::row_bytes, OSTRO_ISA::quantize,     \
    OSTRO_ISA::linear, OSTRO_ISA::attend, OSTRO_ISA::keep, OSTRO_ISA::pack_head, OSTRO_ISA::attend_text, \
    OSTRO_ISA::norm, OSTRO_ISA::layer_norm, OSTRO_ISA::rotate, OSTRO_ISA::softcap, OSTRO_ISA::scale,     \
-   OSTRO_ISA::apply, OSTRO_ISA::float_dot, OSTRO_ISA::add_scaled, OSTRO_ISA::activate, OSTRO_ISA::weigh}
+   OSTRO_ISA::apply, OSTRO_ISA::float_dot, OSTRO_ISA::add_scaled, OSTRO_ISA::activate, OSTRO_ISA::weigh,     \
+   OSTRO_ISA::multiply, OSTRO_ISA::filter, OSTRO_ISA::delta_tile, OSTRO_ISA::ssm_tile}
 // clang-format on

@@ -10,6 +10,7 @@ namespace ostro {
 
 constexpr int kPage = 16;  // tokens per page of the KV cache
 constexpr int kMostDim = 256;
+constexpr int kMostTaps = 8;
 constexpr int kQueries = 24;  // of several tokens that attention computes together, at most
 constexpr long kScratchBytes = 192 << 10;
 
@@ -26,6 +27,7 @@ enum class After : int32_t {
   kExactGelu = 4,    // the same with gelu itself
   kRelu = 5,         // not available in matmuls
   kClampedSilu = 6,  // like kSilu, but clamped, and one is added to ups
+  kSigmoid = 7,      // not available in matmuls
 };
 
 // Whether half of a matmul's rows are gates.
@@ -94,6 +96,31 @@ constexpr long scratch_bytes(int panel, int cols) {
   return least < kScratchBytes ? kScratchBytes : least;
 }
 
+// A recurrence's matrices lie in tiles of so many columns, [rows][kStateLanes], the last one padded with zeros: no sum
+// crosses a vector, whatever its width.
+constexpr int kStateLanes = 32;
+constexpr int state_tiles(int cols) { return (cols + kStateLanes - 1) / kStateLanes; }
+constexpr long state_floats(int rows, int cols) { return static_cast<long>(rows) * state_tiles(cols) * kStateLanes; }
+
+// What tokens of one sequence bring to a tile of a gated delta net's matrix.
+struct DeltaTokens {
+  int count;
+  const float *q, *k;  // [count][rows]
+  float* v;            // [count][kStateLanes]; becomes what the tokens read
+  const float *kept, *strength;
+  const float* likeness;  // of q to k
+};
+
+// The same for Mamba2.
+struct SsmTokens {
+  int count;
+  const float *b, *c;  // `stride` apart
+  long stride;
+  float* u;  // [count][kStateLanes]; becomes what the tokens read
+  const float *kept, *step;
+  float skip;
+};
+
 struct Kernels {
   const char* name;
   int panel;  // rows per panel of a packed matrix
@@ -136,6 +163,15 @@ struct Kernels {
   void (*activate)(const float* x, int count, After after, float* out);
   // out[i] = exp((x[i] - top) / temperature)
   void (*weigh)(const float* x, int count, float top, float temperature, float* out);
+  // x *= activation(gates); whole panels
+  void (*multiply)(const float* gates, int count, After activation, float* x);
+  // out = activation(bias + sum of weights * inputs), with a row of each for every tap, those of the weights `stride`
+  // apart; the bias may be null; whole panels
+  void (*filter)(int taps, const float* const* inputs, const float* weights, long stride, const float* bias,
+                 After activation, int count, float* out);
+  // Advance a tile, [rows][kStateLanes], token by token.
+  void (*delta)(int rows, const DeltaTokens& tokens, float* tile);
+  void (*ssm)(int rows, const SsmTokens& tokens, float* tile);
 };
 
 // Matmuls of many rows on a unit of their own, for another table of kernels; see tiles.inl.

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "pack.h"
+#include "recurrent.h"
 #include "work.h"
 
 #if defined(__linux__)
@@ -81,12 +82,14 @@ Plan::Plan(const Kernels& kernels, const Shape& shape, const std::vector<BufferS
     buffers_.push_back({each, std::move(own), data});
   }
   int most_cols = 0, coded_cols = 0, normed_cols = 0, most_rank = 0;
+  long token_floats = 0;
   bool has_texts = false;
   size_t slot_codes = 0;
   for (const Step& step : steps_) {
     for (int i = 0; i < step.num_terms; ++i) most_rank = std::max(most_rank, step.terms[i].rank);
     const Op op = static_cast<Op>(step.op);
     has_texts |= op == Op::kAttendText;
+    if (op == Op::kDelta || op == Op::kSsm) token_floats = std::max(token_floats, recurred_floats(*step.recurrence));
     if (op == Op::kAdapt) most_cols = std::max(most_cols, step.cols);
     if (op == Op::kRoute || op == Op::kChoose) routing_.reserve(shape.max_rows, step.experts, step.chosen);
     if (op == Op::kExpand || op == Op::kExpert) {
@@ -113,9 +116,11 @@ Plan::Plan(const Kernels& kernels, const Shape& shape, const std::vector<BufferS
     own.normed.resize(static_cast<size_t>(kTile) * most_cols);
     own.inner.resize(static_cast<size_t>(kTile) * most_rank);
     own.scratch = zeros<uint8_t>(scratch_bytes(kernels.panel, most_cols));
+    own.tokens.resize(token_floats);
     if (has_texts) own.text = zeros<float>(TextHead::floats(shape.head_dim, shape.max_rows, kernels.panel));
   }
   if (shape.num_pages) pages_ = zeros<uint8_t>(static_cast<size_t>(page_bytes()) * shape.num_pages);
+  if (shape.num_states) states_ = zeros<float>(static_cast<size_t>(shape.state_floats) * shape.num_states);
 }
 
 void Plan::run(const Batch& batch, int begin, int end) {
@@ -220,6 +225,10 @@ void Plan::execute(const Step& step, const Batch& batch, int rows, int thread, s
     case Op::kExpert: multiply_slots(step, rows, thread, taken); break;
     case Op::kCombine: each_row([&](int i) { combine(step, i); }); break;
     case Op::kGate: each_row([&](int i) { gate(step, i); }); break;
+    case Op::kMultiply: each_row([&](int i) { multiply(step, i); }); break;
+    case Op::kConvolve: convolve(step, batch, taken); break;
+    case Op::kDelta:
+    case Op::kSsm: recur(step, batch, thread, taken); break;
     case Op::kLinear: break;
   }
 }

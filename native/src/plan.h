@@ -40,8 +40,25 @@ enum class Op : int32_t {
   kAttendText = 17,  // out = attention of the queries of `in` to all tokens of their text, `window` on either side
   kType = 18,        // out = the matrix's row for the token's type
   kChoose = 19,      // takes each token's experts as given in `in`: their numbers, -1 for none, then their weights
+  kMultiply = 20,    // out *= after(in), an activation; out may be normed before, or after: see Step::normalized
+  kConvolve = 21,    // out = after(causal filters of in); advances the latest inputs in the state
+  kDelta = 22,       // out = what a gated delta net reads; advances its matrices: see models.architecture.GatedDelta
+  kSsm = 23,         // the same for Mamba2
 };
-constexpr int kOps = 20;
+constexpr int kOps = 24;
+
+// A mixer's sizes, and where its part of a sequence's state is.
+struct Recurrence {
+  int32_t state_at;       // floats before it in a slot
+  int32_t taps;           // of filters, whose latest taps - 1 inputs are kept
+  int32_t heads, groups;  // with a matrix for each head; heads share what they read of a group
+  int32_t tiled;          // head h reads group h % groups rather than h / (heads / groups)
+  int32_t rows, cols;     // of a head's matrix
+  int32_t reserved;
+
+  int group_of(int head) const { return tiled ? head % groups : head / (heads / groups); }
+  int64_t floats() const { return static_cast<int64_t>(heads) * state_floats(rows, cols); }
+};
 
 // One adapter's contribution to a matmul: B A x, with A as [rank][columns read] and B as [rank][columns written].
 struct Term {
@@ -73,7 +90,12 @@ struct Step {
   int32_t num_terms;
   int32_t experts;     // in the matrix, one below the other, and in the router's logits
   int32_t chosen;      // experts per token
-  int32_t normalized;  // for kRoute, whether a token's weights add up to one
+  int32_t normalized;  // for kRoute, whether a token's weights add up to one; for kMultiply, whether products are normed
+  const Recurrence* recurrence;
+  const float* weights;   // a mixer's own: of filters, [taps][cols]; else two or three numbers per head
+  int32_t weights_size;
+  int32_t beside, beside_at;  // a second buffer that is read: per head's numbers; and the first column in it
+  int32_t reserved;
 };
 
 // Whether a matmul reads quantized activations.
@@ -84,6 +106,7 @@ struct Shape {
   int32_t num_pages, cells;  // cells is a Cells
   int32_t max_rows;          // tokens per step
   int32_t threads;
+  int32_t num_states, state_floats;  // slots for sequences' states, and the size of each
 };
 
 struct BufferShape {
@@ -99,13 +122,21 @@ struct Rotation {
   int32_t positions;
 };
 
+// A copy of a sequence's state after so many of a step's tokens.
+struct Capture {
+  int32_t after, slot;
+};
+
 // One sequence's tokens in a step.
 struct Piece {
   int32_t row;    // of its first token
-  int32_t start;  // that token's position
+  int32_t start;  // that token's position; at 0, the state is zeros
   int32_t length;
   int32_t num_pages;
   const int32_t* pages;
+  int32_t state;  // the slot of its state, which the step advances
+  int32_t num_captures;
+  const Capture* captures;  // in order
 };
 
 struct Batch {
@@ -129,6 +160,7 @@ class Plan {
   // Runs steps [begin, end) of the list. Buffers keep their contents from earlier runs.
   void run(const Batch& batch, int begin, int end);
   void copy_page(int from, int to);
+  void copy_state(int from, int to);
   // The keys and values of a page's tokens, in all layers.
   uint8_t* page(int number) { return pages_.get() + number * page_bytes(); }
   long page_bytes() const;
@@ -161,6 +193,7 @@ class Plan {
     Memory<uint8_t> scratch;       // for matmuls
     Memory<float> text;            // a TextHead
     DrawScratch draws;
+    std::vector<float> tokens;  // of recurrences
   };
   // Number of pieces of an operation's work taken so far.
   struct alignas(64) Taken {
@@ -203,6 +236,12 @@ class Plan {
   void multiply_slots(const Step& step, int rows, int thread, std::atomic<int>& taken);
   void combine(const Step& step, int index) const;
   void gate(const Step& step, int index) const;
+  void multiply(const Step& step, int index) const;
+  void convolve(const Step& step, const Batch& batch, std::atomic<int>& taken);
+  void convolve(const Step& step, const Piece& piece, int at, int count);
+  void recur(const Step& step, const Batch& batch, int thread, std::atomic<int>& taken);
+  void recur(const Step& step, const Piece& piece, int head, Share tiles, float* room);
+  float* state(int slot) { return states_.get() + static_cast<long>(slot) * shape_.state_floats; }
   float* row(int buffer, int index) const {
     return buffers_[buffer].data + static_cast<long>(index) * buffers_[buffer].shape.cols;
   }
@@ -215,6 +254,7 @@ class Plan {
   const std::vector<Step> steps_;
   std::vector<Buffer> buffers_;
   Memory<uint8_t> pages_;
+  Memory<float> states_;
   Memory<uint8_t> codes_;
   std::vector<float> normed_;
   std::vector<Own> own_;

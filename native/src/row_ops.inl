@@ -70,7 +70,8 @@ static void apply(float* x, int cols, After activation) {
     case After::kRelu: each([](Floats value) { return max(value, zeros()); }); break;
     case After::kStore:
     case After::kAdd:
-    case After::kClampedSilu: break;
+    case After::kClampedSilu:
+    case After::kSigmoid: break;
   }
 }
 

@@ -828,6 +828,101 @@ void check_scale_and_apply() {
   }
 }
 
+// ---- Mixers that keep a state
+
+void check_multiply() {
+  const int count = 6 * table->panel;
+  const Values gates = numbers(count, -9, 9), before = numbers(count, -2, 2);
+  for (const After after : {After::kStore, After::kSilu, After::kSigmoid}) {
+    Values x = before;
+    x.push_back(kUntouched);
+    table->multiply(gates.data(), count, after, x.data());
+    remember(x);
+    for (int i = 0; i < count; ++i) {
+      const double gate = gates[i], sigmoid = 1 / (1 + std::exp(-gate));
+      const double factor = after == After::kStore ? gate : after == After::kSilu ? gate * sigmoid : sigmoid;
+      expect_near(x[i], before[i] * factor, 4e-6 * (1 + std::fabs(before[i] * factor)), "multiply");
+    }
+    expect(x[count] == kUntouched, "multiply wrote beyond its row");
+  }
+}
+
+void check_filter(int taps, bool biased) {
+  const int count = 3 * table->panel, stride = count + 5;
+  const Values x = numbers(taps * count, -2, 2), weights = numbers(taps * stride, -1, 1), bias = numbers(count, -1, 1);
+  std::vector<const float*> inputs(taps);
+  for (int tap = 0; tap < taps; ++tap) inputs[tap] = &x[tap * count];
+  for (const After after : {After::kStore, After::kSilu}) {
+    Values out(count + 1, kUntouched);
+    table->filter(taps, inputs.data(), weights.data(), stride, biased ? bias.data() : nullptr, after, count, out.data());
+    remember(out);
+    for (int i = 0; i < count; ++i) {
+      double want = biased ? bias[i] : 0;
+      for (int tap = 0; tap < taps; ++tap) want += double(x[tap * count + i]) * weights[tap * stride + i];
+      if (after == After::kSilu) want = silu(want);
+      expect_near(out[i], want, 3e-6, "filter of " + std::to_string(taps));
+    }
+    expect(out[count] == kUntouched, "filter wrote beyond its row");
+  }
+}
+
+// A tile against the recurrence as models.architecture has it, and all tokens at once against one at a time.
+void check_delta(int rows) {
+  const int count = 7;
+  const Values q = numbers(count * rows, -0.3f, 0.3f), k = numbers(count * rows, -0.3f, 0.3f);
+  const Values v = numbers(count * kStateLanes, -2, 2), kept = numbers(count, 0.5f, 1), strength = numbers(count, 0, 1);
+  Values likeness(count), tile = numbers(rows * kStateLanes, -1, 1);
+  for (int t = 0; t < count; ++t)
+    for (int i = 0; i < rows; ++i) likeness[t] += q[t * rows + i] * k[t * rows + i];
+  std::vector<double> want(tile.begin(), tile.end());
+  Values out = v, apart = v, single = tile;
+  table->delta(rows, {count, q.data(), k.data(), out.data(), kept.data(), strength.data(), likeness.data()}, tile.data());
+  for (int t = 0; t < count; ++t) {
+    const int at = t * rows;
+    float* own = &apart[t * kStateLanes];
+    table->delta(rows, {1, &q[at], &k[at], own, &kept[t], &strength[t], &likeness[t]}, single.data());
+    for (int lane = 0; lane < kStateLanes; ++lane) {
+      double read = 0, seen = 0;
+      for (int i = 0; i < rows; ++i) read += (want[i * kStateLanes + lane] *= kept[t]) * k[at + i];
+      const double written = (v[t * kStateLanes + lane] - read) * strength[t];
+      for (int i = 0; i < rows; ++i) seen += (want[i * kStateLanes + lane] += k[at + i] * written) * q[at + i];
+      expect_near(out[t * kStateLanes + lane], seen, 1e-5, "what a delta net of " + std::to_string(rows) + " reads");
+    }
+  }
+  for (size_t i = 0; i < want.size(); ++i) expect_near(tile[i], want[i], 1e-5, "a delta net's state");
+  expect(out == apart && tile == single, "a delta net's tokens are not the same bits one at a time");
+  remember(out), remember(tile);
+}
+
+void check_ssm(int rows) {
+  const int count = 7, stride = 2 * rows + 3;
+  const Values x = numbers(count * stride, -1, 1), u = numbers(count * kStateLanes, -2, 2);
+  const Values kept = numbers(count, 0.5f, 1), step = numbers(count, 0, 1);
+  const float skip = 0.7f;
+  Values tile = numbers(rows * kStateLanes, -1, 1), out = u, apart = u;
+  std::vector<double> want(tile.begin(), tile.end());
+  Values single = tile;
+  table->ssm(rows, {count, x.data(), &x[rows], stride, out.data(), kept.data(), step.data(), skip}, tile.data());
+  for (int t = 0; t < count; ++t) {
+    const float* b = &x[t * stride];
+    float* own = &apart[t * kStateLanes];
+    table->ssm(rows, {1, b, b + rows, stride, own, &kept[t], &step[t], skip}, single.data());
+    for (int lane = 0; lane < kStateLanes; ++lane) {
+      const double input = u[t * kStateLanes + lane];
+      double seen = skip * input;
+      for (int i = 0; i < rows; ++i) {
+        double& s = want[i * kStateLanes + lane];
+        s = kept[t] * s + step[t] * input * b[i];
+        seen += s * b[rows + i];
+      }
+      expect_near(out[t * kStateLanes + lane], seen, 3e-5, "what Mamba2 of " + std::to_string(rows) + " reads");
+    }
+  }
+  for (size_t i = 0; i < want.size(); ++i) expect_near(tile[i], want[i], 1e-5, "Mamba2's state");
+  expect(out == apart && tile == single, "Mamba2's tokens are not the same bits one at a time");
+  remember(out), remember(tile);
+}
+
 // ---- All of it
 
 Values check(const Kernels* kernels) {
@@ -862,6 +957,10 @@ Values check(const Kernels* kernels) {
   for (int cols : {16, 48, 96, 576}) check_layer_norm(cols);
   for (int cols : {16, 48, 96, 576}) check_norms_that_overflow(cols);
   check_scale_and_apply();
+  check_multiply();
+  for (int taps : {1, 2, 3, 4, kMostTaps})
+    for (bool biased : {false, true}) check_filter(taps, biased);
+  for (int rows : {1, 12, 33, 128}) check_delta(rows), check_ssm(rows);
   return results;
 }
 

@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "check.h"
@@ -52,19 +53,24 @@ struct Packed {
   }
 };
 
-constexpr int kRank = 3, kExperts = 16, kChosen = 3;
+constexpr int kRank = 3, kExperts = 16, kChosen = 3, kTaps = 4, kStates = 3;
 
-// A decoder of two layers, as lowering makes it, each with an MLP, whose gates and ups have adapters, and with experts.
+// A decoder of two layers, as lowering makes it, each with a mixer of either recurrence, attention, an MLP, whose gates and
+// ups have adapters, and experts.
 struct Model {
   std::vector<Packed> matrices;
   std::vector<float> norm, cosines, sines;
   std::vector<float> a, b, sinks;
   std::vector<Term> terms;
   std::vector<Step> steps;
+  std::vector<Recurrence> recurrences;
+  std::vector<float> filters, numbers_of_heads;
+  int state_floats = 0;
 
   Model(int panel, int bits) {
     Numbers numbers;
-    matrices.reserve(1 + 7 * kLayers);
+    matrices.reserve(1 + 9 * kLayers);
+    recurrences.reserve(2 * kLayers);
     norm = numbers.many(kHidden, 0.2f, 1.0f);
     for (int position = 0; position < kPages * kPage; ++position)
       for (int pair = 0; pair < kDim / 2; ++pair) {
@@ -80,7 +86,12 @@ struct Model {
     terms = {{kRank, 0, a.data(), b.data()}, {0, 0, nullptr, nullptr}};
     const Matrix* embedding = matrix(kVocab, kHidden);
     add(Op::kEmbed, 0, 0, kHidden, After::kStore, embedding, false);
+    filters = numbers.many(kTaps * kQkv, 0.8f);
+    numbers_of_heads = numbers.many(3 * kHeads, 1.0f, -1.0f);
     for (int layer = 0; layer < kLayers; ++layer) {
+      add(Op::kLinear, 0, 1, kHidden, After::kStore, matrix(kQkv, kHidden), true);
+      mix(layer ? Op::kSsm : Op::kDelta);
+      add(Op::kLinear, 2, 0, kHeads * kDim, After::kAdd, matrix(kHidden, kHeads * kDim), false);
       add(Op::kLinear, 0, 1, kHidden, After::kStore, matrix(kQkv, kHidden), true);
       Step& attend = add(Op::kAttend, 1, 2, 0, After::kStore, nullptr, false);
       attend.layer = layer, attend.scale = 0.25f;
@@ -104,6 +115,22 @@ struct Model {
     add(Op::kSample, 5, 0, kVocab, After::kStore, nullptr, false);
   }
 
+  // From products in buffer 1, of which the first numbers serve as decays and gates as well.
+  void mix(Op op) {
+    const int inputs = kKvHeads * 2 * kDim + kHeads * kDim;
+    Step& filter = add(Op::kConvolve, 1, 10, inputs, After::kSilu, nullptr, false);
+    recurrences.push_back({state_floats, kTaps, 0, 0, 0, 0, 0, 0});
+    filter.recurrence = &recurrences.back(), state_floats += (kTaps - 1) * inputs;
+    filter.weights = filters.data(), filter.weights_size = static_cast<int32_t>(filters.size());
+    Step& recur = add(op, 10, 2, 0, After::kStore, nullptr, false);
+    recurrences.push_back({state_floats, 0, kHeads, kKvHeads, op == Op::kDelta, kDim, kDim, 0});
+    recur.recurrence = &recurrences.back(), state_floats += static_cast<int>(recurrences.back().floats());
+    recur.weights = numbers_of_heads.data(), recur.weights_size = 3 * kHeads;
+    recur.beside = 1, recur.eps = 1e-6f, recur.scale = 0.25f;
+    Step& gate = add(Op::kMultiply, 1, 2, kDim, After::kSilu, nullptr, true);
+    gate.width = kHeads * kDim, gate.normalized = op == Op::kSsm;
+  }
+
   Step& add_mixed(Op op, int in, int out, int cols, After after, const Matrix* matrix, bool normed) {
     Step& step = add(op, in, out, cols, after, matrix, normed);
     step.experts = kExperts, step.chosen = kChosen;
@@ -121,13 +148,15 @@ struct Model {
 };
 
 std::vector<int> generate(const Kernels& kernels, const Model& model, int threads, Cells cells) {
-  const Shape shape{kHeads, kKvHeads, kDim, kLayers, kPages, static_cast<int32_t>(cells), kRows, threads};
+  const Shape shape{kHeads, kKvHeads, kDim, kLayers, kPages, static_cast<int32_t>(cells), kRows, threads,
+                    kStates, model.state_floats};
   const std::vector<BufferShape> buffers{{kRows, kHidden}, {kRows, kQkv}, {kRows, kHidden},
                                          {kRows, kHidden}, {4, kHidden},  {4, kVocab},
                                          {kRows, 2 * kHidden},
                                          {kRows, kExperts},
                                          {kRows * kChosen, kHidden},
-                                         {kRows * kChosen, kHidden}};
+                                         {kRows * kChosen, kHidden},
+                                         {kRows, kQkv}};
   const std::vector<Rotation> rotations{{model.cosines.data(), model.sines.data(), kDim, kPages * kPage}};
   const std::string why = why_no_plan(kernels, shape, buffers, rotations, model.steps);
   if (!why.empty()) std::printf("refused: %s\n", why.c_str()), std::exit(1);
@@ -137,9 +166,12 @@ std::vector<int> generate(const Kernels& kernels, const Model& model, int thread
   std::vector<int32_t> tokens, last(2);
   for (int i = 0; i < kRows; ++i) tokens.push_back((5 * i + 3) % kVocab);
   std::vector<int> found;
-  int length = kRows / 2;
+  int length = kRows / 2, own = 0;
   for (int start = 0; start + length <= 4 * kPage; start += length, length = 1) {
-    const Piece pieces[2] = {{0, start, length, 4, pages[0]}, {length, start, length, 4, pages[1]}};
+    // One goes on from a copy of its state each time.
+    const Capture capture{length, 2 - own};
+    const Piece pieces[2] = {{0, start, length, 4, pages[0], std::exchange(own, 2 - own), 1, &capture},
+                             {length, start, length, 4, pages[1], 1, 0, nullptr}};
     const int32_t asked[2] = {length - 1, 2 * length - 1};
     const unsigned key = 99u + static_cast<unsigned>(start);
     const std::vector<uint32_t> words((kVocab + 31) / 32, 0xA5A5A5A5u);

@@ -131,7 +131,7 @@ def test_step_of_a_mixture_reads_the_experts_hit_and_multiplies_by_the_experts_c
 def test_each_step_writes_the_states_and_all_but_the_first_read_them() -> None:
     described = architecture("qwen3_5")
     # A matrix per value head in float32, and three inputs of each channel that is convolved, in 16 bits.
-    state = 6 * 12 * 20 * 4 + 3 * (2 * 2 * 12 + 6 * 20) * 2
+    state = 6 * 12 * 48 * 4 + 3 * (2 * 2 * 12 + 6 * 48) * 2
     stateless = replace(described, layers=tuple(layer for layer in described.layers if layer.recurrent is None))
     work = [Work([1, 2], 3), Work([3, 4, 5], 3)]
     [of_all, of_attention] = [floor_seconds(each, work, rates=SLOW_MEMORY) for each in (described, stateless)]

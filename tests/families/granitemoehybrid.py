@@ -121,7 +121,6 @@ CASE = FamilyCase(
     gguf_converted=converted,
     gguf_rearranged=True,
     mixture=True,
-    torch_only=True,
     recurrent=True,
     ropes=0,
     projections=("q_proj", "k_proj", "v_proj", "o_proj", "in_proj", "out_proj", "input_linear", "output_linear"),

@@ -16,7 +16,6 @@ CASE = FamilyCase(
         "adjusted-width": {"block_auto_adjust_ff_dim": True, "block_multiple_of": 16, "block_ffn_dim_multiplier": 1.3},
     },
     spelling={"rms_norm_eps": "norm_eps", "head_dim": None},
-    torch_only=True,
     recurrent=True,
     gguf={
         "": GgufCase(

@@ -43,7 +43,6 @@ CASE = FamilyCase(
     },
     gguf_converted=with_value_heads_tiled,
     gguf_rearranged=True,
-    torch_only=True,
     recurrent=True,
     projections=(
         *("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),

@@ -33,7 +33,6 @@ CASE = FamilyCase(
     gguf_converted=with_value_heads_tiled,
     gguf_rearranged=True,
     mixture=True,
-    torch_only=True,
     recurrent=True,
     projections=("q_proj", "k_proj", "v_proj", "o_proj", "in_proj_qkv", "in_proj_z", "out_proj"),
 )

@@ -65,7 +65,6 @@ CASE = FamilyCase(
     gguf_converted=with_inputs_apart,
     gguf_rearranged=True,
     mixture=True,
-    torch_only=True,
     recurrent=True,
     projections=("q_proj", "k_proj", "v_proj", "o_proj", "in_proj_qkvz", "in_proj_ba", "out_proj"),
 )

@@ -100,6 +100,11 @@ def drain(core: EngineCore, *asked: Request) -> Gains:
     return gains
 
 
+def torchs(name: str) -> TorchRunner:
+    model = savable_model(CONFIGS[name])
+    return TorchRunner(model, page_size=16, num_pages=64, num_states=16 if model.states else 0)
+
+
 def tokens(gains: Gains) -> dict[tuple[int, int], list[int]]:
     return {key: gain[0] for key, gain in gains.items()}
 
@@ -107,7 +112,7 @@ def tokens(gains: Gains) -> dict[tuple[int, int], list[int]]:
 @pytest.mark.parametrize("name", [*with_variants_in_full(native_configs(SIZES)), *ODD])
 def test_tokens_and_scores_are_torchs(name: str, weights: _Weights) -> None:
     asked = [ask(id, length, SCORED) for id, length in enumerate((1, 5, 17, 40))]
-    expected = run(TorchRunner(savable_model(CONFIGS[name]), page_size=16, num_pages=64), *asked)
+    expected = run(torchs(name), *asked)
     given = run(native(weights(name)), *asked)
     assert tokens(given) == tokens(expected)
     for key, (_, logprobs, scored) in expected.items():
@@ -120,7 +125,7 @@ def test_tokens_and_scores_are_torchs(name: str, weights: _Weights) -> None:
 @pytest.mark.parametrize("isa", instruction_sets() if needs_library.args[0] is False else [])
 def test_every_instruction_set_gives_torchs_tokens(isa: str, name: str, weights: _Weights) -> None:
     asked = [ask(id, length) for id, length in enumerate((3, 30))]
-    expected = run(TorchRunner(savable_model(CONFIGS[name]), page_size=16, num_pages=64), *asked)
+    expected = run(torchs(name), *asked)
     assert tokens(run(native(weights(name, isa=isa), isa=isa), *asked)) == tokens(expected)
 
 

@@ -1,19 +1,19 @@
 """A program with a wrong number is refused with the step's name, and never runs: nothing is read or written beyond."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from every_family import TINY, some
+from every_family import TINY, config_of, some
 from family_case import EXPERT_SIZES
 from native_models import needs_library, packed, savable_model
 from tiny_models import GEMMA2, LLAMA
 
 from ostro.errors import BadCheckpoint
-from ostro.kernels.cpu.library import CDraw, Op, instruction_sets
+from ostro.kernels.cpu.library import After, CDraw, Op, instruction_sets
 from ostro.kernels.cpu.packed_file import PackedFile
 from ostro.kernels.cpu.program import Piece, Program
 
@@ -39,8 +39,15 @@ _MIXTURE = {
 }
 # The same with biases, and with sinks in its attention.
 _SINKS = {**TINY["gpt_oss"], "hidden_size": 64, "num_hidden_layers": 1}
+_SIZES = {**LLAMA, "hidden_size": 64, "head_dim": 16}
+# Those with states, of each kind.
+_STATES = {
+    "delta": config_of("qwen3_5", _SIZES, num_hidden_layers=2),
+    "ssm": config_of("granitemoehybrid", _SIZES, num_hidden_layers=2),
+    "convolution": config_of("lfm2", _SIZES, num_hidden_layers=2),
+}
 _WRONG = (-(2**31), -1, 1, 3, 17, 64, 65, 1000, 2**31 - 1, 2**40)
-_NUM_PAGES, _MAX_TOKENS = 8, 16
+_NUM_PAGES, _NUM_STATES, _MAX_TOKENS = 8, 3, 16
 
 
 @pytest.fixture(scope="module")
@@ -63,9 +70,37 @@ def sinks(tmp_path_factory: pytest.TempPathFactory) -> PackedFile:
     return packed(_SINKS, savable_model(_SINKS), tmp_path_factory.mktemp("packed") / "sinks.ostro")
 
 
+@pytest.fixture(scope="module")
+def stateful(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, PackedFile]:
+    directory = tmp_path_factory.mktemp("packed")
+    return {name: packed(config, savable_model(config), directory / name) for name, config in _STATES.items()}
+
+
+@pytest.fixture
+def delta(stateful: Mapping[str, PackedFile]) -> PackedFile:
+    return stateful["delta"]
+
+
+@pytest.fixture
+def ssm(stateful: Mapping[str, PackedFile]) -> PackedFile:
+    return stateful["ssm"]
+
+
+@pytest.fixture
+def convolution(stateful: Mapping[str, PackedFile]) -> PackedFile:
+    return stateful["convolution"]
+
+
 @pytest.fixture(autouse=True)
-def restored(weights: PackedFile, gpt2: PackedFile, mixture: PackedFile, sinks: PackedFile) -> Iterator[None]:
-    programs = [(each.program, deepcopy(each.program)) for each in (weights, gpt2, mixture, sinks)]
+def restored(
+    weights: PackedFile,
+    gpt2: PackedFile,
+    mixture: PackedFile,
+    sinks: PackedFile,
+    stateful: Mapping[str, PackedFile],
+) -> Iterator[None]:
+    files = (weights, gpt2, mixture, sinks, *stateful.values())
+    programs = [(each.program, deepcopy(each.program)) for each in files]
     yield
     for program, right in programs:
         program.clear()
@@ -74,7 +109,13 @@ def restored(weights: PackedFile, gpt2: PackedFile, mixture: PackedFile, sinks: 
 
 def made(weights: PackedFile) -> Program:
     return Program(
-        weights, isa=instruction_sets()[0], num_pages=_NUM_PAGES, max_tokens=_MAX_TOKENS, max_asked=4, threads=2
+        weights,
+        isa=instruction_sets()[0],
+        num_pages=_NUM_PAGES,
+        num_states=_NUM_STATES if weights.program["state_floats"] else 0,
+        max_tokens=_MAX_TOKENS,
+        max_asked=4,
+        threads=2,
     )
 
 
@@ -86,12 +127,14 @@ def run(program: Program, **changes: Any) -> None:
         "length": 3,
         "pages": [0],
         "asked": [2],
+        "state": 0,
+        "captures": (),
         **changes,
     }
     pages = np.array(given["pages"], np.int32)
     program.run(
         np.array(given["tokens"], np.int32),
-        [Piece(given["row"], given["start"], given["length"], pages)],
+        [Piece(given["row"], given["start"], given["length"], pages, given["state"], given["captures"])],
         np.array(given["asked"], np.int32),
         given.get("draws"),
     )
@@ -103,13 +146,19 @@ def places(program: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
         # Those of experts and sinks, and the buffers between them: the other models have the rest.
         own = [step for step in program["steps"] if step["op"] >= Op.ROUTE or step["op"] == Op.ATTEND]
         parts = [*program["buffers"][-3:], *own]
+    elif program["state_floats"]:
+        own = [step for step in program["steps"] if step["op"] >= Op.MULTIPLY]
+        parts = [program, *program["buffers"], *own, *(step["recurrence"] for step in own if step["recurrence"])]
     for part in parts:
         for name, value in part.items():
             if isinstance(value, int | float) and not isinstance(value, bool):
                 yield part, name
 
 
-@pytest.mark.parametrize("model", some(("weights", "gpt2", "mixture", "sinks"), "weights", "sinks"))
+MODELS = ("weights", "gpt2", "mixture", "sinks", "delta", "ssm", "convolution")
+
+
+@pytest.mark.parametrize("model", some(MODELS, "weights", "sinks", "delta"))
 def test_every_number_of_a_program_may_be_wrong_and_nothing_dies(model: str, request: pytest.FixtureRequest) -> None:
     """Each is set to each wrong value: the program is refused, or what it computes stays within its memory."""
     weights: PackedFile = request.getfixturevalue(model)
@@ -132,6 +181,83 @@ def test_every_number_of_a_program_may_be_wrong_and_nothing_dies(model: str, req
 
 
 @pytest.mark.parametrize(
+    ("model", "op", "field", "value", "why"),
+    [
+        ("delta", Op.MULTIPLY, "width", 1000, "its norm has|no multiple of|do not exist"),
+        ("delta", Op.MULTIPLY, "after", After.GELU, "after is 3, which multiplies nothing"),
+        ("convolution", Op.MULTIPLY, "out_at", 0, "it reads the columns that it writes"),
+        ("delta", Op.CONVOLVE, "weights", None, "it has 0 weights of "),
+        ("delta", Op.CONVOLVE, "after", After.ADD, "after is 1, which no filter ends with"),
+        ("delta", Op.CONVOLVE, "out", 2, "it reads the buffer that it writes"),
+        ("delta", Op.CONVOLVE, "recurrence", None, "it has no recurrence"),
+        ("convolution", Op.CONVOLVE, "out", 2, "it reads the buffer that it writes|do not exist"),
+        ("delta", Op.DELTA, "beside_at", 2**20, "do not exist"),
+        ("delta", Op.DELTA, "eps", -1.0, "its eps is negative"),
+        ("ssm", Op.SSM, "weights", None, "it has 0 weights of "),
+        ("ssm", Op.SSM, "in_at", 1000, "do not exist"),
+    ],
+)
+def test_a_mixers_step_is_refused(
+    model: str, op: Op, field: str, value: object, why: str, stateful: Mapping[str, PackedFile]
+) -> None:
+    step = next(each for each in stateful[model].program["steps"] if each["op"] == op)
+    step[field] = value
+    with pytest.raises(BadCheckpoint, match=rf"cannot run: step \d+ \({op.name.lower()}\): .*({why})"):
+        made(stateful[model])
+
+
+@pytest.mark.parametrize(
+    ("op", "field", "value", "why"),
+    [
+        (Op.CONVOLVE, "taps", 0, "the number of taps is 0, not from 1 to 8"),
+        (Op.CONVOLVE, "taps", 9, "the number of taps is 9"),
+        (Op.CONVOLVE, "state_at", -1, "the place of its state is -1"),
+        (Op.CONVOLVE, "state_at", 10**6, "on is beyond a slot's "),
+        (Op.DELTA, "heads", 0, "the number of heads is 0"),
+        (Op.DELTA, "groups", 4, "6 heads cannot share 4 groups evenly"),
+        (Op.DELTA, "rows", 5000, "number of rows is 5000"),
+        (Op.DELTA, "cols", 4000, "is beyond a slot's "),
+    ],
+)
+def test_a_recurrence_is_refused(op: Op, field: str, value: int, why: str, stateful: Mapping[str, PackedFile]) -> None:
+    weights = stateful["delta"]
+    step = next(each for each in weights.program["steps"] if each["op"] == op)
+    step["recurrence"][field] = value
+    with pytest.raises(BadCheckpoint, match=why):
+        made(weights)
+
+
+def test_a_slot_is_as_large_as_its_parts(stateful: Mapping[str, PackedFile]) -> None:
+    """A file of a few bytes could ask for any memory."""
+    stateful["delta"].program["state_floats"] += 1
+    with pytest.raises(BadCheckpoint, match=r"a slot has \d+ numbers, of which \d+ are used"):
+        made(stateful["delta"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"state": -1}, "a sequence's state is -1, not from 0 to 2"),
+        ({"state": 3}, "a sequence's state is 3"),
+        ({"captures": ((0, 1),)}, "a capture's place is 0, not from 1 to 3"),
+        ({"captures": ((4, 1),)}, "a capture's place is 4, not from 1 to 3"),
+        ({"captures": ((2, 1), (1, 2))}, "a capture's place is 1, not from 2 to 3"),
+        ({"captures": ((1, 3),)}, "a capture's slot is 3, not from 0 to 2"),
+    ],
+)
+def test_slots_that_do_not_exist_are_refused(
+    changes: dict[str, Any], why: str, stateful: Mapping[str, PackedFile]
+) -> None:
+    program = made(stateful["delta"])
+    run(program, captures=((1, 1), (3, 2)))
+    with pytest.raises(AssertionError, match=why):
+        run(program, **changes)
+    for wrong in (-1, 3):
+        with pytest.raises(AssertionError, match="There are no states"):
+            program.copy_state(0, wrong)
+
+
+@pytest.mark.parametrize(
     ("op", "field", "value", "why"),
     [
         (0, "cols", 63, "its matrix has 64 columns, and the step 63"),
@@ -141,7 +267,8 @@ def test_every_number_of_a_program_may_be_wrong_and_nothing_dies(model: str, req
         (1, "out_at", -8, "columns -8 to "),
         (1, "norm", -1, "reads vector -1"),
         (1, "after", 5, "after is 5, not from 0 to 1"),
-        (1, "after", 7, r"Invalid enum value 7 - at `\$\.steps\[\d+\]\.after`"),
+        (1, "after", 7, "after is 7, not from 0 to 1"),
+        (1, "after", 8, r"Invalid enum value 8 - at `\$\.steps\[\d+\]\.after`"),
         (1, "out", 7, "out is 7, not from 0 to 6"),
         (1, "eps", 0.0, "its eps is not a number above zero"),
         (2, "cols", 128, "for 128 columns"),

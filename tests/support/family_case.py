@@ -43,7 +43,7 @@ DELTA: Config = {
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 6,
     "linear_key_head_dim": 12,
-    "linear_value_head_dim": 20,
+    "linear_value_head_dim": 48,
     "linear_conv_kernel_dim": 4,
     "full_attention_interval": 2,
     "partial_rotary_factor": 0.5,

@@ -69,7 +69,7 @@ def _variant(opened: OpenedModel) -> _Variant:
     """Raises NotNative for a model that is neither a plain decoder nor an encoder."""
     if isinstance(opened.description, Encoder):
         return _Encoding(opened, opened.description)
-    described = plain_decoder(opened.description)
+    described = plain_decoder(opened.description, hybrid=True)
     if isinstance(described, str):
         raise NotNative(described)
     return _Decoding(opened, described)

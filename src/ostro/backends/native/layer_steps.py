@@ -47,6 +47,8 @@ class LayerSteps:
         self._zeros: dict[int, int] = {}
         self._precisions: Counter[str] = Counter()
         self._tensors: list[list[str]] = []
+        self._widths: Counter[int] = Counter()
+        """Columns that buffers have at least."""
 
     def _add_beside(self, scale: float) -> None:
         cols = self._shape.hidden_size
@@ -66,7 +68,8 @@ class LayerSteps:
         for _, group in groupby(qkv.parts, key=self._kind):
             parts = list(group)
             rows = sum(part.rows for part in parts)
-            if rows % self._panel:
+            # The last one's padding has nothing behind it.
+            if rows % self._panel and at + rows < qkv.rows:
                 raise WrongPanel(f"its projections have {rows} rows, not a multiple of {self._panel}")
             self._add(
                 op=Op.LINEAR,
@@ -112,12 +115,14 @@ class LayerSteps:
         after: After = After.STORE,
         *,
         bits: int | None = None,
+        at: int = 0,
     ) -> None:
         read = Read(source) if isinstance(source, int) else source
         self._add(
             op=Op.LINEAR,
             **read._asdict(),
             out=target,
+            out_at=at,
             cols=projection.columns,
             after=after,
             bias=self._biases(projection.parts) if projection.bias else None,
@@ -188,4 +193,10 @@ class LayerSteps:
         shape = self._shape
         qkv = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
         widths = (shape.hidden_size, shape.hidden_size, qkv, shape.num_heads * shape.head_dim, inner)
-        return [BufferSpec(cols=padded(width, BUFFER_COLS)) for width in widths]
+        for buffer, width in enumerate(widths):
+            self._widen(buffer, width)
+        return [BufferSpec(cols=padded(self._widths[buffer], BUFFER_COLS)) for buffer in range(len(widths))]
+
+    def _widen(self, buffer: int, cols: int) -> None:
+        """Gives one of the first buffers this many columns, unless it has more."""
+        self._widths[buffer] = max(self._widths[buffer], cols)

@@ -9,8 +9,10 @@ from ctypes import c_float
 
 from ostro.backends.native.encoder_lowering import EncoderLowering
 from ostro.backends.native.expert_steps import ExpertLowering, ExpertSteps, chosen_of
-from ostro.backends.native.layer_steps import BUFFER_COLS
+from ostro.backends.native.layer_steps import BUFFER_COLS, Read
+from ostro.backends.native.recurrent_steps import RecurrentSteps
 from ostro.backends.native.sinks import Sink, padded
+from ostro.backends.native.support import NotNative
 from ostro.kernels.cpu.library import After, Op
 from ostro.kernels.cpu.program_spec import BufferSpec, ProgramSpec
 from ostro.models.architecture import (
@@ -18,10 +20,12 @@ from ostro.models.architecture import (
     Attention,
     Experts,
     Layer,
+    MixerPair,
     Norm,
     Part,
     Projection,
     QKNorm,
+    Recurrent,
 )
 from ostro.models.encoder import Encoder
 from ostro.models.expert_layers import ExpertLayers, mixtures_of
@@ -41,7 +45,7 @@ def lowered(described: Architecture | Encoder | ExpertLayers, sink: Sink, *, bit
     return Lowering(described, sink, bits=bits).program()
 
 
-class Lowering(ExpertSteps):
+class Lowering(ExpertSteps, RecurrentSteps):
     """Further buffers: the rows whose output is requested, their logits. With experts also the router's logits, and
     rows per token and expert: inner states, outputs.
     """
@@ -52,6 +56,8 @@ class Lowering(ExpertSteps):
         """Layers' floats are packed in this many bits; 0 keeps every tensor's own precision."""
         super().__init__(described.shape, sink, bits=bits)
         self._model = described
+        self._num_attending = 0
+        """Layers with keys and values so far."""
 
     def program(self) -> ProgramSpec:
         model, shape = self._model, self._model.shape
@@ -63,7 +69,7 @@ class Lowering(ExpertSteps):
             if time.monotonic() - told > _LOG_SECONDS:
                 told = time.monotonic()
                 _log.info("packing the weights: layer %d of %d", number, len(model.layers))
-            inner = max(inner, self._layer(layer, number))
+            inner = max(inner, self._layer(layer))
         head_step = len(self._steps)
         self._add(op=Op.GATHER, input=self._STREAM, out=self._ASKED, cols=shape.hidden_size)
         self._norm(model.norm, self._ASKED, self._ASKED)
@@ -77,7 +83,7 @@ class Lowering(ExpertSteps):
             heads=shape.num_heads,
             kv_heads=shape.num_kv_heads,
             head_dim=shape.head_dim,
-            num_layers=shape.num_layers,
+            num_layers=max(1, self._num_attending),
             max_seq_len=shape.max_seq_len,
             vocab_size=shape.vocab_size,
             hidden_size=shape.hidden_size,
@@ -89,6 +95,7 @@ class Lowering(ExpertSteps):
             head_step=head_step,
             logits_step=logits_step,
             tensors=self._tensors,
+            state_floats=self._state_floats,
             precision=self._precision,
         )
 
@@ -111,19 +118,39 @@ class Lowering(ExpertSteps):
             self._add_beside(1.0)
         return matrix
 
-    def _layer(self, layer: Layer, number: int) -> int:
+    def _layer(self, layer: Layer) -> int:
         """Adds the layer's steps; returns the width of its inner states."""
-        attention, scale, inner = layer.attention, layer.residual_scale, 0
-        self._attention(attention, layer.attention_norm, number)
-        if layer.parallel:
-            inner = self._up(layer.dense, layer.mlp_norm)
-        self._add_to_stream(attention.output, self._ATTENDED, layer.attention_post_norm, scale)
+        mixer, scale, inner = layer.mixer, layer.residual_scale, 0
+        if isinstance(mixer, MixerPair):
+            self._pair(mixer, self._normed_stream(layer.attention_norm))
+            self._add_beside_to_stream(layer.attention_post_norm, scale)
+        elif mixer is not None:
+            self._mix(mixer, self._normed_stream(layer.attention_norm))
+            if layer.parallel:
+                inner = self._up(layer.dense, layer.mlp_norm)
+            self._add_to_stream(mixer.output, self._ATTENDED, layer.attention_post_norm, scale)
+        if layer.mlp is None:
+            return inner
         if isinstance(layer.mlp, Experts):
             return self._experts(layer.mlp, layer.mlp_norm, layer.mlp_post_norm, scale)
         if not layer.parallel:
             inner = self._up(layer.dense, layer.mlp_norm)
         self._add_to_stream(layer.dense.down, self._INNER, layer.mlp_post_norm, scale)
         return inner
+
+    def _mix(self, mixer: Attention | Recurrent, read: Read) -> None:
+        if isinstance(mixer, Attention):
+            self._attention(mixer, read)
+        else:
+            self._recurrent(mixer, read)
+
+    def _pair(self, pair: MixerPair, read: Read) -> None:
+        """The sum of both is beside the stream, where a layer norm's result would be."""
+        if read.input == self._BESIDE:
+            raise NotNative("its layers' two mixers read a layer norm")
+        for mixer, after in ((pair.attention, After.STORE), (pair.recurrent, After.ADD)):
+            self._mix(mixer, read)
+            self._product(mixer.output, self._ATTENDED, self._BESIDE, after=after)
 
     def _experts(self, mixture: Experts, norm: Norm | None, post_norm: Norm | None, scale: float) -> int:
         """Adds a mixture's steps; returns the width of its shared MLP's inner states, if it has one."""
@@ -157,6 +184,9 @@ class Lowering(ExpertSteps):
             self._product(projection, source, self._STREAM, after=After.ADD)
             return
         self._product(projection, source, self._BESIDE)
+        self._add_beside_to_stream(norm, scale)
+
+    def _add_beside_to_stream(self, norm: Norm | None, scale: float) -> None:
         if norm is not None and norm.kind == "rms" and scale == 1.0:
             self._norm(norm, self._BESIDE, self._STREAM, after=After.ADD)
             return
@@ -164,18 +194,22 @@ class Lowering(ExpertSteps):
             self._norm(norm, self._BESIDE, self._BESIDE)
         self._add_beside(scale)
 
-    def _attention(self, attention: Attention, norm: Norm | None, number: int) -> None:
+    def _attention(self, attention: Attention, read: Read) -> None:
         spec, qk_norm, sinks = attention.spec, attention.qk_norm, attention.sinks
-        self._queries_keys_values(attention.qkv, self._normed_stream(norm))
+        width = attention.output.columns
+        first = width if attention.gated else 0
+        self._queries_keys_values(attention.qkv, read)
+        self._widen(self._QKV, attention.qkv.rows)
         if qk_norm is not None and qk_norm.over == "width":
-            self._norm(qk_norm.query, self._QKV, self._QKV)
-            self._norm(qk_norm.key, self._QKV, self._QKV, at=qk_norm.query.size)
+            self._norm(qk_norm.query, self._QKV, self._QKV, at=first)
+            self._norm(qk_norm.key, self._QKV, self._QKV, at=first + qk_norm.query.size)
             qk_norm = None
         self._add(
             op=Op.ATTEND,
             input=self._QKV,
+            in_at=first,
             out=self._ATTENDED,
-            layer=number,
+            layer=self._num_attending,
             rotation=_NO_ROTATION if attention.rope is None else attention.rope,
             window=spec.window or 0,
             scale=spec.scale,
@@ -184,6 +218,9 @@ class Lowering(ExpertSteps):
             eps=0.0 if qk_norm is None else qk_norm.query.eps,
             bias=None if sinks is None else self._vector(sinks.name, sinks.heads),
         )
+        self._num_attending += 1
+        if attention.gated:
+            self._multiply_by(self._QKV, 0, width, After.SIGMOID)
 
     def _head(self, embedding: int) -> None:
         head, shape = self._model.head, self._model.shape

@@ -10,11 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ostro.backends.native.lowering import lowered
-from ostro.backends.native.sinks import KINDS, Sizes, kind_of, padded, padded_rows
+from ostro.backends.native.sinks import ALIGNED, KINDS, Sizes, kind_of, padded, padded_rows
 from ostro.backends.native.support import NotNative
 from ostro.kernels.cpu.packed_file import Floats, PackedWriter
 from ostro.kernels.cpu.program_spec import ProgramSpec, RotationSpec
-from ostro.models.architecture import Architecture, ExpertMatrices, ModelShape, StoredTensor
+from ostro.models.architecture import Architecture, Convolution, ExpertMatrices, ModelShape, StoredTensor
 from ostro.models.encoder import Encoder
 from ostro.models.expert_layers import ExpertLayers
 from ostro.models.rope_frequencies import rope_frequencies
@@ -187,6 +187,11 @@ class _Packer:
         values = np.concatenate([np.zeros(0, np.float32), *repeated])
         ordered = self._in_order(values, by_turns)
         return self._writer.vector(np.pad(ordered, (0, size - len(ordered))))
+
+    def filters(self, convolution: Convolution) -> int:
+        weights = self._tensors.vector(f"{convolution.name}.weight").reshape(convolution.channels, -1)
+        channels = convolution.channels
+        return self._writer.vector(np.pad(weights.T, ((0, 0), (0, padded(channels, ALIGNED) - channels))).reshape(-1))
 
     def rotation(self, rope: RopeSettings, shape: ModelShape) -> RotationSpec:
         found = rope_frequencies(rope, head_dim=shape.head_dim, max_seq_len=shape.max_seq_len)

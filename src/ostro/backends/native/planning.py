@@ -6,7 +6,7 @@ from functools import partial
 from typing import NamedTuple
 
 from ostro.backends.backend import OpenedModel
-from ostro.backends.memory import host_room, page_bytes
+from ostro.backends.memory import Room, host_room, page_bytes
 from ostro.backends.native.lowering import lowered
 from ostro.backends.native.sinks import Sizes, kind_of
 from ostro.backends.native.support import NotNative, check_native
@@ -26,7 +26,7 @@ from ostro.kernels.cpu.library import (
 )
 from ostro.kernels.cpu.packed_layout import PackedLayout
 from ostro.kernels.cpu.program_spec import ProgramSpec
-from ostro.models.architecture import Architecture, Experts
+from ostro.models.architecture import Architecture
 from ostro.models.encoder import Encoder
 from ostro.models.expert_layers import ExpertLayers
 from ostro.system.topology import threads_here
@@ -88,8 +88,9 @@ def decoder_parts(opened: OpenedModel, architecture: Architecture, memory: Memor
     rotated = sum(rope.rotary_dim(shape.head_dim) for rope in architecture.ropes)
     kept = layout.nbytes + (len(layout.matrices) + shape.num_layers) * _ENTRY_BYTES
     kept += 4 * adapter_values(config, stored.tensors)
+    state = program.spec.state_bytes
     try:
-        pages = host_room(
+        room = host_room(
             shape,
             page_size=PAGE,
             itemsize=cells.bytes,
@@ -100,14 +101,14 @@ def decoder_parts(opened: OpenedModel, architecture: Architecture, memory: Memor
             free=max(0, memory.free - _PROCESS - kept) if config.kv_memory is None else sys.maxsize,
             slot_bytes=cells.slot_bytes,
             max_tokens=config.max_running_tokens,
-        ).pages
+            state_bytes=state,
+        )
     except ModelError:
-        pages = 0
+        room = Room(0, 0)
+    pages = room.pages
     page = page_bytes(shape, PAGE, cells.bytes, cells.slot_bytes)
     # A cosine and a sine per rotated pair of dimensions, for each position that the pages can hold.
-    other = (
-        _PROCESS + _step_bytes(config, architecture, program.panel) + 4 * rotated * min(shape.max_seq_len, pages * PAGE)
-    )
+    other = _PROCESS + _step_bytes(config, program) + 4 * rotated * min(shape.max_seq_len, pages * PAGE)
     return Parts(
         backend=f"native ({program.isa})",
         precision=in_words(program.spec.precision.split(", "), cells.name.lower()),
@@ -117,9 +118,11 @@ def decoder_parts(opened: OpenedModel, architecture: Architecture, memory: Memor
         idle_parameters=architecture.idle_weights,
         page=page,
         pages=pages,
+        state=state,
+        states=room.states,
         other=other,
         # Packing maps all files and builds one matrix at a time.
-        peak=max(_PROCESS + stored.file_bytes + largest, kept + pages * page + other),
+        peak=max(_PROCESS + stored.file_bytes + largest, kept + pages * page + room.states * state + other),
         stored_as=_stored_as(stored),
     )
 
@@ -170,21 +173,17 @@ def _kind(formats: Mapping[str, str], name: str) -> int:
     return kind
 
 
-def _step_bytes(config: ResolvedConfig, architecture: Architecture, panel: int) -> int:
-    """A step's buffers: rows of every width in a layer, logits, and the matmuls' inputs."""
-    shape, layers = architecture.shape, architecture.layers
-    attended = shape.num_heads * shape.head_dim
-    qkv = attended + 2 * shape.num_kv_heads * shape.head_dim
-    mixtures = [layer.mlp for layer in layers if isinstance(layer.mlp, Experts)]
-    dense = [layer.mlp.shared if isinstance(layer.mlp, Experts) else layer.mlp for layer in layers]
-    inner = max((mlp.down.columns for mlp in dense if mlp is not None), default=0)
-    slot = max((each.chosen * (each.down.columns + shape.hidden_size) for each in mixtures), default=0)
-    slot_read = max((each.chosen * max(each.up.columns, each.down.columns) for each in mixtures), default=0)
-    longest = max(inner, attended, shape.hidden_size, *(each.down.columns for each in mixtures), 0)
-    # With adapters, gates and ups are also stored before activation.
-    row = 4 * (2 * shape.hidden_size + qkv + attended + inner * (3 if config.adapters else 1) + slot)
-    read = 4 * longest + max(longest, slot_read) // GROUP * _GROUP_BYTES
-    asked = 4 * (shape.hidden_size + shape.vocab_size)
-    own = (4 * _OWN_ROWS + _OWN_PANELS * panel) * longest
+def _step_bytes(config: ResolvedConfig, program: Program) -> int:
+    """A step's buffers, and the matmuls' inputs."""
+    spec, matmuls = program.spec, [step for step in program.spec.steps if step.matrix is not None]
+    longest = max(step.cols for step in matmuls)
+    slots = max(step.cols * max(1, step.chosen) for step in matmuls)
+    row = 4 * sum(buffer.cols * buffer.per_token for buffer in spec.buffers if not buffer.asked)
+    if config.adapters:
+        # Gates and ups are also stored before activation.
+        row += 2 * 4 * max(buffer.cols for buffer in spec.buffers if not buffer.asked)
+    read = 4 * longest + slots // GROUP * _GROUP_BYTES
+    asked = 4 * sum(buffer.cols for buffer in spec.buffers if buffer.asked)
+    own = (4 * _OWN_ROWS + _OWN_PANELS * program.panel) * longest
     rows = max(config.max_batch_tokens, config.max_batch_seqs)
     return rows * (row + read) + config.max_batch_seqs * asked + threads_here(config.threads).number * own

@@ -101,6 +101,7 @@ class NativeRunner:
         *,
         isa: str,
         num_pages: int,
+        num_states: int = 0,
         max_batch_tokens: int = 512,
         max_batch_seqs: int = 64,
         cells: Cells = Cells.FLOAT32,
@@ -111,13 +112,15 @@ class NativeRunner:
         self.pooling = pooling
         self._adapters = adapters
         self.isa = isa
-        max_sampled = max(max_batch_seqs, MOST_DRAFTS + 1)
+        # The rows of one step whose logits can be asked for.
+        most_asked = max(max_batch_seqs, MOST_DRAFTS + 1)
         self.program = Program(
             packed,
             isa=isa,
             num_pages=num_pages,
+            num_states=num_states,
             max_tokens=max_batch_tokens,
-            max_asked=max_sampled,
+            max_asked=most_asked,
             cells=cells,
             threads=threads,
             adapted=adapters.adapted(ProgramSpec.from_json(packed.program), packed.panel) if adapters else None,
@@ -134,9 +137,13 @@ class NativeRunner:
             context_price=_context_price(spec, packed),
             generates=spec.logits is not None,
             constrains=True,
-            max_sampled=max_sampled,
+            # Rejected drafts cannot be taken out of a state.
+            max_sampled=0 if spec.state_floats else most_asked,
+            num_states=num_states,
+            state_bytes=spec.state_bytes,
             is_invariant=True,
-            pages_bytes=page_bytes(NativeShape(spec), PAGE, cells.bytes, cells.slot_bytes) * num_pages,
+            pages_bytes=page_bytes(NativeShape(spec), PAGE, cells.bytes, cells.slot_bytes) * num_pages
+            + num_states * spec.state_bytes,
             backend=f"native ({isa})",
             precision=in_words(spec.precision.split(", "), cells.name.lower()),
         )
@@ -153,9 +160,9 @@ class NativeRunner:
         adapters: NativeAdapters | None = None,
     ) -> Self:
         """A runner with as many pages as memory holds."""
-        cells = CELLS[config.kv_dtype]
-        pages = host_room(
-            NativeShape(ProgramSpec.from_json(packed.program)),
+        cells, spec = CELLS[config.kv_dtype], ProgramSpec.from_json(packed.program)
+        room = host_room(
+            NativeShape(spec),
             page_size=PAGE,
             itemsize=cells.bytes,
             kv_memory=config.kv_memory,
@@ -165,11 +172,13 @@ class NativeRunner:
             free=max(0, free_memory() - (0 if packed.is_copied else packed.nbytes)),
             slot_bytes=cells.slot_bytes,
             max_tokens=config.max_running_tokens,
-        ).pages
+            state_bytes=spec.state_bytes,
+        )
         return cls(
             packed,
             isa=isa,
-            num_pages=pages,
+            num_pages=room.pages,
+            num_states=room.states,
             max_batch_tokens=config.max_batch_tokens,
             max_batch_seqs=config.max_batch_seqs,
             cells=cells,
@@ -212,6 +221,8 @@ class NativeRunner:
     def run(self, batch: Batch) -> StepOutput:
         for source, target in batch.page_copies:
             self.program.copy_page(source, target)
+        for source, target in batch.state_copies:
+            self.program.copy_state(source, target)
         tokens = np.array([token for chunk in batch.chunks for token in chunk.token_ids], np.int32)
         pieces = self._pieces(batch.chunks)
         asking = [(chunk, piece, chunk.samplers) for chunk, piece in zip(batch.chunks, pieces, strict=True)]
@@ -244,7 +255,8 @@ class NativeRunner:
     def _pieces(chunks: Seq[Chunk]) -> list[Piece]:
         pieces, row = [], 0
         for chunk in chunks:
-            pieces.append(Piece(row, chunk.start, chunk.num_rows, np.array(chunk.seq.pages, np.int32)))
+            pages = np.array(chunk.seq.pages, np.int32)
+            pieces.append(Piece(row, chunk.start, chunk.num_rows, pages, chunk.state, chunk.captures))
             row += chunk.num_rows
         return pieces
 

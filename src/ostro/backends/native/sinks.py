@@ -9,13 +9,15 @@ from ostro.backends.native.support import NotNative
 from ostro.formats.gguf_header import GGML_TYPES
 from ostro.kernels.cpu.packed_layout import PackedLayout
 from ostro.kernels.cpu.program_spec import RotationSpec
-from ostro.models.architecture import ExpertMatrices, ModelShape
+from ostro.models.architecture import Convolution, ExpertMatrices, ModelShape
 from ostro.models.rope_settings import RopeSettings
 
 _FLOATS = ("F32", "F16", "BF16")
 KINDS = {each.name: kind for kind, each in GGML_TYPES.items() if each.block_size > 1 or each.name in _FLOATS}
 """GGUF's number of each format that is packed as stored, if there are kernels for it."""
 FLOAT32 = KINDS["F32"]
+ALIGNED = 16
+"""Channels of states are padded to a multiple of this: a line of the cache, and whole panels of any width."""
 # By safetensors' names.
 _WIDENED = ("F64", "F8_E4M3", "F8_E5M2")
 
@@ -45,6 +47,9 @@ class Sink(Protocol):
 
     def vector(self, pieces: Sequence[tuple[str, int]], size: int, *, by_turns: bool = False) -> int:
         """Concatenates vectors, each repeated as given, and pads with zeros to `size`."""
+
+    def filters(self, convolution: Convolution) -> int:
+        """A convolution's weights, tap by tap, each padded to a multiple of ALIGNED."""
 
     def rotation(self, rope: RopeSettings, shape: ModelShape) -> RotationSpec: ...
 
@@ -78,6 +83,9 @@ class Sizes:
 
     def vector(self, pieces: Sequence[tuple[str, int]], size: int, *, by_turns: bool = False) -> int:
         return self.layout.vector(size)
+
+    def filters(self, convolution: Convolution) -> int:
+        return self.layout.vector(convolution.taps * padded(convolution.channels, ALIGNED))
 
     def rotation(self, rope: RopeSettings, shape: ModelShape) -> RotationSpec:
         return RotationSpec(frequencies=self.layout.vector(rope.rotary_dim(shape.head_dim) // 2))

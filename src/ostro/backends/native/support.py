@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
-from ostro.kernels.cpu.library import HEAD_MULTIPLE, MOST_HEAD, After
-from ostro.models.architecture import MLP, Activation, Architecture, Experts, ModelShape
+from ostro.kernels.cpu.library import HEAD_MULTIPLE, MOST_HEAD, MOST_TAPS, After
+from ostro.models.architecture import MLP, Activation, Architecture, Experts, Layer, ModelShape, Recurrent
 from ostro.models.description import Description, plain_decoder
 from ostro.models.encoder import Encoder
 from ostro.models.expert_layers import ExpertLayers
@@ -26,7 +26,7 @@ class WrongPanel(NotNative):
 
 def native_architecture(described: Description, panel: int) -> Architecture | Encoder:
     """The description of a model that the native core can run. Raises NotNative for parts without kernels."""
-    found = described if isinstance(described, Encoder) else plain_decoder(described)
+    found = described if isinstance(described, Encoder) else plain_decoder(described, hybrid=True)
     if isinstance(found, str):
         raise NotNative(found)
     _check_layers(found, panel)
@@ -51,8 +51,15 @@ def _check_layers(described: Architecture | Encoder, panel: int) -> None:
         raise NotNative(f"its heads are {shape.head_dim} wide, not a multiple of {HEAD_MULTIPLE} up to {MOST_HEAD}")
     _check_hidden_size(shape, panel)
     for layer in described.layers:
+        if isinstance(layer, Layer) and layer.recurrent is not None:
+            _check_mixer(layer.recurrent)
         for mlp in _mlps(layer.mlp):
             _check_activation(mlp)
+
+
+def _check_mixer(mixer: Recurrent) -> None:
+    if mixer.conv.taps > MOST_TAPS:
+        raise NotNative(f"its convolutions have {mixer.conv.taps} taps, and kernels at most {MOST_TAPS}")
 
 
 def _check_hidden_size(shape: ModelShape, panel: int) -> None:

@@ -22,7 +22,7 @@ from pathlib import Path
 from ostro.errors import Unsupported
 
 # Must match native/src/api.cpp.
-_VERSION = 14
+_VERSION = 15
 _SUFFIX = {"darwin": "dylib", "win32": "dll"}.get(sys.platform, "so")
 
 PAGE = 16
@@ -31,6 +31,9 @@ GROUP = 32
 """Columns that share a scale."""
 HEAD_MULTIPLE, MOST_HEAD = 16, 256
 """A head's width must be a multiple of the first, and at most the second."""
+STATE_LANES = 32
+"""The matrices of recurrent states have columns in tiles of this many."""
+MOST_TAPS = 8
 BITS = {"none": 0, "int8": 8, "int4": 4}
 """Bits per weight for each value of `quantize`; 0 keeps the stored precision."""
 
@@ -56,6 +59,10 @@ class Op(IntEnum):
     ATTEND_TEXT = 17
     TYPE = 18
     CHOOSE = 19
+    MULTIPLY = 20
+    CONVOLVE = 21
+    DELTA = 22
+    SSM = 23
 
 
 class After(IntEnum):
@@ -66,6 +73,7 @@ class After(IntEnum):
     EXACT_GELU = 4
     RELU = 5
     CLAMPED_SILU = 6
+    SIGMOID = 7
 
 
 class Cells(IntEnum):
@@ -107,6 +115,19 @@ class CTerm(Structure):
     _fields_ = (("rank", c_int32), ("reserved", c_int32), ("a", c_void_p), ("b", c_void_p))
 
 
+class CRecurrence(Structure):
+    _fields_ = (
+        ("state_at", c_int32),
+        ("taps", c_int32),
+        ("heads", c_int32),
+        ("groups", c_int32),
+        ("tiled", c_int32),
+        ("rows", c_int32),
+        ("cols", c_int32),
+        ("reserved", c_int32),
+    )
+
+
 class CStep(Structure):
     _fields_ = (
         ("op", c_int32),
@@ -133,6 +154,12 @@ class CStep(Structure):
         ("experts", c_int32),
         ("chosen", c_int32),
         ("normalized", c_int32),
+        ("recurrence", c_void_p),
+        ("weights", c_void_p),
+        ("weights_size", c_int32),
+        ("beside", c_int32),
+        ("beside_at", c_int32),
+        ("reserved", c_int32),
     )
 
 
@@ -146,6 +173,8 @@ class CShape(Structure):
         ("cells", c_int32),
         ("max_rows", c_int32),
         ("threads", c_int32),
+        ("num_states", c_int32),
+        ("state_floats", c_int32),
     )
 
 
@@ -157,6 +186,10 @@ class CRotation(Structure):
     _fields_ = (("cosines", c_void_p), ("sines", c_void_p), ("rotated", c_int32), ("positions", c_int32))
 
 
+class CCapture(Structure):
+    _fields_ = (("after", c_int32), ("slot", c_int32))
+
+
 class CPiece(Structure):
     _fields_ = (
         ("row", c_int32),
@@ -164,6 +197,9 @@ class CPiece(Structure):
         ("length", c_int32),
         ("num_pages", c_int32),
         ("pages", c_void_p),
+        ("state", c_int32),
+        ("num_captures", c_int32),
+        ("captures", c_void_p),
     )
 
 
@@ -287,6 +323,7 @@ def _declared(lib: CDLL) -> CDLL:
         "ostro_free": (None, [c_void_p]),
         "ostro_buffer": (c_void_p, [c_void_p, c_int]),
         "ostro_copy_page": (c_int, [c_void_p, c_int, c_int]),
+        "ostro_copy_state": (c_int, [c_void_p, c_int, c_int]),
         "ostro_run": (c_char_p, [c_void_p, POINTER(CBatch), c_int, c_int]),
         "ostro_prepare_rowwise": (c_char_p, [c_void_p, c_int, c_int, c_int, POINTER(CRowwiseRun)]),
         "ostro_run_rowwise": (None, [c_void_p]),

@@ -6,7 +6,7 @@ program.run(tokens, pieces, asked, draws)     one native call, which releases th
 
 from collections.abc import Callable, Mapping, Sequence
 from ctypes import Array, addressof, byref, c_double, c_float, c_uint8, c_void_p, cast, create_string_buffer
-from dataclasses import fields
+from dataclasses import asdict, fields
 from typing import NamedTuple
 
 import numpy as np
@@ -17,9 +17,11 @@ from ostro.kernels.cpu.library import (
     PAGE,
     CBatch,
     CBuffer,
+    CCapture,
     CDraw,
     Cells,
     CPiece,
+    CRecurrence,
     CRotation,
     CRowwiseRun,
     CShape,
@@ -29,11 +31,20 @@ from ostro.kernels.cpu.library import (
     library,
 )
 from ostro.kernels.cpu.packed_file import Floats, PackedFile
-from ostro.kernels.cpu.program_spec import BufferSpec, ProgramSpec, RotationSpec, StepSpec, bad_program
+from ostro.kernels.cpu.program_spec import (
+    BufferSpec,
+    ProgramSpec,
+    RecurrenceSpec,
+    RotationSpec,
+    StepSpec,
+    bad_program,
+)
 from ostro.system.topology import threads_here
 
 # Room for a refusal, which is a single line.
 _MOST_REASON = 512
+# A step's fields that name something, to which the native step points.
+_POINTERS = frozenset({"norm", "bias", "matrix", "weights", "recurrence"})
 
 
 Allocate = Callable[[tuple[int, int]], Floats]
@@ -41,12 +52,16 @@ Allocate = Callable[[tuple[int, int]], Floats]
 
 
 class Piece(NamedTuple):
-    """One sequence's tokens: its first row, the position of its first token, the number of tokens, its pages."""
+    """One sequence's tokens: its first row, the position of its first token, the number of tokens, its pages; the slot
+    of its recurrent state, and after how many tokens that is copied to which others.
+    """
 
     row: int
     start: int
     length: int
     pages: npt.NDArray[np.int32]
+    state: int = 0
+    captures: Sequence[tuple[int, int]] = ()
 
 
 class Term(NamedTuple):
@@ -92,6 +107,7 @@ class Program:
         num_pages: int,
         max_tokens: int,
         max_asked: int,
+        num_states: int = 0,
         cells: Cells = Cells.FLOAT32,
         threads: int = 1,
         adapted: Adapted | None = None,
@@ -123,6 +139,8 @@ class Program:
             cells=cells,
             max_rows=max_tokens,
             threads=threads,
+            num_states=num_states,
+            state_floats=spec.state_floats,
         )
         rows = [(max_asked if each.asked else max_tokens * each.per_token, each.cols) for each in spec.buffers]
         buffers = (CBuffer * len(rows))(*(CBuffer(*each) for each in rows))
@@ -134,6 +152,7 @@ class Program:
         rotations = (CRotation * len(self._tables))(
             *(CRotation(cos.ctypes.data, sin.ctypes.data, 2 * cos.shape[1], len(cos)) for cos, sin in self._tables)
         )
+        self._recurrences: list[CRecurrence] = []
         steps = (CStep * len(spec.steps))(*map(self._step, spec.steps))
         self._terms = {at: _native_terms(terms) for at, terms in adapted.terms.items()} if adapted else {}
         self._adapted = adapted
@@ -182,8 +201,13 @@ class Program:
 
         `adapters` has each row's adapter number; -1 is none. `types` has each row's token type; None is for zeros.
         """
+        # Only needed while it runs.
+        captures = [(CCapture * len(p.captures))(*(CCapture(*own) for own in p.captures)) for p in pieces]
         native = (CPiece * len(pieces))(
-            *(CPiece(p.row, p.start, p.length, len(p.pages), p.pages.ctypes.data) for p in pieces)
+            *(
+                CPiece(p.row, p.start, p.length, len(p.pages), p.pages.ctypes.data, p.state, len(own), addressof(own))
+                for p, own in zip(pieces, captures, strict=True)
+            )
         )
         batch = CBatch(
             num_rows=len(tokens),
@@ -221,6 +245,10 @@ class Program:
         if not self._lib.ostro_copy_page(self._plan, source, target):
             raise AssertionError(f"There are no pages {source} and {target}.")
 
+    def copy_state(self, source: int, target: int) -> None:
+        if not self._lib.ostro_copy_state(self._plan, source, target):
+            raise AssertionError(f"There are no states {source} and {target}.")
+
     @property
     def page_bytes(self) -> int:
         if not hasattr(self._lib, "ostro_page"):
@@ -240,7 +268,7 @@ class Program:
         return {op.name.lower(): seconds[op] for op in Op}
 
     def _step(self, spec: StepSpec) -> CStep:
-        values = {name: getattr(spec, name) for name in StepSpec.__slots__ if name not in ("norm", "bias", "matrix")}
+        values = {name: getattr(spec, name) for name in StepSpec.__slots__ if name not in _POINTERS}
         step = CStep(**values)
         if spec.norm is not None:
             norm = self._vector(spec.norm)
@@ -248,6 +276,13 @@ class Program:
         if spec.bias is not None:
             bias = self._vector(spec.bias)
             step.bias, step.bias_size = bias.ctypes.data, len(bias)
+        if spec.weights is not None:
+            weights = self._vector(spec.weights)
+            step.weights, step.weights_size = weights.ctypes.data, len(weights)
+        if spec.recurrence is not None:
+            own = CRecurrence(**asdict(spec.recurrence))
+            self._recurrences.append(own)
+            step.recurrence = addressof(own)
         if spec.matrix is not None:
             if not 0 <= spec.matrix < len(self._matrices):
                 raise bad_program(f"a step reads matrix {spec.matrix}, and there are {len(self._matrices)}")
@@ -268,8 +303,9 @@ def _native_terms(terms: Sequence[Term | None]) -> "Array[CTerm]":
 
 def _check(spec: ProgramSpec) -> None:
     """Checks what the native core cannot see, and that no number is truncated to 32 bits. The core checks the rest."""
-    parts: list[ProgramSpec | BufferSpec | RotationSpec | StepSpec]
+    parts: list[ProgramSpec | BufferSpec | RotationSpec | StepSpec | RecurrenceSpec]
     parts = [spec, *spec.buffers, *spec.rotations, *spec.steps]
+    parts += [step.recurrence for step in spec.steps if step.recurrence is not None]
     for part in parts:
         for each in fields(part):
             value = getattr(part, each.name)

@@ -12,6 +12,19 @@ _Size = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RecurrenceSpec:
+    """A mixer's sizes, and where its part of a sequence's state is: see native/src/plan.h."""
+
+    state_at: int
+    taps: int = 0
+    heads: int = 0
+    groups: int = 0
+    tiled: bool = False
+    rows: int = 0
+    cols: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepSpec:
     """One operation. Refers to buffers, vectors and matrices by number; fields that it does not use keep defaults."""
 
@@ -35,6 +48,11 @@ class StepSpec:
     norm: int | None = None
     bias: int | None = None
     matrix: int | None = None
+    weights: int | None = None
+    """The vector of a mixer's own numbers."""
+    beside: int = 0
+    beside_at: int = 0
+    recurrence: RecurrenceSpec | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,8 +99,14 @@ class ProgramSpec:
     logits_step: int
     tensors: list[list[str]] = field(default_factory=list)
     """The checkpoint tensors in each matrix, in order."""
+    state_floats: int = 0
+    """Numbers in a sequence's recurrent state."""
     precision: str = ""
     """The weights' formats, in words."""
+
+    @property
+    def state_bytes(self) -> int:
+        return 4 * self.state_floats
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
