@@ -225,6 +225,18 @@ def adapted_logits(model: Model, directory: Path, ids: list[int]) -> torch.Tenso
     return dense_logits(model, ids)
 
 
+@pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0"])
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.family.recurrent])
+def test_arrays_hold_the_numbers_of_tensors(tmp_path: Path, name: str, kind: str) -> None:
+    case, quantize = CASES[name], None if kind == "F32" else gguf.GGMLQuantizationType[kind]
+    checkpoint = open_one(save(tmp_path / "tiny.gguf", case, build(case.config), quantize))
+    arrays, tensors = dict(checkpoint.arrays()), dict(checkpoint.tensors())
+    assert arrays.keys() == tensors.keys()
+    for key, tensor in tensors.items():
+        assert arrays[key].shape == tuple(tensor.shape)
+        np.testing.assert_array_equal(arrays[key].floats(), tensor.float().numpy())
+
+
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_1"])
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.family.recurrent])
 def test_projections_of_recurrent_models_may_be_quantised(tmp_path: Path, name: str, kind: str) -> None:
@@ -482,6 +494,11 @@ def test_an_unknown_architecture_is_refused_with_the_known_ones(tmp_path: Path) 
 def test_an_unknown_tensor_is_named(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModel, match=r"'blk\.0\.odd\.weight', which Ostro does not know for llama"):
         open_checkpoint(small(tmp_path / "m.gguf", extra="blk.0.odd.weight"))
+
+
+def test_a_block_number_of_thousands_of_digits_is_an_unknown_tensor(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModel, match="which Ostro does not know for llama"):
+        open_checkpoint(small(tmp_path / "m.gguf", extra=f"blk.{'9' * 5000}.attn_q.weight"))
 
 
 def test_a_mixture_of_experts_in_a_family_without_them_is_refused(tmp_path: Path) -> None:

@@ -251,7 +251,7 @@ def _end_ids(facts: _Facts) -> list[int]:
     return list(dict.fromkeys(each for each in ids if each is not None))
 
 
-_BLOCK_NAME = re.compile(r"blk\.(\d+)\.((?:\w+\.)*?\w+?)(\.weight|\.bias)?")
+_BLOCK_NAME = re.compile(r"blk\.(\d{1,9})\.([\w.]+?)(\.weight|\.bias)?")
 _ROOT_NAME = re.compile(r"(\w+)\.(weight|bias)")
 # These belong in the config (see _rope) or can be computed.
 _NOT_WEIGHTS = re.compile(r"(rope_freqs|rope_factors_long|rope_factors_short|blk\.\d+\.attn_rot_embd)\.weight")
