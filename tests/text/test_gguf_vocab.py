@@ -25,7 +25,7 @@ from text_vocabs import (
     sentencepiece_pieces,
     write_gguf,
 )
-from tokenizers import Regex
+from tokenizers import Regex, pre_tokenizers
 
 from ostro.errors import BadCheckpoint, OstroError, UnsupportedModel
 from ostro.text.gguf_vocab import gguf_vocab
@@ -178,6 +178,24 @@ def test_special_id_beyond_the_vocabulary_is_refused() -> None:
 def test_every_word_rule_is_a_valid_pattern() -> None:
     for rule in PRE_TOKENIZERS.values():
         assert all(Regex(pattern) for pattern in rule.patterns)
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        # LFM2, and Granite 4: numbers of up to three digits.
+        (("lfm2", "dbrx"), ["We", "'LL", " see", " ", "123", "4", ";\n\n", "नमस", "्त", "े", "  ", " x"]),
+        # Qwen3-Next: single digits.
+        (("qwen2",), ["We", "'LL", " see", " ", *"1234", ";\n\n", "नमस", "्त", "े", "  ", " x"]),
+        # Qwen 3.5: marks belong to words, too.
+        (("qwen35",), ["We", "'LL", " see", " ", *"1234", ";\n\n", "नमस्ते", "  ", " x"]),
+    ],
+)
+def test_word_rules_of_recurrent_models_split_as_their_own_tokenizers(names: tuple[str, ...], words: list[str]) -> None:
+    for name in names:
+        (pattern,) = PRE_TOKENIZERS[name].patterns
+        split = pre_tokenizers.Split(Regex(pattern), behavior="isolated")
+        assert [word for word, _ in split.pre_tokenize_str("".join(words))] == words
 
 
 VOCABULARIES = sorted(Path(os.environ["OSTRO_VOCAB_DIR"]).glob("*.gguf")) if "OSTRO_VOCAB_DIR" in os.environ else []
