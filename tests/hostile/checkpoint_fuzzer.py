@@ -4,8 +4,12 @@ dies.
     make fuzz-checkpoints                                       # 50,000 of them
     make fuzz-checkpoints ARGS="--count 2000 --seed 7"
     make fuzz-checkpoints ARGS="--seed 7 --only 1234"           # one again, with its traceback
+    make fuzz-checkpoints ARGS="--only-subjects 'qwen3_5*,gguf-qwen3_5*'"
 
-A case is its seed and its number: what is changed, and how, follows from these. Cases run in forked children, so that a
+A case is its seed and its number: what is changed, and how, follows from these. A subject is a checkpoint that is
+changed: a family or variant (`lfm2`, `lfm2-biases`), a GGUF file (`gguf-Q8_0`, `gguf-lfm2-F32`), a quantized one
+(`quantized-awq`), a pickle or an adapter. `--only-subjects` takes patterns of their names, as a shell has them, and
+numbers the cases of those subjects alone. Cases run in forked children, so that a
 signal, a hang or an abort is noticed and pinned to its case; the next child goes on after it.
 
     refused     by an error of `ostro.errors`
@@ -32,6 +36,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 from random import Random
 from unittest.mock import patch
@@ -84,13 +90,16 @@ class Report:
         return sum(self.outcomes.values()) + len(self.findings)
 
 
-def fuzz(count: int, seed: int, *, first: int = 0, kind: "type[Bench] | None" = None) -> Report:
+def fuzz(
+    count: int, seed: int, *, first: int = 0, kind: "type[Bench] | None" = None, only_subjects: str = ""
+) -> Report:
     """Runs the cases from `first` on, in children; says what became of them."""
     report, started = Report(), time.monotonic()
     # No threads before a fork, and none to wait for after it.
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(dir=_fast_directory()) as scratch:
         bench = (kind or Bench)(Path(scratch), seed)
+        bench.keep(only_subjects)
         at, end = first, first + count
         while at < end:
             at = _run_child(bench, at, min(end, at + CASES_A_CHILD), report)
@@ -164,14 +173,27 @@ class Bench:
 
     seconds = 0.0
     """CPU time of the latest case."""
+    only = ""
+    """The option that chose its subjects, for labels."""
 
     def __init__(self, root: Path, seed: int) -> None:
         self.root, self.seed = root, seed
         self.subjects = subjects()
         self.references = {each.name: self._reference(each) for each in self.subjects}
 
+    def keep(self, patterns: str) -> None:
+        """Leaves only subjects whose names match one of the patterns, which commas separate; all if there is none."""
+        if not patterns:
+            return
+        self.only = f"--only-subjects '{patterns}' "
+        self.subjects = [
+            each for each in self.subjects if any(map(partial(fnmatchcase, each.name), patterns.split(",")))
+        ]
+        if not self.subjects:
+            raise SystemExit(f"No subject's name matches {patterns}.")
+
     def label(self, number: int) -> str:
-        return f"--seed {self.seed} --only {number} ({self._subject(number)[0].name})"
+        return f"{self.only}--seed {self.seed} --only {number} ({self._subject(number)[0].name})"
 
     def outcome(self, number: int) -> tuple[str, str]:
         subject, random = self._subject(number)
@@ -336,13 +358,16 @@ def run_command(description: str | None, kind: type[Bench], count: int = 50_000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--first", type=int, default=0, help="number of the first case")
     parser.add_argument("--only", type=int, help="run this case alone, in this process")
+    parser.add_argument("--only-subjects", default="", metavar="PATTERN,…", help="change these checkpoints alone")
     options = parser.parse_args()
     if options.only is not None:
         with tempfile.TemporaryDirectory(dir=_fast_directory()) as scratch:
-            outcome, detail = kind(Path(scratch), options.seed).outcome(options.only)
+            bench = kind(Path(scratch), options.seed)
+            bench.keep(options.only_subjects)
+            outcome, detail = bench.outcome(options.only)
         print(outcome, detail)
         return 1 if outcome == "finding" else 0
-    report = fuzz(options.count, options.seed, first=options.first, kind=kind)
+    report = fuzz(options.count, options.seed, first=options.first, kind=kind, only_subjects=options.only_subjects)
     for finding in report.findings:
         print(finding)
     told = ", ".join(f"{count} {outcome}" for outcome, count in sorted(report.outcomes.items()))

@@ -7,7 +7,7 @@ import tempfile
 import zipfile
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -15,6 +15,9 @@ from typing import Any
 import gguf
 import numpy as np
 from every_family import CASES, configs_of
+from gguf_cases import CASES as GGUF_CASES
+from gguf_cases import build as build_gguf
+from gguf_cases import save as save_gguf
 from model_directory import pickle_weights
 from native_directory import write as write_directory
 from native_models import ModelCheckpoint, savable_model
@@ -59,6 +62,7 @@ NUMBERS: Sequence[object] = (
 OTHERS: Sequence[object] = (
     *(True, False, None, "", "8", "0x10", "silu", "relu", "default", "yarn", "longrope", "full_attention", "é" * 300),
     *([], [1], [0, 0], [1.0] * 8, [float("nan")] * 8, ["full_attention"] * 2, ["sliding_attention"] * 2, [[[[]]]]),
+    *(["linear_attention", "full_attention"], ["mamba"] * 2, ["conv"] * 2, ["recurrent"] * 2, "M*", "M-*E", [0, 1e30]),
     *({}, {"a": 1}, {"rope_type": "yarn"}, {"rope_type": "llama3", "factor": 8}, {"type": "longrope"}),
 )
 # Fields that a config may have without being in any of those above.
@@ -70,6 +74,17 @@ FIELDS = (
     *("final_logit_softcapping", "initializer_range", "H_cycles", "L_cycles", "num_layers_per_stack", "text_config"),
     *("num_experts", "num_local_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob", "clip_qkv"),
     *("decoder_sparse_step", "mlp_only_layers", "shared_expert_intermediate_size", "experts_stored_apart"),
+    *("linear_inputs_stored_apart", "linear_value_heads_tiled", "full_attn_idxs", "block_auto_adjust_ff_dim"),
+    *(
+        "conv_bias",
+        "use_conv_bias",
+        "mamba_proj_bias",
+        "mamba_d_ssm",
+        "mamba_expand",
+        "time_step_limit",
+        "num_dense_layers",
+    ),
+    *("ssm_multipliers", "hybrid_override_pattern", "layers_block_type", "full_attention_interval", "expand"),
     *("quantization_config", "use_bidirectional_attention", "add_cross_attention", "torch_dtype", "layer_norm_epsilon"),
 )
 ROPE_FIELDS = (
@@ -96,6 +111,8 @@ def subjects() -> list[Subject]:
         root = Path(scratch)
         found = [_directory(root / name, name, config) for name, config in CONFIGS.items()]
         found += [_gguf(root, name, kind) for name, kind in _GGUF_TYPES.items()]
+        recurrent = [name for name, case in GGUF_CASES.items() if case.family.recurrent]
+        found += [subject for name in recurrent for subject in _converted(root, name)]
         found += [_quantized(root / name, name) for name in _QUANTIZED]
         found.append(_stacked(root / "mxfp4"))
         found.append(_pickled(root / "pickle"))
@@ -137,6 +154,18 @@ def _gguf(root: Path, name: str, kind: gguf.GGMLQuantizationType) -> Subject:
     _write_gguf(path, savable_model(CONFIGS["llama"]), kind)
     quantized = kind not in (gguf.GGMLQuantizationType.F32, gguf.GGMLQuantizationType.F16)
     return Subject(f"gguf-{name}", {"model.gguf": path.read_bytes()}, "model.gguf", quantized=quantized)
+
+
+def _converted(root: Path, name: str) -> list[Subject]:
+    """A family's own GGUF files, of a vocabulary as large as that of the other subjects."""
+    case = GGUF_CASES[name]
+    case = replace(case, config={**case.config, "vocab_size": VOCAB})
+    model = build_gguf(case.config)
+    found = []
+    for kind, quantize in (("F32", None), ("Q8_0", gguf.GGMLQuantizationType.Q8_0)):
+        files = {"model.gguf": save_gguf(root / f"{name}-{kind}.gguf", case, model, quantize).read_bytes()}
+        found.append(Subject(f"gguf-{name}-{kind}", files, "model.gguf", quantized=quantize is not None))
+    return found
 
 
 def read_files(directory: Path, prefix: str) -> dict[str, bytes]:
@@ -386,7 +415,7 @@ def _change_gguf(data: bytes, random: Random) -> bytes:
         return _poison(data, min(end, len(data) - 8), random)
     number = random.choice([each for each in NUMBERS if isinstance(each, int) and 0 <= each < 2**64])
     assert isinstance(number, int)
-    if random.random() < 0.5 and (keys := _places(data, b"llama.", end)):
+    if random.random() < 0.5 and (keys := _places(data, _architecture(data) + b".", end)):
         # A key of the architecture's, its type, and then the value.
         at = random.choice(keys)
         (length,) = struct.unpack_from("<Q", data, at - 8)
@@ -405,6 +434,14 @@ def _change_gguf(data: bytes, random: Random) -> bytes:
     else:
         struct.pack_into("<Q", changed, at, number)
     return bytes(changed)
+
+
+def _architecture(data: bytes) -> bytes:
+    """What the architecture's keys begin with: the value of the first key, if it is still as it was written."""
+    name = b"general.architecture"
+    at = data.find(name) + len(name) + 12
+    length = int.from_bytes(data[at - 8 : at], "little")
+    return data[at : at + length] if 0 < length < 64 else b"llama"
 
 
 def _places(data: bytes, what: bytes, end: int) -> list[int]:
