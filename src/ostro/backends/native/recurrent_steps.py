@@ -3,8 +3,8 @@
     inputs(x) ── CONVOLVE ── DELTA or SSM ── MULTIPLY by the gates, with the norm ── output
               └────────── gates ───────────────┘
 
-The products of `inputs` lie in the buffer of queries, keys and values, and those convolved in that of an MLP's inner states,
-which comes later.
+The products of `inputs` lie in the buffer of queries, keys and values, and those convolved in that of an MLP's inner
+states, which comes later.
 """
 
 from ostro.backends.native.layer_steps import BUFFER_COLS, LayerSteps, Read
