@@ -15,8 +15,9 @@ import numpy.typing as npt
 from gguf import GGMLQuantizationType as Type
 from gguf import GGUFWriter
 
+from cpu_peers.random_hybrids import FILTERS, FINAL_NORMS, Dims, Hybrid, add_metadata, layer_dims
+
 Bytes = npt.NDArray[np.uint8]
-Dims = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +37,24 @@ class Shape:
     deviation: float = 0.02
     """Standard deviation of the weights, around 0."""
     family: str = "llama"
-    """GGUF's name: `llama` or `gpt-oss`, which has biases, sinks, and a head of its own."""
+    """GGUF's name: `llama`; `gpt-oss`, which has biases, sinks, and a head of its own; or one of `random_hybrids`."""
     window: int = 0
     """Tokens that every other layer of a gpt-oss attends to."""
+    hybrid: Hybrid | None = None
 
     @property
     def kv_bytes(self) -> int:
         """Of a token's keys and values in float32."""
-        return 2 * 4 * self.layers * self.kv_heads * self.head_dim
+        attending = sum(self.attends(layer) for layer in range(self.layers))
+        return 2 * 4 * attending * self.kv_heads * self.head_dim
+
+    @property
+    def state_bytes(self) -> int:
+        """Of a sequence's state."""
+        return 0 if self.hybrid is None else self.hybrid.state_bytes(self.layers, self.hidden)
+
+    def attends(self, layer: int) -> bool:
+        return self.hybrid is None or layer in self.hybrid.attending
 
 
 SHAPES: Mapping[str, Shape] = {
@@ -64,6 +75,42 @@ SHAPES: Mapping[str, Shape] = {
         chosen=4,
         family="gpt-oss",
         window=128,
+    ),
+    "qwen3.5-0.8b": Shape(
+        hidden=1024,
+        layers=24,
+        heads=8,
+        kv_heads=2,
+        head_dim=256,
+        inner=3584,
+        vocab_size=248_320,
+        family="qwen35",
+        hybrid=Hybrid(attending=frozenset(range(3, 24, 4)), taps=4, key_heads=16, value_heads=16, dim=128),
+    ),
+    "lfm2-1.2b": Shape(
+        hidden=2048,
+        layers=16,
+        heads=32,
+        kv_heads=8,
+        head_dim=64,
+        inner=8192,
+        vocab_size=65_536,
+        family="lfm2",
+        hybrid=Hybrid(attending=frozenset({2, 5, 8, 10, 12, 14}), taps=3),
+    ),
+    # A fifth of Qwen3.5-35B-A3B's layers.
+    "qwen3.5-35b-a3b": Shape(
+        hidden=2048,
+        layers=8,
+        heads=16,
+        kv_heads=2,
+        head_dim=256,
+        inner=512,
+        experts=256,
+        chosen=8,
+        vocab_size=248_320,
+        family="qwen35moe",
+        hybrid=Hybrid(attending=frozenset({3, 7}), taps=4, key_heads=16, value_heads=32, dim=128, shared=512),
     ),
 }
 KINDS = ("q4_0", "q4_k_m", "q8_0")
@@ -115,6 +162,8 @@ def write_random_llama(path: Path, shape: Shape, kind: str) -> None:
     if shape.experts:
         writer.add_expert_count(shape.experts)
         writer.add_expert_used_count(shape.chosen)
+    if shape.hybrid is not None:
+        add_metadata(writer, shape.hybrid, shape)
     if shape.family == "gpt-oss":
         writer.add_expert_feed_forward_length(shape.inner)
         writer.add_sliding_window(shape.window)
@@ -141,6 +190,11 @@ def write_random_llama(path: Path, shape: Shape, kind: str) -> None:
 def tensor_dims(shape: Shape) -> dict[str, Dims]:
     queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     found: dict[str, Dims] = {"token_embd.weight": (shape.vocab_size, shape.hidden)}
+    if shape.hybrid is not None:
+        for layer in range(shape.layers):
+            of_hybrid = layer_dims(shape.hybrid, shape, attends=shape.attends(layer)) | _weights(_mlp(shape))
+            found |= {f"blk.{layer}.{name}": dims for name, dims in of_hybrid.items()}
+        return found | {FINAL_NORMS[shape.family]: (shape.hidden,)}
     matrices: dict[str, Dims] = {
         "attn_q": (queries, shape.hidden),
         "attn_k": (keys, shape.hidden),
@@ -155,16 +209,19 @@ def tensor_dims(shape: Shape) -> dict[str, Dims]:
         others = {f"{name}.bias": dims[:-1] for name, dims in matrices.items()}
         others["attn_sinks.weight"] = (shape.heads,)
         found["output.weight"] = (shape.vocab_size, shape.hidden)
-    weights = dict.fromkeys(norms, (shape.hidden,)) | matrices
-    of_layer = {f"{name}.weight": dims for name, dims in weights.items()} | others
+    of_layer = _weights(dict.fromkeys(norms, (shape.hidden,)) | matrices) | others
     for layer in range(shape.layers):
         found |= {f"blk.{layer}.{name}": dims for name, dims in of_layer.items()}
     return found | {"output_norm.weight": (shape.hidden,)}
 
 
+def _weights(dims: Mapping[str, Dims]) -> dict[str, Dims]:
+    return {f"{name}.weight": each for name, each in dims.items()}
+
+
 def tensor_type(name: str, dims: Dims, shape: Shape, kind: str) -> Type:
     """The type that llama.cpp's quantiser would choose."""
-    if len(dims) == 1 or "ffn_gate_inp" in name or name.endswith(".bias"):
+    if len(dims) == 1 or "ffn_gate_inp" in name or name.endswith((".bias", *FILTERS)):
         return Type.F32
     if kind == "f16":
         return Type.F16
@@ -207,6 +264,11 @@ def _mlp(shape: Shape) -> dict[str, Dims]:
 def _values(name: str, dims: Dims, type_: Type, deviation: float, seed: int) -> npt.NDArray[np.generic]:
     if name.endswith("norm.weight"):
         return np.ones(dims, np.float32)
+    if name.endswith(".ssm_a"):
+        # The negated rates at which states decay.
+        return np.full(dims, -0.05, np.float32)
+    if name.endswith(FILTERS):
+        deviation = 0.3
     if type_ not in BLOCKS:
         dtype = np.float32 if type_ is Type.F32 else np.float16
         return (np.random.default_rng(seed).standard_normal(dims, np.float32) * deviation).astype(dtype)

@@ -92,7 +92,9 @@ class Shapes:
         prompts = max((task.streams for task in plan.tasks if not task.decodes), default=1)
         tokens = streams * (plan.input + plan.most_steps + SLACK + 1) + 4 * prompts * plan.input
         settings: dict[str, object] = {"device": "cpu", "threads": self.threads, "speculative": "off"}
-        settings["kv_memory"] = tokens * SHAPES[part].kv_bytes
+        # States take half of it at most.
+        states = 2 * (streams + prompts) * SHAPES[part].state_bytes
+        settings["kv_memory"] = tokens * SHAPES[part].kv_bytes + 2 * states
         if self.backend != "auto":
             settings["backend"] = self.backend
         job = {"task": "turns", "model": str(model), "settings": settings, "streams": streams, "input": plan.input}

@@ -131,8 +131,16 @@ int main(int argc, char ** argv) {
                 engine.compute();
             }
             took = seconds() - began;
+            bool back = true;
             for (int stream = 0; stream < number; stream++) {
-                llama_memory_seq_rm(engine.memory, stream, tokens, -1);
+                back = llama_memory_seq_rm(engine.memory, stream, tokens, -1) && back;
+            }
+            if (!back) {
+                // A recurrent state cannot go back.
+                for (int stream = 0; stream < number; stream++) {
+                    llama_memory_seq_rm(engine.memory, stream, -1, -1);
+                }
+                engine.prefill(0, number, tokens);
             }
         } else {
             fail("unknown task");
