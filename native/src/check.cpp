@@ -49,6 +49,12 @@ void require_matrix(const Kernels& kernels, const Step& step) {
   require(matrix.cols == step.cols, "its matrix has ", matrix.cols, " columns, and the step ", step.cols);
 }
 
+// Whether what follows is an activation that needs no gates.
+bool is_activation(const Step& step) {
+  const After after = static_cast<After>(step.after);
+  return (after >= After::kSilu && after <= After::kRelu) || after == After::kRelu2;
+}
+
 // Checks one plan's steps, in order. Rows are tokens before a gather, and requested rows after it.
 class Steps {
  public:
@@ -109,7 +115,7 @@ class Steps {
         whole("out", step.out, step.out_at, step.cols);
         break;
       case Op::kApply:
-        require_range("after", step.after, static_cast<int>(After::kSilu), static_cast<int>(After::kRelu));
+        require(is_activation(step), "after is ", step.after, ", which is no activation");
         panels(step.cols);
         whole("out", step.out, 0, step.cols);
         break;
@@ -196,7 +202,16 @@ class Steps {
     require_range("the number of experts", step.experts, 1, kMostExperts);
     require_range("the number of chosen experts", step.chosen, 1, step.experts);
     require(static_cast<int64_t>(shape_.max_rows) * step.chosen <= INT_MAX / 8, "it has too many slots");
-    whole("in", step.in, step.in_at, static_cast<Op>(step.op) == Op::kRoute ? step.experts : 2 * step.chosen);
+    const bool routes = static_cast<Op>(step.op) == Op::kRoute;
+    whole("in", step.in, step.in_at, routes ? step.experts : 2 * step.chosen);
+    if (routes && static_cast<After>(step.after) == After::kSigmoid) {
+      require(!step.weights || step.weights_size >= step.experts, "it has ", step.weights_size, " biases for ",
+              step.experts, " experts");
+      require(std::isfinite(step.scale), "its scale is not finite");
+      require(std::isfinite(step.eps) && step.eps >= 0, "its eps is negative or not finite");
+    } else {
+      require(step.after == static_cast<int>(After::kStore), "after is ", step.after, ", which chooses no experts");
+    }
     experts_ = step.experts, chosen_ = step.chosen;
   }
 
@@ -219,8 +234,10 @@ class Steps {
     routed(step);
     require_matrix(kernels_, step);
     norm(step, step.cols);
-    const bool gated = has_gates(static_cast<After>(step.after));
-    require(gated || step.after == static_cast<int>(After::kStore), "after is ", step.after, ", which adds to slots");
+    require(!step.ungated || is_activation(step), "after is ", step.after, ", which is no activation");
+    const bool gated = !step.ungated && has_gates(static_cast<After>(step.after));
+    require(gated || step.ungated || step.after == static_cast<int>(After::kStore), "after is ", step.after,
+            ", which adds to slots");
     const int all = step.matrix->rows, rows = all / experts_, whole_panels = kernels_.panel * (gated ? 2 : 1);
     require(all % experts_ == 0 && rows % whole_panels == 0, "its ", experts_, " experts share ", all,
             " rows, not in multiples of ", whole_panels);

@@ -27,6 +27,9 @@ void Plan::route(const Step& step, int rows, int thread) {
   for (int i = mine.begin; i < mine.end; ++i) {
     const float* from = row(step.in, i) + step.in_at;
     if (static_cast<Op>(step.op) == Op::kChoose) routing_.take(i, from, from + step.chosen, step.experts, step.chosen);
+    else if (static_cast<After>(step.after) == After::kSigmoid)
+      routing_.choose_by_sigmoids(i, from, step.weights, step.experts, step.chosen, step.normalized != 0, step.eps,
+                                  step.scale);
     else routing_.choose(i, from, step.experts, step.chosen, step.normalized != 0);
   }
   pool_.meet();
@@ -81,9 +84,12 @@ void Plan::multiply_slots(const Step& step, int rows, int thread, std::atomic<in
     const int begin = piece % pieces * size, end = std::min(panels, begin + size);
     const Matrix matrix = part_of(*step.matrix, expert, step.experts);
     const float* bias = step.bias ? step.bias + static_cast<long>(expert) * matrix.rows : nullptr;
+    const After after = static_cast<After>(step.after);
     auto multiply = [&](const void* x, int first, int count) {
-      kernels_.linear(matrix, x, step.cols, count, begin, end, static_cast<After>(step.after), bias,
+      kernels_.linear(matrix, x, step.cols, count, begin, end, step.ungated ? After::kStore : after, bias,
                       row(step.out, first) + step.out_at, stride, own.scratch.get());
+      for (int slot = first; step.ungated && slot < first + count; ++slot)
+        kernels_.apply(row(step.out, slot) + step.out_at + begin * kernels_.panel, (end - begin) * kernels_.panel, after);
     };
     const int first = routing_.begin(active), last = routing_.end(active);
     if (codes) {

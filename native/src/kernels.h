@@ -28,6 +28,7 @@ enum class After : int32_t {
   kRelu = 5,         // not available in matmuls
   kClampedSilu = 6,  // like kSilu, but clamped, and one is added to ups
   kSigmoid = 7,      // not available in matmuls
+  kRelu2 = 8,        // the square of kRelu; not available in matmuls
 };
 
 // Whether half of a matmul's rows are gates.

@@ -32,7 +32,7 @@ enum class Op : int32_t {
   kScale = 9,        // out = in * scale, or out += it if `after` is kAdd
   kApply = 10,       // out = after(out), an activation
   kPosition = 11,    // out = the matrix's row for the token's position
-  kRoute = 12,       // picks each token's experts by the logits in `in`: see routing.h
+  kRoute = 12,       // picks each token's experts by the logits in `in`, or their sigmoids if `after` says so: see routing.h
   kExpand = 13,      // slots of out = their experts' matrices (normed) in, a row per token, then `after`
   kExpert = 14,      // the same, but `in` has a row per slot
   kCombine = 15,     // out = the weighted sum of a token's slots in `in`, * scale, or out += it if `after` is kAdd
@@ -91,8 +91,12 @@ struct Step {
   int32_t experts;     // in the matrix, one below the other, and in the router's logits
   int32_t chosen;      // experts per token
   int32_t normalized;  // for kRoute, whether a token's weights add up to one; for kMultiply, whether products are normed
+  int32_t ungated;     // for kExpand, whether `after` is an activation without gates
+  int32_t padding;
   const Recurrence* recurrence;
-  const float* weights;   // a mixer's own: of filters, [taps][cols]; else two or three numbers per head
+  // A mixer's own: of filters, [taps][cols]; else two or three numbers per head. For kRoute, what is added to experts'
+  // sigmoids for the choice; may be null.
+  const float* weights;
   int32_t weights_size;
   int32_t beside, beside_at;  // a second buffer that is read: per head's numbers; and the first column in it
   int32_t reserved;

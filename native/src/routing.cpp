@@ -15,19 +15,26 @@ void Routing::reserve(int rows, int experts, int chosen) {
   begins_.reserve(counts_.size() + 1);
 }
 
-void Routing::choose(int row, const float* logits, int experts, int chosen, bool normalized) {
+template <typename Value>
+bool Routing::choose_best(int row, int experts, int chosen, Value value) {
   int32_t* best = experts_.data() + static_cast<size_t>(row) * chosen;
-  float* weights = weights_.data() + static_cast<size_t>(row) * chosen;
   bool numbers = true;
   int count = 0;
   for (int expert = 0; expert < experts; ++expert) {
-    const float logit = logits[expert];
-    numbers &= !std::isnan(logit);
-    if (count == chosen && !(logit > logits[best[count - 1]])) continue;
+    const float own = value(expert);
+    numbers &= !std::isnan(own);
+    if (count == chosen && !(own > value(best[count - 1]))) continue;
     int at = count < chosen ? count++ : count - 1;
-    for (; at > 0 && logit > logits[best[at - 1]]; --at) best[at] = best[at - 1];
+    for (; at > 0 && own > value(best[at - 1]); --at) best[at] = best[at - 1];
     best[at] = expert;
   }
+  return numbers;
+}
+
+void Routing::choose(int row, const float* logits, int experts, int chosen, bool normalized) {
+  const bool numbers = choose_best(row, experts, chosen, [&](int expert) { return logits[expert]; });
+  const int32_t* best = experts_.data() + static_cast<size_t>(row) * chosen;
+  float* weights = weights_.data() + static_cast<size_t>(row) * chosen;
   const float top = logits[best[0]];
   float total = 0;
   for (int rank = 0; rank < chosen; ++rank) total += weights[rank] = std::exp(logits[best[rank]] - top);
@@ -38,6 +45,20 @@ void Routing::choose(int row, const float* logits, int experts, int chosen, bool
   // A row that has gone wrong is noticed later, as long as it stays wrong.
   if (!numbers) total = std::numeric_limits<float>::quiet_NaN();
   for (int rank = 0; rank < chosen; ++rank) weights[rank] /= total;
+}
+
+void Routing::choose_by_sigmoids(int row, const float* logits, const float* biases, int experts, int chosen,
+                                 bool normalized, float eps, float scale) {
+  const auto sigmoid = [&](int expert) { return 1.0f / (1.0f + std::exp(-logits[expert])); };
+  const bool numbers = choose_best(row, experts, chosen,
+                                   [&](int expert) { return sigmoid(expert) + (biases ? biases[expert] : 0.0f); });
+  const int32_t* best = experts_.data() + static_cast<size_t>(row) * chosen;
+  float* weights = weights_.data() + static_cast<size_t>(row) * chosen;
+  float total = eps;
+  for (int rank = 0; rank < chosen; ++rank) total += weights[rank] = sigmoid(best[rank]);
+  if (!normalized) total = 1.0f;
+  if (!numbers) total = std::numeric_limits<float>::quiet_NaN();
+  for (int rank = 0; rank < chosen; ++rank) weights[rank] = weights[rank] / total * scale;
 }
 
 void Routing::take(int row, const float* numbers, const float* weights, int experts, int chosen) {

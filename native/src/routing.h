@@ -17,6 +17,10 @@ class Routing {
   // Picks a row's experts: those with the highest logits, and of equal ones the first. Their weights are the softmax of
   // the chosen logits if `normalized`, otherwise their part of the softmax over all. Rows may be chosen in parallel.
   void choose(int row, const float* logits, int experts, int chosen, bool normalized);
+  // The same by the logits' sigmoids, which are the experts' weights, times `scale`, and divided by their sum and `eps` if
+  // they are normalized. `biases`, which may be null, are added for the choice alone.
+  void choose_by_sigmoids(int row, const float* logits, const float* biases, int experts, int chosen, bool normalized,
+                          float eps, float scale);
   // Takes a row's experts as given. A number that is no expert's has no slot: -1 adds nothing to the row's sum, and
   // anything else makes it NaN.
   void take(int row, const float* numbers, const float* weights, int experts, int chosen);
@@ -36,6 +40,9 @@ class Routing {
   float weight(int row, int rank, int chosen) const { return weights_[static_cast<size_t>(row) * chosen + rank]; }
 
  private:
+  // Stores the experts for which value(expert) is largest, in their order; returns whether all are numbers.
+  template <typename Value>
+  bool choose_best(int row, int experts, int chosen, Value value);
   // By row and rank.
   std::vector<int32_t> experts_;  // negative if there is none
   std::vector<float> weights_;

@@ -68,6 +68,12 @@ static void apply(float* x, int cols, After activation) {
       break;
     }
     case After::kRelu: each([](Floats value) { return max(value, zeros()); }); break;
+    case After::kRelu2:
+      each([](Floats value) {
+        const Floats positive = max(value, zeros());
+        return positive * positive;
+      });
+      break;
     case After::kStore:
     case After::kAdd:
     case After::kClampedSilu:

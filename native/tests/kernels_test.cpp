@@ -812,7 +812,7 @@ void check_scale_and_apply() {
   remember(out);
   for (int i = 0; i < count; ++i) expect(out[i] == 0.3f * x[i], "scale");
   expect(out[count] == kUntouched, "scale wrote beyond its row");
-  for (const After after : {After::kSilu, After::kGelu, After::kExactGelu, After::kRelu}) {
+  for (const After after : {After::kSilu, After::kGelu, After::kExactGelu, After::kRelu, After::kRelu2}) {
     out = x, out.push_back(kUntouched);
     table->apply(out.data(), count, after);
     remember(out);
@@ -821,6 +821,7 @@ void check_scale_and_apply() {
       const double want = after == After::kSilu   ? value / (1 + std::exp(-value))
                           : after == After::kGelu ? value / (1 + std::exp(-2 * inner))
                           : after == After::kRelu ? std::max(value, 0.0)
+                          : after == After::kRelu2 ? std::max(value, 0.0) * std::max(value, 0.0)
                                                   : value * std::erfc(-value / std::sqrt(2.0)) / 2;
       expect_near(out[i], want, 2e-6 * (1 + std::fabs(want)), "apply");
     }

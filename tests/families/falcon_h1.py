@@ -5,8 +5,8 @@ from family_case import FamilyCase
 CASE = FamilyCase(
     model_type="falcon_h1",
     config={
-        "mamba_d_ssm": 48,
-        "mamba_n_heads": 6,
+        "mamba_d_ssm": 96,
+        "mamba_n_heads": 12,
         "mamba_d_head": 8,
         "mamba_d_state": 12,
         "mamba_n_groups": 2,
@@ -41,7 +41,6 @@ CASE = FamilyCase(
             "mlp_multipliers": None,
         },
     },
-    torch_only=True,
     recurrent=True,
     projections=("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "in_proj", "out_proj"),
 )

@@ -56,7 +56,6 @@ CASE = FamilyCase(
     },
     gguf_converted=converted,
     mixture=True,
-    torch_only=True,
     recurrent=True,
     projections=("q_proj", "k_proj", "v_proj", "out_proj", "in_proj"),
 )

@@ -88,7 +88,7 @@ def test_wrong_multipliers_are_refused_by_name(field: str, wrong: object) -> Non
     [
         ({"mamba_d_ssm": 50}, BadCheckpoint, "mamba_n_heads"),
         ({"mamba_d_head": 9}, BadCheckpoint, "mamba_d_head"),
-        ({"mamba_n_groups": 4}, BadCheckpoint, "mamba_n_groups"),
+        ({"mamba_n_groups": 5}, BadCheckpoint, "mamba_n_groups"),
         ({"mamba_d_ssm": 2**31}, BadCheckpoint, "mamba_d_ssm"),
         ({"mamba_d_ssm": None, "mamba_expand": 0}, BadCheckpoint, "mamba_expand"),
         ({"time_step_limit": [0.01, 0.1]}, UnsupportedModel, "time_step_limit"),

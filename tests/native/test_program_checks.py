@@ -45,6 +45,8 @@ _STATES = {
     "delta": config_of("qwen3_5", _SIZES, num_hidden_layers=2),
     "ssm": config_of("granitemoehybrid", _SIZES, num_hidden_layers=2),
     "convolution": config_of("lfm2", _SIZES, num_hidden_layers=2),
+    # Experts without gates, chosen by sigmoids.
+    "ungated": config_of("nemotron_h", _SIZES),
 }
 _WRONG = (-(2**31), -1, 1, 3, 17, 64, 65, 1000, 2**31 - 1, 2**40)
 _NUM_PAGES, _NUM_STATES, _MAX_TOKENS = 8, 3, 16
@@ -84,6 +86,11 @@ def delta(stateful: Mapping[str, PackedFile]) -> PackedFile:
 @pytest.fixture
 def ssm(stateful: Mapping[str, PackedFile]) -> PackedFile:
     return stateful["ssm"]
+
+
+@pytest.fixture
+def ungated(stateful: Mapping[str, PackedFile]) -> PackedFile:
+    return stateful["ungated"]
 
 
 @pytest.fixture
@@ -155,7 +162,7 @@ def places(program: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
                 yield part, name
 
 
-MODELS = ("weights", "gpt2", "mixture", "sinks", "delta", "ssm", "convolution")
+MODELS = ("weights", "gpt2", "mixture", "sinks", "delta", "ssm", "convolution", "ungated")
 
 
 @pytest.mark.parametrize("model", some(MODELS, "weights", "sinks", "delta"))
@@ -193,6 +200,10 @@ def test_every_number_of_a_program_may_be_wrong_and_nothing_dies(model: str, req
         ("convolution", Op.CONVOLVE, "out", 2, "it reads the buffer that it writes|do not exist"),
         ("delta", Op.DELTA, "beside_at", 2**20, "do not exist"),
         ("delta", Op.DELTA, "eps", -1.0, "its eps is negative"),
+        ("ungated", Op.ROUTE, "after", After.SILU, "after is 2, which chooses no experts"),
+        ("ungated", Op.ROUTE, "eps", -1.0, "its eps is negative"),
+        ("ungated", Op.EXPAND, "after", After.STORE, "after is 0, which is no activation"),
+        ("ungated", Op.EXPAND, "after", After.CLAMPED_SILU, "after is 6, which is no activation"),
         ("ssm", Op.SSM, "weights", None, "it has 0 weights of "),
         ("ssm", Op.SSM, "in_at", 1000, "do not exist"),
     ],
@@ -268,7 +279,8 @@ def test_slots_that_do_not_exist_are_refused(
         (1, "norm", -1, "reads vector -1"),
         (1, "after", 5, "after is 5, not from 0 to 1"),
         (1, "after", 7, "after is 7, not from 0 to 1"),
-        (1, "after", 8, r"Invalid enum value 8 - at `\$\.steps\[\d+\]\.after`"),
+        (1, "after", 8, "after is 8, not from 0 to 1"),
+        (1, "after", 9, r"Invalid enum value 9 - at `\$\.steps\[\d+\]\.after`"),
         (1, "out", 7, "out is 7, not from 0 to 6"),
         (1, "eps", 0.0, "its eps is not a number above zero"),
         (2, "cols", 128, "for 128 columns"),
@@ -298,7 +310,7 @@ def test_a_step_is_refused_by_its_number_its_operation_and_what_is_wrong(
         (Op.SCALE, "cols", 128, "columns 0 to 128 of buffer 1 do not exist"),
         (Op.SCALE, "after", 2, "after is 2, not from 0 to 1"),
         (Op.SCALE, "input", 7, "in is 7, not from 0 to 6"),
-        (Op.APPLY, "after", 1, "after is 1, not from 2 to 5"),
+        (Op.APPLY, "after", 1, "after is 1, which is no activation"),
         (Op.APPLY, "cols", -16, "do not exist"),
         (Op.APPLY, "cols", 1024, "columns 0 to 1024 of buffer 4 do not exist"),
         (Op.POSITION, "cols", 32, "its matrix has 64 columns, and the step 32"),

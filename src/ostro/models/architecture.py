@@ -14,7 +14,7 @@ reads it: the torch modules, the native core's lowering, the GPU's fused kernels
 input. Tensors have their full names in Hugging Face checkpoints.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 from typing import ClassVar, Literal, NamedTuple
@@ -806,6 +806,14 @@ class Architecture:
         """What each layer keeps of a sequence beside keys and values; empty if none keeps anything."""
         found = tuple(None if layer.recurrent is None else layer.recurrent.state for layer in self.layers)
         return found if any(found) else ()
+
+    @property
+    def row_scales(self) -> Mapping[str, tuple[RowScale, ...]]:
+        """Factors of tensors' rows that are applied on loading, by the tensors' names."""
+        projections = [each for layer in self.layers for each in layer.projections if each.is_scaled]
+        matrices = {f"{part.name}.weight": each.matrix_scales(part) for each in projections for part in each.parts}
+        biases = {f"{part.name}.bias": part.scales for each in projections if each.bias for part in each.parts}
+        return {name: scales for name, scales in (matrices | biases).items() if scales}
 
     def rope_head_dim(self, rope: int) -> int:
         """The width of the heads that one of the ropes rotates."""

@@ -49,16 +49,16 @@ def _heads_differ(described: Architecture) -> bool:
 def _torch_only(layer: Layer, hybrid: bool) -> str | None:
     if (layer.mixer is None or layer.mlp is None) and not hybrid:
         return "its layers have a mixer or an MLP, not both"
-    if any(projection.is_scaled for projection in layer.projections):
+    if any(projection.is_scaled for projection in layer.projections) and not hybrid:
         return "its matrices are scaled on loading"
     mlp = layer.mlp
     if isinstance(mlp, Experts) and mlp.scales_inputs:
         return "its router scales what experts read"
-    if mlp is not None and mlp.activation == "relu2":
+    if mlp is not None and mlp.activation == "relu2" and not hybrid:
         return "its MLPs square their ReLUs"
-    if isinstance(mlp, Experts) and not mlp.gated:
+    if isinstance(mlp, Experts) and not mlp.gated and not hybrid:
         return "its experts have no gates"
-    if isinstance(mlp, Experts) and mlp.sigmoid is not None:
+    if isinstance(mlp, Experts) and mlp.sigmoid is not None and not hybrid:
         return "its router weighs experts by sigmoids"
     if layer.side is not None:
         return "it has experts beside its MLPs"

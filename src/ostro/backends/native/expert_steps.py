@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ostro.backends.native.layer_steps import BUFFER_COLS, LayerSteps, Read
 from ostro.backends.native.sinks import Sink, padded
-from ostro.backends.native.support import GATED
+from ostro.backends.native.support import ACTIVATIONS, GATED
 from ostro.kernels.cpu.library import HEAD_MULTIPLE, Op
 from ostro.kernels.cpu.program_spec import BufferSpec, ProgramSpec
 from ostro.models.architecture import ExpertMatrices, Experts
@@ -27,9 +27,10 @@ class ExpertSteps(LayerSteps):
             **read._asdict(),
             out=slots,
             cols=mixture.up.columns,
-            after=GATED[mixture.activation],
-            bias=self._expert_biases(mixture.up, by_turns=True),
-            matrix=self._pack_experts(mixture.up, by_turns=True),
+            after=(GATED if mixture.gated else ACTIVATIONS)[mixture.activation],
+            ungated=not mixture.gated,
+            bias=self._expert_biases(mixture.up, by_turns=mixture.gated),
+            matrix=self._pack_experts(mixture.up, by_turns=mixture.gated),
             **which,
         )
         self._add(

@@ -158,7 +158,7 @@ class Lowering(ExpertSteps, RecurrentSteps):
         which = chosen_of(mixture)
         # Which experts are chosen changes with the last bits of the router.
         self._product(mixture.router, read, self._ROUTED, bits=0)
-        self._add(op=Op.ROUTE, input=self._ROUTED, normalized=mixture.normalized, **which)
+        self._add(op=Op.ROUTE, input=self._ROUTED, normalized=mixture.normalized, **self._routing(mixture), **which)
         self._multiply(mixture, read, self._SLOTS, self._SLOTS_OUT)
         # The shared MLP reads the stream before anything is added to it.
         if mixture.shared is not None:
@@ -178,6 +178,16 @@ class Lowering(ExpertSteps, RecurrentSteps):
         self._norm(post_norm, self._BESIDE, self._BESIDE)
         self._add_beside(scale)
         return width
+
+    def _routing(self, mixture: Experts) -> dict[str, object]:
+        """What says that experts are chosen by sigmoids, if they are."""
+        found = mixture.sigmoid
+        if found is None:
+            return {}
+        biases = None if found.choice_bias is None else self._vector(found.choice_bias, mixture.count)
+        # Rounded to float32, in which weights are computed.
+        numbers = {"eps": c_float(found.eps).value, "scale": c_float(found.scale).value}
+        return {"after": After.SIGMOID, "weights": biases, **numbers}
 
     def _add_to_stream(self, projection: Projection, source: int, norm: Norm | None, scale: float) -> None:
         if norm is None and scale == 1.0:

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ostro.backends.native.lowering import lowered
-from ostro.backends.native.sinks import ALIGNED, KINDS, Sizes, kind_of, padded, padded_rows
+from ostro.backends.native.sinks import ALIGNED, FLOAT32, KINDS, Sizes, kind_of, padded, padded_rows
 from ostro.backends.native.support import NotNative
 from ostro.kernels.cpu.packed_file import Floats, PackedWriter
 from ostro.kernels.cpu.program_spec import ProgramSpec, RotationSpec
@@ -75,6 +75,7 @@ class _Tensors:
     """A checkpoint's tensors, keyed by their names in the description. Matrices stay in the files until packed."""
 
     def __init__(self, described: Packable, arrays: Iterable[tuple[str, Weight]]) -> None:
+        self._scales = described.row_scales if isinstance(described, Architecture) else {}
         self._matrices: dict[str, _Matrix] = {}
         self._vectors: dict[str, Floats] = {}
         wanted = {tensor.name: tensor for tensor in described.tensors()}
@@ -95,20 +96,30 @@ class _Tensors:
             values = weight.floats()
             if not np.isfinite(values).all():
                 raise not_finite(given)
-            self._vectors[name] = _ordered(values.reshape(-1), place) + np.float32(place.offset)
+            vector = _ordered(values.reshape(-1), place) + np.float32(place.offset)
+            self._vectors[name] = vector * self._factors(name) if name in self._scales else vector
         if wanted:
             raise lacking(wanted)
         self._log_repacked()
 
     def kind(self, name: str) -> int:
-        return self._matrices[name].kind
+        return FLOAT32 if name in self._scales else self._matrices[name].kind
+
+    def _factors(self, name: str) -> Floats:
+        """What multiplies each row of a tensor."""
+        return np.concatenate([np.full(rows, factor, np.float32) for rows, factor in self._scales[name]])
 
     def matrix(self, name: str) -> _Rows:
         """The matrix as it is packed; a copy if the checkpoint stores another format, or the transpose."""
         weight, place = self._matrices[name]
         try:
-            # Other float formats have no kernels: they are packed from a float32 copy.
-            whole = weight.stored() if weight.format in KINDS else WeightArray.of(weight.floats())
+            # Other float formats have no kernels: they are packed from a float32 copy, as are numbers that change.
+            if name in self._scales:
+                assert place.order is None, "scaled parts have our order"
+                assert not place.transposed, "scaled parts are not transposed"
+                whole = WeightArray.of(weight.floats() * self._factors(name)[:, None])
+            else:
+                whole = weight.stored() if weight.format in KINDS else WeightArray.of(weight.floats())
         except DoesNotFit as error:
             raise NotNative(f"{name} cannot be repacked: {error}") from error
         if whole.transposed != place.transposed:

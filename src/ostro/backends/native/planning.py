@@ -68,6 +68,8 @@ def native_program(
         try:
             check_native(described, panel_of(isa))
             formats = {tensor.name: tensor.format for tensor in checkpoint.stored().tensors}
+            if isinstance(described, Architecture):
+                formats |= dict.fromkeys(described.row_scales, "F32")
             sizes = Sizes(panel_of(isa), partial(_kind, formats))
             return Program(isa, lowered(described, sizes, bits=BITS[quantize]), sizes.layout)
         except NotNative as error:

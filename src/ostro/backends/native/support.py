@@ -10,7 +10,7 @@ from ostro.models.expert_layers import ExpertLayers
 
 _EITHER: Mapping[Activation, After] = {"silu": After.SILU, "gelu_tanh": After.GELU, "gelu": After.EXACT_GELU}
 GATED: Mapping[Activation, After] = {**_EITHER, "clamped_silu": After.CLAMPED_SILU}
-ACTIVATIONS: Mapping[Activation, After] = {**_EITHER, "relu": After.RELU}
+ACTIVATIONS: Mapping[Activation, After] = {**_EITHER, "relu": After.RELU, "relu2": After.RELU2}
 
 MOST_TEXT = 1 << 20
 """The longest context of an encoder: rotations are stored for all of it, and no KV cache limits a text's length."""
@@ -68,7 +68,7 @@ def _check_hidden_size(shape: ModelShape, panel: int) -> None:
 
 
 def _check_activation(mlp: MLP | Experts) -> None:
-    if mlp.activation not in (ACTIVATIONS if isinstance(mlp, MLP) and not mlp.gated else GATED):
+    if mlp.activation not in (GATED if mlp.gated else ACTIVATIONS):
         raise NotNative(f"its activation, {mlp.activation}, has no native kernel")
 
 

@@ -74,6 +74,7 @@ class After(IntEnum):
     RELU = 5
     CLAMPED_SILU = 6
     SIGMOID = 7
+    RELU2 = 8
 
 
 class Cells(IntEnum):
@@ -154,6 +155,8 @@ class CStep(Structure):
         ("experts", c_int32),
         ("chosen", c_int32),
         ("normalized", c_int32),
+        ("ungated", c_int32),
+        ("padding", c_int32),
         ("recurrence", c_void_p),
         ("weights", c_void_p),
         ("weights_size", c_int32),

@@ -45,11 +45,12 @@ class StepSpec:
     experts: int = 0
     chosen: int = 0
     normalized: bool = False
+    ungated: bool = False
     norm: int | None = None
     bias: int | None = None
     matrix: int | None = None
     weights: int | None = None
-    """The vector of a mixer's own numbers."""
+    """The vector of a mixer's own numbers, or of a router's."""
     beside: int = 0
     beside_at: int = 0
     recurrence: RecurrenceSpec | None = None
