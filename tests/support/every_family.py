@@ -23,7 +23,8 @@ MIXTURES = tuple(name for name, case in CASES.items() if case.mixture)
 TORCH_ONLY = tuple(name for name, case in CASES.items() if case.torch_only)
 RECURRENT = tuple(name for name, case in CASES.items() if case.recurrent)
 RUN_BY_ALL = tuple(name for name, case in CASES.items() if not case.torch_only and not case.recurrent)
-"""Families that the native core and fused kernels run. The native core also runs those that keep a state."""
+"""Families that the native core and fused kernels run."""
+NATIVE = (*RUN_BY_ALL, *(name for name in RECURRENT if name not in TORCH_ONLY))
 DENSE = tuple(name for name in RUN_BY_ALL if name not in MIXTURES)
 """Families that are divided over devices, and that JAX runs."""
 
@@ -52,7 +53,7 @@ def native_configs(sizes: Config) -> Mapping[str, Config]:
     return {
         name: config
         for name, config in configs_of(tuple(CASES), sizes).items()
-        if name not in TORCH_ONLY or why_not_native(config) is None
+        if name in NATIVE or why_not_native(config) is None
     }
 
 
