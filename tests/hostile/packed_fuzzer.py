@@ -1,5 +1,7 @@
 """Loads mutations of a small, real packed file: python tests/hostile/packed_fuzzer.py --count 50000 --seed 1
 
+Its model is a Llama; `--family qwen3_5` makes it another family of tests/families, with that family's steps.
+
 unsealed   damage as disks and dying writers do it: bits, bytes, ranges, truncations, and every field of the header with
            other values. It must be refused; every so often the whole load is run, which must pack anew, to the same
            bytes, and give the right tokens.
@@ -28,7 +30,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from native_directory import generate, load, packed_files, write
+from every_family import config_of
+from native_directory import WIDE, generate, load, packed_files, write
 
 from ostro.backends.native.runner import NativeRunner
 from ostro.config import EngineConfig
@@ -58,9 +61,9 @@ class Report:
 class Fuzzer:
     """One model and its packed file, in a directory of its own."""
 
-    def __init__(self, directory: Path, seed: int, full_every: int) -> None:
+    def __init__(self, directory: Path, seed: int, full_every: int, family: str = "llama") -> None:
         os.environ["OSTRO_CACHE"] = str(directory / "cache")
-        self.model = write(directory / "model")
+        self.model = write(directory / "model", config_of(family, WIDE))
         self.seed, self.full_every = seed, full_every
         self.tokens = in_child(lambda: generate(load(self.model)))
         [self.file] = packed_files()
@@ -289,10 +292,10 @@ def describe(status: int) -> str:
     return signal.Signals(os.WTERMSIG(status)).name if os.WIFSIGNALED(status) else f"exit status {status >> 8}"
 
 
-def fuzz(count: int, seed: int, full_every: int, first: int = 0) -> Report:
+def fuzz(count: int, seed: int, full_every: int, first: int = 0, family: str = "llama") -> Report:
     report = Report()
     with tempfile.TemporaryDirectory() as scratch:
-        fuzzer = Fuzzer(Path(scratch), seed, full_every)
+        fuzzer = Fuzzer(Path(scratch), seed, full_every, family)
         at, end = first, first + count
         while at < end:
             at = run_batch(fuzzer, at, min(end, at + BATCH), report)
@@ -309,10 +312,11 @@ def main() -> int:
     parser.add_argument(
         "--full-every", type=int, default=100, help="load the whole model for every Nth case; 0 for never"
     )
+    parser.add_argument("--family", default="llama", help="the model's family, as tests/families names it")
     args = parser.parse_args()
     logging.disable()
     started = time.monotonic()
-    report = fuzz(args.count, args.seed, args.full_every, args.first)
+    report = fuzz(args.count, args.seed, args.full_every, args.first, args.family)
     for failure in report.failures[:20]:
         print(failure)
     print(f"{report.count} cases in {time.monotonic() - started:.0f} s, seed {args.seed}: {dict(report.outcomes)}")

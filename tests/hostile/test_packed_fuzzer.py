@@ -29,6 +29,12 @@ def test_mutated_packed_files_are_packed_again_or_refused() -> None:
     fuzz("--count", "300", "--seed", "1")
 
 
+@pytest.mark.full
+@pytest.mark.parametrize("family", ["qwen3_5", "lfm2_moe", "falcon_h1", "nemotron_h"])
+def test_mutated_steps_of_recurrent_layers_are_refused_or_run(family: str) -> None:
+    fuzz("--count", "1000", "--seed", "4", "--family", family)
+
+
 @pytest.mark.slow
 def test_many_mutated_packed_files_are_packed_again_or_refused() -> None:
     fuzz("--count", "20000", "--seed", "3")
