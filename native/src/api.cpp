@@ -21,7 +21,7 @@ using namespace ostro;
 namespace {
 
 // Incremented with any change to a struct, a format or a function's meaning: other versions of the library are refused.
-constexpr int kVersion = 15;
+constexpr int kVersion = 16;
 
 // A validated plan, and the limits on its batches.
 struct Checked {

@@ -10,6 +10,7 @@ namespace {
 constexpr int kMostThreads = 1024;
 constexpr int kDimMultiple = 16;
 constexpr int kMostExperts = 1 << 12;
+constexpr int kMostDrafts = 64;  // as many tokens as recurrences take together
 constexpr const char* kNames[kOps] = {"embed",  "linear",   "norm",  "attend",      "gather",   "softcap", "sample",
                                       "adapt",  "activate", "scale", "apply",       "position", "route",   "expand",
                                       "expert", "combine",  "gate",  "attend_text", "type",     "choose",  "multiply",
@@ -159,6 +160,8 @@ class Steps {
   // After all steps.
   void check_slots() const {
     require(used_ == shape_.state_floats, "a slot has ", shape_.state_floats, " numbers, of which ", used_,
+            " are used");
+    require(drafted_ == shape_.draft_floats, "a draft has ", shape_.draft_floats, " numbers, of which ", drafted_,
             " are used");
   }
 
@@ -331,6 +334,14 @@ class Steps {
     used_ = std::max(used_, how.state_at + floats);
   }
 
+  // The same for what is kept of a draft.
+  void drafted(const Recurrence& how, int64_t floats) {
+    require_range("the place of its drafts", how.draft_at, 0, INT_MAX);
+    require(how.draft_at + floats <= shape_.draft_floats, "what it keeps of a draft, ", floats, " numbers from ",
+            how.draft_at, " on, is beyond ", shape_.draft_floats);
+    drafted_ = std::max(drafted_, how.draft_at + floats);
+  }
+
   void weights(const Step& step, int64_t count) const {
     require(step.weights && step.weights_size >= count, "it has ", step.weights ? step.weights_size : 0,
             " weights of ", count);
@@ -342,6 +353,7 @@ class Steps {
     require_range("cols", step.cols, 1, INT_MAX / 8 / kMostTaps);
     panels(step.cols);
     kept(how, static_cast<int64_t>(how.taps - 1) * step.cols);
+    drafted(how, step.cols);
     weights(step, static_cast<int64_t>(how.taps) * step.cols);
     require(!step.bias || step.bias_size >= step.cols, "its bias has ", step.bias_size, " numbers for ", step.cols,
             " columns");
@@ -362,6 +374,7 @@ class Steps {
     require_range("a matrix's number of rows", how.rows, 1, 1 << 12);
     require_range("a matrix's number of columns", how.cols, 1, 1 << 12);
     kept(how, how.floats());
+    drafted(how, how.heads * how.draft_floats());
     weights(step, static_cast<int64_t>(numbers) * how.heads);
     require(std::isfinite(step.scale), "its scale is not finite");
     require(std::isfinite(step.eps) && step.eps >= 0, "its eps is negative or not finite");
@@ -379,6 +392,7 @@ class Steps {
   int rows_;
   int experts_ = 0, chosen_ = 0;  // as routed last
   int64_t used_ = 0;              // of a slot's numbers
+  int64_t drafted_ = 0;           // of a draft's
   bool gathered_ = false;
 };
 
@@ -395,6 +409,9 @@ void require_shape(const Shape& shape) {
   require_range("threads", shape.threads, 1, kMostThreads);
   require_range("num_states", shape.num_states, 0, 1 << 20);
   require_range("state_floats", shape.state_floats, 0, INT_MAX);
+  require_range("num_lanes", shape.num_lanes, 0, 1 << 20);
+  require_range("most_drafts", shape.most_drafts, 0, kMostDrafts);
+  require_range("draft_floats", shape.draft_floats, 0, INT_MAX);
 }
 
 void require_rotation(const Rotation& rotation, int head_dim) {
@@ -431,6 +448,10 @@ void require_states(const BatchLimits& limits, const Piece& piece) {
     require_range("a capture's slot", piece.captures[i].slot, 0, limits.states - 1);
     after = piece.captures[i].after;
   }
+  // A capture is of known tokens, of which there is one at least.
+  require_range("the number of drafts", piece.drafts, 0, std::min(limits.drafts, piece.length - after));
+  require_range("the number of applied drafts", piece.applied, 0, std::min(limits.drafts, piece.start));
+  require_range("a lane", piece.lane, 0, std::max(0, limits.lanes - 1));
 }
 
 }  // namespace
@@ -465,6 +486,8 @@ BatchLimits::BatchLimits(const Shape& shape, const std::vector<BufferShape>& buf
       asked(INT_MAX),
       pages(shape.num_pages),
       states(shape.num_states),
+      lanes(shape.num_lanes),
+      drafts(shape.num_lanes ? shape.most_drafts : 0),
       vocab(INT_MAX),
       drawn(0),
       positions(INT_MAX),

@@ -16,7 +16,7 @@ std::string why_no_plan(const Kernels& kernels, const Shape& shape, const std::v
 
 // Limits on a plan's batches, computed once.
 struct BatchLimits {
-  int rows, asked, pages, states, vocab, drawn, positions, adapters, types, steps;  // drawn: tokens that draws choose from
+  int rows, asked, pages, states, lanes, drafts, vocab, drawn, positions, adapters, types, steps;  // drawn: tokens that draws choose from
   int rowwise;  // the first so many steps read nothing of a batch but its number of rows
 
   BatchLimits(const Shape& shape, const std::vector<BufferShape>& buffers, const std::vector<Rotation>& rotations,

@@ -115,9 +115,8 @@ struct DeltaTokens {
 // The same for Mamba2.
 struct SsmTokens {
   int count;
-  const float *b, *c;  // `stride` apart
-  long stride;
-  float* u;  // [count][kStateLanes]; becomes what the tokens read
+  const float *b, *c;  // [count][rows]
+  float* u;            // [count][kStateLanes]; becomes what the tokens read
   const float *kept, *step;
   float skip;
 };

@@ -120,6 +120,8 @@ Plan::Plan(const Kernels& kernels, const Shape& shape, const std::vector<BufferS
     if (has_texts) own.text = zeros<float>(TextHead::floats(shape.head_dim, shape.max_rows, kernels.panel));
   }
   if (shape.num_pages) pages_ = zeros<uint8_t>(static_cast<size_t>(page_bytes()) * shape.num_pages);
+  if (shape.num_lanes)
+    drafts_ = zeros<float>(static_cast<size_t>(shape.num_lanes) * shape.most_drafts * shape.draft_floats);
   if (shape.num_states) states_ = zeros<float>(static_cast<size_t>(shape.state_floats) * shape.num_states);
 }
 

@@ -47,6 +47,9 @@ enum class Op : int32_t {
 };
 constexpr int kOps = 24;
 
+// Numbers of a token that advances a matrix, beside its vectors.
+constexpr int kTokenNumbers = 3;
+
 // A mixer's sizes, and where its part of a sequence's state is.
 struct Recurrence {
   int32_t state_at;       // floats before it in a slot
@@ -54,10 +57,12 @@ struct Recurrence {
   int32_t heads, groups;  // with a matrix for each head; heads share what they read of a group
   int32_t tiled;          // head h reads group h % groups rather than h / (heads / groups)
   int32_t rows, cols;     // of a head's matrix
-  int32_t reserved;
+  int32_t draft_at;       // floats before its part of what is kept of a draft
 
   int group_of(int head) const { return tiled ? head % groups : head / (heads / groups); }
   int64_t floats() const { return static_cast<int64_t>(heads) * state_floats(rows, cols); }
+  // What a head keeps of a draft: two vectors of its group, its own, and three numbers.
+  int64_t draft_floats() const { return 2 * rows + cols + kTokenNumbers; }
 };
 
 // One adapter's contribution to a matmul: B A x, with A as [rank][columns read] and B as [rank][columns written].
@@ -111,6 +116,8 @@ struct Shape {
   int32_t max_rows;          // tokens per step
   int32_t threads;
   int32_t num_states, state_floats;  // slots for sequences' states, and the size of each
+  // Lanes in which sequences keep what their drafts would do to their states, drafts in each, and the size of a draft.
+  int32_t num_lanes, most_drafts, draft_floats, reserved;
 };
 
 struct BufferShape {
@@ -141,6 +148,9 @@ struct Piece {
   int32_t state;  // the slot of its state, which the step advances
   int32_t num_captures;
   const Capture* captures;  // in order
+  // The last so many tokens do not advance the state but are kept in the lane; before anything else, the first `applied`
+  // of those that were kept there advance it.
+  int32_t drafts, applied, lane, reserved;
 };
 
 struct Batch {
@@ -245,6 +255,9 @@ class Plan {
   void convolve(const Step& step, const Piece& piece, int at, int count);
   void recur(const Step& step, const Batch& batch, int thread, std::atomic<int>& taken);
   void recur(const Step& step, const Piece& piece, int head, Share tiles, float* room);
+  float* draft(const Recurrence& how, const Piece& piece, int index) {
+    return drafts_.get() + (static_cast<long>(piece.lane) * shape_.most_drafts + index) * shape_.draft_floats + how.draft_at;
+  }
   float* state(int slot) { return states_.get() + static_cast<long>(slot) * shape_.state_floats; }
   float* row(int buffer, int index) const {
     return buffers_[buffer].data + static_cast<long>(index) * buffers_[buffer].shape.cols;
@@ -259,6 +272,7 @@ class Plan {
   std::vector<Buffer> buffers_;
   Memory<uint8_t> pages_;
   Memory<float> states_;
+  Memory<float> drafts_;
   Memory<uint8_t> codes_;
   std::vector<float> normed_;
   std::vector<Own> own_;

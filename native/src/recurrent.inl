@@ -68,7 +68,7 @@ static void delta_tile(int rows, const DeltaTokens& tokens, float* state) {
 // A tile of Mamba2's state, [rows][kStateLanes], over some tokens: S = kept * S + u bᵀ, out = S c.
 static void ssm_tile(int rows, const SsmTokens& tokens, float* state) {
   for (int t = 0; t < tokens.count; ++t) {
-    const float *b = tokens.b + t * tokens.stride, *c = tokens.c + t * tokens.stride;
+    const float *b = tokens.b + static_cast<long>(t) * rows, *c = tokens.c + static_cast<long>(t) * rows;
     float* u = tokens.u + static_cast<long>(t) * kStateLanes;
     const float kept = tokens.kept[t];
     Floats scaled[kVectors], sums[kTurns][kVectors];

@@ -896,25 +896,26 @@ void check_delta(int rows) {
 }
 
 void check_ssm(int rows) {
-  const int count = 7, stride = 2 * rows + 3;
-  const Values x = numbers(count * stride, -1, 1), u = numbers(count * kStateLanes, -2, 2);
+  const int count = 7;
+  const Values b = numbers(count * rows, -1, 1), c = numbers(count * rows, -1, 1);
+  const Values u = numbers(count * kStateLanes, -2, 2);
   const Values kept = numbers(count, 0.5f, 1), step = numbers(count, 0, 1);
   const float skip = 0.7f;
   Values tile = numbers(rows * kStateLanes, -1, 1), out = u, apart = u;
   std::vector<double> want(tile.begin(), tile.end());
   Values single = tile;
-  table->ssm(rows, {count, x.data(), &x[rows], stride, out.data(), kept.data(), step.data(), skip}, tile.data());
+  table->ssm(rows, {count, b.data(), c.data(), out.data(), kept.data(), step.data(), skip}, tile.data());
   for (int t = 0; t < count; ++t) {
-    const float* b = &x[t * stride];
+    const int at = t * rows;
     float* own = &apart[t * kStateLanes];
-    table->ssm(rows, {1, b, b + rows, stride, own, &kept[t], &step[t], skip}, single.data());
+    table->ssm(rows, {1, &b[at], &c[at], own, &kept[t], &step[t], skip}, single.data());
     for (int lane = 0; lane < kStateLanes; ++lane) {
       const double input = u[t * kStateLanes + lane];
       double seen = skip * input;
       for (int i = 0; i < rows; ++i) {
         double& s = want[i * kStateLanes + lane];
-        s = kept[t] * s + step[t] * input * b[i];
-        seen += s * b[rows + i];
+        s = kept[t] * s + step[t] * input * b[at + i];
+        seen += s * c[at + i];
       }
       expect_near(out[t * kStateLanes + lane], seen, 3e-5, "what Mamba2 of " + std::to_string(rows) + " reads");
     }

@@ -11,12 +11,14 @@ from pathlib import Path
 import pytest
 import torch
 from every_family import RECURRENT, TORCH_ONLY, config_of, some
+from guessed_drafts import ReplayedDrafts
 from native_models import native, needs_library, packed, savable_model
 from test_native_runner import SCORED, SIZES, Gains, ask, drain, run, tokens
 
 from ostro.backends.native.runner import NativeRunner
 from ostro.backends.torch.runner import TorchRunner
 from ostro.engine.core import EngineCore
+from ostro.engine.drafter import MOST_DRAFTS
 from ostro.engine.scheduler import Limits
 from ostro.kernels.cpu.library import PAGE, instruction_sets
 from ostro.kernels.cpu.packed_file import PackedFile
@@ -175,12 +177,31 @@ def test_forked_choices_equal_those_computed_alone(name: str, weights: _Weights)
 
 
 @EVERY
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_drafts_change_nothing(name: str, temperature: float, threads: int, weights: _Weights) -> None:
+    """However many of them are right; also of sequences that are preempted or end meanwhile."""
+    params = SamplingParams(max_tokens=40, temperature=temperature, logprobs=1)
+    asked = [ask(id, length, params) for id, length in enumerate((1, 14, 33, 20))]
+    without = cold(native(weights(name)), *asked)
+    limits = Limits(max_batch_tokens=64, max_batch_seqs=8)
+    for pages, accuracy in ((64, 0.0), (64, 0.6), (64, 1.0), (9, 0.8)):
+        drafts = ReplayedDrafts(tokens(without), accuracy=accuracy, most=MOST_DRAFTS)
+        core = EngineCore(native(weights(name), pages=pages, threads=threads), limits, speculation=drafts)
+        for _ in range(2):
+            assert drain(core, *asked) == without
+        counters = core.scheduler.counters
+        assert counters.drafted_tokens > 0
+        assert (counters.accepted_tokens > 0) == (accuracy > 0)
+        assert (counters.preemptions > 0) == (pages < 64)
+
+
+@EVERY
 def test_slots_take_the_memory_that_the_spec_says(name: str, weights: _Weights) -> None:
     runner = native(weights(name), pages=8, states=3)
     spec = runner.spec
     assert 8 * runner.page_bytes + 3 * spec.state_bytes == spec.pages_bytes
     assert spec.state_bytes == 4 * runner.program.spec.state_floats > 0
-    assert spec.max_sampled == 0
 
 
 def test_slots_that_are_not_used_take_no_memory(weights: _Weights) -> None:

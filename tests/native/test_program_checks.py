@@ -120,6 +120,8 @@ def made(weights: PackedFile) -> Program:
         isa=instruction_sets()[0],
         num_pages=_NUM_PAGES,
         num_states=_NUM_STATES if weights.program["state_floats"] else 0,
+        num_lanes=2,
+        most_drafts=2,
         max_tokens=_MAX_TOKENS,
         max_asked=4,
         threads=2,
@@ -136,12 +138,15 @@ def run(program: Program, **changes: Any) -> None:
         "asked": [2],
         "state": 0,
         "captures": (),
+        "drafts": 0,
+        "applied": 0,
+        "lane": 0,
         **changes,
     }
     pages = np.array(given["pages"], np.int32)
     program.run(
         np.array(given["tokens"], np.int32),
-        [Piece(given["row"], given["start"], given["length"], pages, given["state"], given["captures"])],
+        [Piece(pages=pages, **{name: given[name] for name in Piece._fields if name != "pages"})],
         np.array(given["asked"], np.int32),
         given.get("draws"),
     )
@@ -224,6 +229,8 @@ def test_a_mixers_step_is_refused(
         (Op.CONVOLVE, "taps", 9, "the number of taps is 9"),
         (Op.CONVOLVE, "state_at", -1, "the place of its state is -1"),
         (Op.CONVOLVE, "state_at", 10**6, "on is beyond a slot's "),
+        (Op.CONVOLVE, "draft_at", -1, "the place of its drafts is -1"),
+        (Op.DELTA, "draft_at", 10**6, "what it keeps of a draft, .* is beyond "),
         (Op.DELTA, "heads", 0, "the number of heads is 0"),
         (Op.DELTA, "groups", 4, "6 heads cannot share 4 groups evenly"),
         (Op.DELTA, "rows", 5000, "number of rows is 5000"),
@@ -236,6 +243,12 @@ def test_a_recurrence_is_refused(op: Op, field: str, value: int, why: str, state
     step["recurrence"][field] = value
     with pytest.raises(BadCheckpoint, match=why):
         made(weights)
+
+
+def test_a_draft_is_as_large_as_its_parts(stateful: Mapping[str, PackedFile]) -> None:
+    stateful["delta"].program["draft_floats"] += 1
+    with pytest.raises(BadCheckpoint, match=r"a draft has \d+ numbers, of which \d+ are used"):
+        made(stateful["delta"])
 
 
 def test_a_slot_is_as_large_as_its_parts(stateful: Mapping[str, PackedFile]) -> None:
@@ -254,6 +267,13 @@ def test_a_slot_is_as_large_as_its_parts(stateful: Mapping[str, PackedFile]) -> 
         ({"captures": ((4, 1),)}, "a capture's place is 4, not from 1 to 3"),
         ({"captures": ((2, 1), (1, 2))}, "a capture's place is 1, not from 2 to 3"),
         ({"captures": ((1, 3),)}, "a capture's slot is 3, not from 0 to 2"),
+        ({"drafts": -1}, "the number of drafts is -1, not from 0 to 2"),
+        ({"drafts": 3}, "the number of drafts is 3, not from 0 to 2"),
+        ({"drafts": 2, "captures": ((2, 1),)}, "the number of drafts is 2, not from 0 to 1"),
+        ({"applied": 1}, "the number of applied drafts is 1, not from 0 to 0"),
+        ({"start": 9, "applied": 3}, "the number of applied drafts is 3, not from 0 to 2"),
+        ({"lane": 2}, "a lane is 2, not from 0 to 1"),
+        ({"lane": -1}, "a lane is -1"),
     ],
 )
 def test_slots_that_do_not_exist_are_refused(
@@ -261,6 +281,8 @@ def test_slots_that_do_not_exist_are_refused(
 ) -> None:
     program = made(stateful["delta"])
     run(program, captures=((1, 1), (3, 2)))
+    run(program, drafts=2, lane=1)
+    run(program, start=3, applied=2, lane=1)
     with pytest.raises(AssertionError, match=why):
         run(program, **changes)
     for wrong in (-1, 3):

@@ -96,6 +96,7 @@ class Lowering(ExpertSteps, RecurrentSteps):
             logits_step=logits_step,
             tensors=self._tensors,
             state_floats=self._state_floats,
+            draft_floats=self._draft_floats,
             precision=self._precision,
         )
 

@@ -185,7 +185,8 @@ def _step_bytes(config: ResolvedConfig, program: Program) -> int:
         # Gates and ups are also stored before activation.
         row += 2 * 4 * max(buffer.cols for buffer in spec.buffers if not buffer.asked)
     read = 4 * longest + slots // GROUP * _GROUP_BYTES
-    asked = 4 * sum(buffer.cols for buffer in spec.buffers if buffer.asked)
+    # Logits, and what drafts would do to states.
+    asked = 4 * (sum(buffer.cols for buffer in spec.buffers if buffer.asked) + spec.draft_floats)
     own = (4 * _OWN_ROWS + _OWN_PANELS * program.panel) * longest
     rows = max(config.max_batch_tokens, config.max_batch_seqs)
     return rows * (row + read) + config.max_batch_seqs * asked + threads_here(config.threads).number * own

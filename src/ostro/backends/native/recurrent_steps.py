@@ -10,7 +10,7 @@ states, which comes later.
 from ostro.backends.native.layer_steps import BUFFER_COLS, LayerSteps, Read
 from ostro.backends.native.sinks import ALIGNED, Sink, padded
 from ostro.backends.native.support import WrongPanel
-from ostro.kernels.cpu.library import STATE_LANES, After, Op
+from ostro.kernels.cpu.library import STATE_LANES, TOKEN_NUMBERS, After, Op
 from ostro.kernels.cpu.program_spec import RecurrenceSpec
 from ostro.models.architecture import Convolution, GatedDelta, Mamba2, ModelShape, Recurrent, ShortConvolution, State
 
@@ -29,7 +29,8 @@ class RecurrentSteps(LayerSteps):
     def __init__(self, shape: ModelShape, sink: Sink, *, bits: int) -> None:
         super().__init__(shape, sink, bits=bits)
         self._state_floats = 0
-        """Numbers in a state so far."""
+        """Numbers in a state so far, and of what is kept of a draft."""
+        self._draft_floats = 0
 
     def _recurrent(self, mixer: Recurrent, read: Read) -> None:
         """Its result is where attention's would be."""
@@ -122,7 +123,9 @@ class RecurrentSteps(LayerSteps):
             after=after,
             weights=self._sink.filters(conv),
             bias=self._vector(f"{conv.name}.bias", channels) if conv.bias else None,
-            recurrence=RecurrenceSpec(state_at=self._kept(conv.state), taps=conv.taps),
+            recurrence=RecurrenceSpec(
+                state_at=self._kept(conv.state), draft_at=self._drafted(channels), taps=conv.taps
+            ),
         )
         # What lies behind the channels is filtered as well, and not read.
         self._widen(self._QKV, at + channels)
@@ -135,13 +138,26 @@ class RecurrentSteps(LayerSteps):
         self._widen(self._ATTENDED, width)
 
     def _matrices(self, heads: int, groups: int, rows: int, cols: int, *, tiled: bool = False) -> RecurrenceSpec:
-        at = self._kept(State((0, 0), (heads, rows, cols)))
-        return RecurrenceSpec(state_at=at, heads=heads, groups=groups, tiled=tiled, rows=rows, cols=cols)
+        return RecurrenceSpec(
+            state_at=self._kept(State((0, 0), (heads, rows, cols))),
+            draft_at=self._drafted(heads * (2 * rows + cols + TOKEN_NUMBERS)),
+            heads=heads,
+            groups=groups,
+            tiled=tiled,
+            rows=rows,
+            cols=cols,
+        )
 
     def _kept(self, state: State) -> int:
         """Where this part of a state begins."""
         at = self._state_floats
         self._state_floats += state_floats(state)
+        return at
+
+    def _drafted(self, floats: int) -> int:
+        """The same of what is kept of a draft."""
+        at = self._draft_floats
+        self._draft_floats += floats
         return at
 
     def _whole_panels(self, columns: int, what: str) -> None:

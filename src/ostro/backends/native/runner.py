@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ostro.backends.memory import host_room, page_bytes
+from ostro.backends.native.draft_lanes import DraftLanes
 from ostro.backends.native.lora import NativeAdapters
 from ostro.backends.native.profiler import NativeProfiler
 from ostro.backends.outcome import outcome
@@ -119,12 +120,15 @@ class NativeRunner:
             isa=isa,
             num_pages=num_pages,
             num_states=num_states,
+            num_lanes=num_states,
+            most_drafts=MOST_DRAFTS,
             max_tokens=max_batch_tokens,
             max_asked=most_asked,
             cells=cells,
             threads=threads,
             adapted=adapters.adapted(ProgramSpec.from_json(packed.program), packed.panel) if adapters else None,
         )
+        self._lanes = DraftLanes(num_states)
         spec = self.program.spec
         self._sample_step = next((at for at, step in enumerate(spec.steps) if step.op is Op.SAMPLE), len(spec.steps))
         self._spec = RunnerSpec(
@@ -137,8 +141,7 @@ class NativeRunner:
             context_price=_context_price(spec, packed),
             generates=spec.logits is not None,
             constrains=True,
-            # Rejected drafts cannot be taken out of a state.
-            max_sampled=0 if spec.state_floats else most_asked,
+            max_sampled=most_asked,
             num_states=num_states,
             state_bytes=spec.state_bytes,
             is_invariant=True,
@@ -224,7 +227,7 @@ class NativeRunner:
         for source, target in batch.state_copies:
             self.program.copy_state(source, target)
         tokens = np.array([token for chunk in batch.chunks for token in chunk.token_ids], np.int32)
-        pieces = self._pieces(batch.chunks)
+        pieces = self._pieces(batch)
         asking = [(chunk, piece, chunk.samplers) for chunk, piece in zip(batch.chunks, pieces, strict=True)]
         asked = np.array([p.row + p.length - len(s) + at for _, p, s in asking for at in range(len(s))], np.int32)
         by_row = [seqs for *_, samplers in asking for seqs in samplers]
@@ -251,12 +254,17 @@ class NativeRunner:
                 output.pooled[chunk.seq.id] = self._pool(tokens, pieces, chunk, piece)
         return output
 
-    @staticmethod
-    def _pieces(chunks: Seq[Chunk]) -> list[Piece]:
-        pieces, row = [], 0
-        for chunk in chunks:
-            pages = np.array(chunk.seq.pages, np.int32)
-            pieces.append(Piece(row, chunk.start, chunk.num_rows, pages, chunk.state, chunk.captures))
+    def _pieces(self, batch: Batch) -> list[Piece]:
+        pieces: list[Piece] = []
+        lanes = self._lanes.begin(batch) if self._spec.num_states else None
+        row = 0
+        for number, chunk in enumerate(batch.chunks):
+            piece = Piece(row, chunk.start, chunk.num_rows, np.array(chunk.seq.pages, np.int32))
+            if lanes is not None:
+                lane, applied = lanes[number]
+                piece = piece._replace(state=chunk.state, captures=chunk.captures)
+                piece = piece._replace(drafts=len(chunk.drafts), applied=applied, lane=lane)
+            pieces.append(piece)
             row += chunk.num_rows
         return pieces
 

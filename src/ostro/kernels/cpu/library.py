@@ -22,7 +22,7 @@ from pathlib import Path
 from ostro.errors import Unsupported
 
 # Must match native/src/api.cpp.
-_VERSION = 15
+_VERSION = 16
 _SUFFIX = {"darwin": "dylib", "win32": "dll"}.get(sys.platform, "so")
 
 PAGE = 16
@@ -34,6 +34,8 @@ HEAD_MULTIPLE, MOST_HEAD = 16, 256
 STATE_LANES = 32
 """The matrices of recurrent states have columns in tiles of this many."""
 MOST_TAPS = 8
+TOKEN_NUMBERS = 3
+"""Numbers that a head keeps of a draft, beside its vectors."""
 BITS = {"none": 0, "int8": 8, "int4": 4}
 """Bits per weight for each value of `quantize`; 0 keeps the stored precision."""
 
@@ -125,7 +127,7 @@ class CRecurrence(Structure):
         ("tiled", c_int32),
         ("rows", c_int32),
         ("cols", c_int32),
-        ("reserved", c_int32),
+        ("draft_at", c_int32),
     )
 
 
@@ -178,6 +180,10 @@ class CShape(Structure):
         ("threads", c_int32),
         ("num_states", c_int32),
         ("state_floats", c_int32),
+        ("num_lanes", c_int32),
+        ("most_drafts", c_int32),
+        ("draft_floats", c_int32),
+        ("reserved", c_int32),
     )
 
 
@@ -203,6 +209,10 @@ class CPiece(Structure):
         ("state", c_int32),
         ("num_captures", c_int32),
         ("captures", c_void_p),
+        ("drafts", c_int32),
+        ("applied", c_int32),
+        ("lane", c_int32),
+        ("reserved", c_int32),
     )
 
 

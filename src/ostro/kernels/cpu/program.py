@@ -53,7 +53,9 @@ Allocate = Callable[[tuple[int, int]], Floats]
 
 class Piece(NamedTuple):
     """One sequence's tokens: its first row, the position of its first token, the number of tokens, its pages; the slot
-    of its recurrent state, and after how many tokens that is copied to which others.
+    of its recurrent state, and after how many tokens that is copied to which others. The last `drafts` tokens do not
+    advance the state: what they would do to it is kept in a lane, in which `applied` of the last step's drafts turned
+    out to be right.
     """
 
     row: int
@@ -62,6 +64,9 @@ class Piece(NamedTuple):
     pages: npt.NDArray[np.int32]
     state: int = 0
     captures: Sequence[tuple[int, int]] = ()
+    drafts: int = 0
+    applied: int = 0
+    lane: int = 0
 
 
 class Term(NamedTuple):
@@ -108,6 +113,8 @@ class Program:
         max_tokens: int,
         max_asked: int,
         num_states: int = 0,
+        num_lanes: int = 0,
+        most_drafts: int = 0,
         cells: Cells = Cells.FLOAT32,
         threads: int = 1,
         adapted: Adapted | None = None,
@@ -141,6 +148,9 @@ class Program:
             threads=threads,
             num_states=num_states,
             state_floats=spec.state_floats,
+            num_lanes=num_lanes,
+            most_drafts=most_drafts,
+            draft_floats=spec.draft_floats,
         )
         rows = [(max_asked if each.asked else max_tokens * each.per_token, each.cols) for each in spec.buffers]
         buffers = (CBuffer * len(rows))(*(CBuffer(*each) for each in rows))
@@ -203,12 +213,7 @@ class Program:
         """
         # Only needed while it runs.
         captures = [(CCapture * len(p.captures))(*(CCapture(*own) for own in p.captures)) for p in pieces]
-        native = (CPiece * len(pieces))(
-            *(
-                CPiece(p.row, p.start, p.length, len(p.pages), p.pages.ctypes.data, p.state, len(own), addressof(own))
-                for p, own in zip(pieces, captures, strict=True)
-            )
-        )
+        native = (CPiece * len(pieces))(*map(_native_piece, pieces, captures))
         batch = CBatch(
             num_rows=len(tokens),
             num_pieces=len(pieces),
@@ -293,6 +298,22 @@ class Program:
         if not 0 <= number < self._packed.num_vectors:
             raise bad_program(f"a step reads vector {number}, and there are {self._packed.num_vectors}")
         return self._packed.vector(number)
+
+
+def _native_piece(piece: Piece, captures: "Array[CCapture]") -> CPiece:
+    return CPiece(
+        row=piece.row,
+        start=piece.start,
+        length=piece.length,
+        num_pages=len(piece.pages),
+        pages=piece.pages.ctypes.data,
+        state=piece.state,
+        num_captures=len(captures),
+        captures=addressof(captures),
+        drafts=piece.drafts,
+        applied=piece.applied,
+        lane=piece.lane,
+    )
 
 
 def _native_terms(terms: Sequence[Term | None]) -> "Array[CTerm]":

@@ -22,6 +22,7 @@ class RecurrenceSpec:
     tiled: bool = False
     rows: int = 0
     cols: int = 0
+    draft_at: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +102,8 @@ class ProgramSpec:
     tensors: list[list[str]] = field(default_factory=list)
     """The checkpoint tensors in each matrix, in order."""
     state_floats: int = 0
-    """Numbers in a sequence's recurrent state."""
+    """Numbers in a sequence's recurrent state, and of what is kept of a draft."""
+    draft_floats: int = 0
     precision: str = ""
     """The weights' formats, in words."""
 
