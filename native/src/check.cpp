@@ -352,6 +352,7 @@ class Steps {
     require_range("the number of taps", how.taps, 1, kMostTaps);
     require_range("cols", step.cols, 1, INT_MAX / 8 / kMostTaps);
     panels(step.cols);
+    require(static_cast<int64_t>(shape_.max_rows) * (step.cols / kernels_.panel) <= INT_MAX, "it has too many channels");
     kept(how, static_cast<int64_t>(how.taps - 1) * step.cols);
     drafted(how, step.cols);
     weights(step, static_cast<int64_t>(how.taps) * step.cols);
@@ -373,6 +374,7 @@ class Steps {
     require(how.heads % how.groups == 0, how.heads, " heads cannot share ", how.groups, " groups evenly");
     require_range("a matrix's number of rows", how.rows, 1, 1 << 12);
     require_range("a matrix's number of columns", how.cols, 1, 1 << 12);
+    require(static_cast<int64_t>(shape_.max_rows) * how.heads * state_tiles(how.cols) <= INT_MAX, "it has too many heads");
     kept(how, how.floats());
     drafted(how, how.heads * how.draft_floats());
     weights(step, static_cast<int64_t>(numbers) * how.heads);
@@ -442,6 +444,8 @@ bool is_rowwise(Op op) {
 void require_states(const BatchLimits& limits, const Piece& piece) {
   if (!limits.states) return;
   require_range("a sequence's state", piece.state, 0, limits.states - 1);
+  require_range("the number of captures", piece.num_captures, 0, piece.length);
+  require(piece.captures || !piece.num_captures, "there are no captures");
   int after = 1;
   for (int i = 0; i < piece.num_captures; ++i) {
     require_range("a capture's place", piece.captures[i].after, after, piece.length);

@@ -18,15 +18,17 @@ void Routing::reserve(int rows, int experts, int chosen) {
 template <typename Value>
 bool Routing::choose_best(int row, int experts, int chosen, Value value) {
   int32_t* best = experts_.data() + static_cast<size_t>(row) * chosen;
+  // Their values, until the caller has weights.
+  float* values = weights_.data() + static_cast<size_t>(row) * chosen;
   bool numbers = true;
   int count = 0;
   for (int expert = 0; expert < experts; ++expert) {
     const float own = value(expert);
     numbers &= !std::isnan(own);
-    if (count == chosen && !(own > value(best[count - 1]))) continue;
+    if (count == chosen && !(own > values[count - 1])) continue;
     int at = count < chosen ? count++ : count - 1;
-    for (; at > 0 && own > value(best[at - 1]); --at) best[at] = best[at - 1];
-    best[at] = expert;
+    for (; at > 0 && own > values[at - 1]; --at) best[at] = best[at - 1], values[at] = values[at - 1];
+    best[at] = expert, values[at] = own;
   }
   return numbers;
 }

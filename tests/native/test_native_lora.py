@@ -34,7 +34,7 @@ def adapters_of(name: str, directory: Path) -> Terms:
     """Adapters of different ranks and for different projections; the last changes one kind alone."""
     model = savable_model(CONFIGS[name])
     # Of a mixture of experts they change attention.
-    last = ("o_proj",) if "num_experts_per_tok" in CONFIGS[name] else DOWN
+    last = ("o_proj", "out_proj") if "num_experts_per_tok" in CONFIGS[name] else DOWN
     made = {
         "a": random_adapter(directory / "a", model, rank=4, seed=1, targets=OF_ANY),
         "b": random_adapter(directory / "b", model, rank=9, seed=2, targets=OF_ANY),
@@ -54,7 +54,8 @@ def on_torch(name: str, terms: Terms) -> TorchRunner:
     model = savable_model(CONFIGS[name])
     adapters = Adapters(model, terms)
     adapters.attach(model)
-    return TorchRunner(model, page_size=16, num_pages=128, adapters=adapters)
+    states = 16 if model.states else 0
+    return TorchRunner(model, page_size=16, num_pages=128, num_states=states, adapters=adapters)
 
 
 def run(runner: ModelRunner, asked: list[Request], *, budget: int = 64) -> Gains:

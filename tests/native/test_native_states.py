@@ -12,19 +12,24 @@ import pytest
 import torch
 from every_family import RECURRENT, TORCH_ONLY, config_of, some
 from guessed_drafts import ReplayedDrafts
-from native_models import native, needs_library, packed, savable_model
+from native_models import ModelCheckpoint, native, needs_library, packed, savable_model, stored_in
 from test_native_runner import SCORED, SIZES, Gains, ask, drain, run, tokens
 
+from ostro.backends.native.packing import pack
 from ostro.backends.native.runner import NativeRunner
+from ostro.backends.native.support import native_architecture
 from ostro.backends.torch.runner import TorchRunner
 from ostro.engine.core import EngineCore
 from ostro.engine.drafter import MOST_DRAFTS
 from ostro.engine.scheduler import Limits
-from ostro.kernels.cpu.library import PAGE, instruction_sets
-from ostro.kernels.cpu.packed_file import PackedFile
+from ostro.kernels.cpu.library import PAGE, instruction_sets, panel_of
+from ostro.kernels.cpu.packed_file import PackedFile, PackedWriter
+from ostro.models.registry import describe
 from ostro.sampling_params import SamplingParams
 from ostro.torch_models.base import Model
+from ostro.torch_models.loading import places_of
 from ostro.torch_models.recurrent import GatedDelta, Mamba2
+from ostro.weights.arrays import array_of
 
 pytestmark = needs_library
 
@@ -92,6 +97,28 @@ def test_tokens_and_scores_are_torchs(name: str, isa: str, weights: _Weights) ->
     for key, (_, logprobs, scored) in expected.items():
         for ours, theirs in ((given[key][1], logprobs), (given[key][2], scored)):
             assert [each.logprob for each in ours] == pytest.approx([each.logprob for each in theirs], abs=2e-3)
+
+
+@pytest.mark.parametrize("exact", ["in_proj_a", "in_proj_b"])
+def test_gates_may_be_stored_in_different_types(exact: str, tmp_path: Path) -> None:
+    """The second was read as if it had the first one's type."""
+    config = config_of("qwen3_5", SIZES)
+    model = savable_model(config)
+    tensors = ModelCheckpoint(model, config).tensors()
+    mixed = [(name, tensor if exact in name else tensor.bfloat16()) for name, tensor in tensors]
+    places = places_of(model)
+    for name, tensor in mixed:
+        place = places[name]
+        stored_in(place).copy_(tensor.float() + place.offset)
+    described = native_architecture(describe(config), panel_of(ISAS[0]))
+    with (tmp_path / "packed").open("w+b") as file:
+        writer = PackedWriter(file, panel_of(ISAS[0]))
+        arrays = ((name, array_of(tensor)) for name, tensor in mixed)
+        writer.finish(pack(described, arrays, writer, bits=0).to_json())
+        weights = PackedFile(file, tmp_path / "packed")
+    asked = [ask(id, length, SCORED) for id, length in enumerate((5, 40))]
+    expected = run(TorchRunner(model, page_size=16, num_pages=64, num_states=16), *asked)
+    assert tokens(run(native(weights), *asked)) == tokens(expected)
 
 
 @EVERY

@@ -266,6 +266,7 @@ def test_a_slot_is_as_large_as_its_parts(stateful: Mapping[str, PackedFile]) -> 
         ({"captures": ((0, 1),)}, "a capture's place is 0, not from 1 to 3"),
         ({"captures": ((4, 1),)}, "a capture's place is 4, not from 1 to 3"),
         ({"captures": ((2, 1), (1, 2))}, "a capture's place is 1, not from 2 to 3"),
+        ({"captures": ((1, 1),) * 4}, "the number of captures is 4, not from 0 to 3"),
         ({"captures": ((1, 3),)}, "a capture's slot is 3, not from 0 to 2"),
         ({"drafts": -1}, "the number of drafts is -1, not from 0 to 2"),
         ({"drafts": 3}, "the number of drafts is 3, not from 0 to 2"),

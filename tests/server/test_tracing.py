@@ -334,7 +334,8 @@ def test_collector_that_is_down_costs_nothing_but_a_line(tmp_path: Path) -> None
     assert [line["level"] for line in told if line["logger"].startswith(("opentelemetry", "urllib3"))] == []
     [complaint] = [line for line in told if line["message"] == "traces are being dropped"]
     assert complaint["level"] == "warning"
-    assert complaint["lost_spans"] >= 4
+    # Those of the first batch, which may have been sent after any request.
+    assert complaint["lost_spans"] > 0
 
 
 @pytest.mark.full

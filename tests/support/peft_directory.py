@@ -14,9 +14,11 @@ from ostro.torch_models.loading import places_of
 ALL = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 FUSED = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
 OF_GPT = ("c_attn", "c_fc", "c_proj", "query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h")
-OF_ANY = tuple({*ALL, *FUSED, *OF_GPT})
+OF_MIXERS = ("in_proj", "in_proj_qkv", "in_proj_qkvz", "in_proj_z", "in_proj_b", "in_proj_a", "in_proj_ba", "out_proj")
+OF_LFM2 = ("w1", "w2", "w3")
+OF_ANY = tuple({*ALL, *FUSED, *OF_GPT, *OF_MIXERS, *OF_LFM2})
 """All projections of any family."""
-DOWN = ("down_proj", "c_proj", "dense_4h_to_h")
+DOWN = ("down_proj", "c_proj", "dense_4h_to_h", "w2")
 
 
 def peft_config(rank: int = 4, base: str | None = None) -> dict[str, object]:

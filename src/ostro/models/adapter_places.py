@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol, Self, TypeVar
 
 from ostro.errors import BadCheckpoint, UnsupportedModel
-from ostro.models.architecture import Architecture, Projection
+from ostro.models.architecture import Architecture, Part, Projection, RowScale
 from ostro.models.row_order import RowOrder
 
 
@@ -20,6 +20,9 @@ class Pickable(Protocol):
 class Reorderable(Pickable, Protocol):
     def ordered(self, order: RowOrder | None) -> Self:
         """The term with its outputs in our order, where a checkpoint's differs."""
+
+    def scaled(self, scales: Sequence[RowScale]) -> Self:
+        """The term with its outputs, in our order, multiplied as the matrix is on loading; none multiply nothing."""
 
 
 TermT = TypeVar("TermT", bound=Pickable)
@@ -59,16 +62,21 @@ def described_terms(
     experts = described.expert_names
     found = [(part, each) for layer in described.layers for each in layer.projections for part in each.parts]
     shapes = {part.name: (part.rows, each.columns) for part, each in found}
-    orders, hub = {part.name: part.order for part, _ in found}, hub_tensors(each for _, each in found)
+    parts, hub = {part.name: (part, each) for part, each in found}, hub_tensors(each for _, each in found)
     return {
         adapter: {
-            name: term.ordered(orders[name])
+            name: loaded(term, *parts[name])
             for name, term in placed(
                 adapter, terms, shapes, backbone=described.backbone, experts=experts, hub=hub
             ).items()
         }
         for adapter, terms in adapters.items()
     }
+
+
+def loaded(term: ReorderableT, part: Part, projection: Projection) -> ReorderableT:
+    """A term of a checkpoint's matrix as one of ours."""
+    return term.ordered(part.order).scaled(projection.matrix_scales(part))
 
 
 def placed(

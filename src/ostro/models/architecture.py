@@ -795,11 +795,9 @@ class Architecture:
     @property
     def widest(self) -> int:
         """The longest row that a layer computes per token."""
-        return max(
-            *(layer.mlp.width for layer in self.layers if layer.mlp is not None),
-            *(layer.attends.output.columns for layer in self.layers if layer.attends is not None),
-            *(layer.recurrent.inputs.rows for layer in self.layers if layer.recurrent is not None),
-        )
+        widths = [layer.mlp.width for layer in self.layers if layer.mlp is not None]
+        widths += [layer.attends.output.columns for layer in self.layers if layer.attends is not None]
+        return max(widths + [layer.recurrent.inputs.rows for layer in self.layers if layer.recurrent is not None])
 
     @property
     def states(self) -> tuple[State | None, ...]:

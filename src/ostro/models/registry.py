@@ -89,7 +89,7 @@ def describe(config: Mapping[str, object], *, max_seq_len: int | None = None) ->
         if any(_RECURRENT.fullmatch(name.replace("_", "")) for name in named):
             raise UnsupportedModel(
                 f"Architecture {found} is not supported: its layers keep a recurrent state of a kind that Ostro does "
-                "not know. Qwen 3.5, LFM2, Granite 4 hybrids, Falcon-H1 and Nemotron-H are supported."
+                "not know. docs/models.md lists the architectures whose states it knows."
             )
         known = ", ".join([*(each.architecture for each in FAMILIES), *(each.bare for each in ENCODERS)])
         raise UnsupportedModel(f"Architecture {found} is not supported; supported: {known}.")

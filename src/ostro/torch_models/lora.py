@@ -55,6 +55,7 @@ class LowRank(Protocol):
 
     @property
     def scale(self) -> float: ...
+    def scaled(self, scales: Sequence[RowScale]) -> "LowRank": ...
     @property
     def shape(self) -> tuple[int, int]: ...
     def ordered(self, order: RowOrder | None) -> "LowRank":
@@ -208,12 +209,9 @@ class _Place:
     """Factors of the matrix's rows."""
 
     def share(self, term: LowRank) -> _Term:
-        term = term.ordered(self.order)
+        term = term.ordered(self.order).scaled(self.scales)
         a = term.a[:, self.inputs.start : self.inputs.stop]
         b = np.concatenate([term.b[own.start : own.stop] for own in self.outputs])
-        if self.scales:
-            factors = np.repeat([each.factor for each in self.scales], [each.rows for each in self.scales])
-            b = b * factors.astype(np.float32)[:, None]
         return _Term(a, b, term.scale)
 
 

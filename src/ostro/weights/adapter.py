@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from ostro.errors import BadCheckpoint, ModelNotFound, UnsupportedModel
 from ostro.formats.json_file import parse_json_object, read_json_object
 from ostro.formats.linear_regex import linear_matcher
+from ostro.models.architecture import RowScale
 from ostro.models.row_order import RowOrder
 from ostro.sources.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 
@@ -87,6 +88,13 @@ class LowRank:
     def ordered(self, order: RowOrder | None) -> "LowRank":
         """The update with its outputs in our order, where a checkpoint's differs."""
         return self if order is None else replace(self, b=self.b[order.stored(len(self.b))])
+
+    def scaled(self, scales: Sequence[RowScale]) -> "LowRank":
+        """The update with its outputs, in our order, multiplied as the matrix is on loading; none multiply nothing."""
+        if not scales:
+            return self
+        factors = [factor for rows, factor in scales for _ in range(rows)]
+        return replace(self, b=(self.b.T * factors).T.astype(self.b.dtype))
 
     def picked(self, outputs: Sequence[int], inputs: Sequence[int]) -> "LowRank":
         """The update of some of the projection's outputs, with all its inputs in another order."""

@@ -9,7 +9,7 @@ from itertools import groupby
 from typing import NamedTuple
 
 from ostro.backends.native.sinks import Sink, padded, padded_rows
-from ostro.backends.native.support import ACTIVATIONS, GATED, NotNative, WrongPanel
+from ostro.backends.native.support import ACTIVATIONS, GATED, NotNative
 from ostro.formats.gguf_header import GGML_TYPES
 from ostro.kernels.cpu.library import GROUP, After, Op
 from ostro.kernels.cpu.program_spec import BufferSpec, StepSpec
@@ -62,15 +62,11 @@ class LayerSteps:
         self._norm(norm, self._STREAM, self._BESIDE)
         return Read(self._BESIDE)
 
-    def _queries_keys_values(self, qkv: Projection, read: Read) -> None:
-        at = 0
-        # Consecutive parts of the same type form one matrix.
+    def _queries_keys_values(self, qkv: Projection, read: Read, *, at: int = 0, bits: int | None = None) -> None:
+        # Consecutive parts of the same type form one matrix. What one's padding writes, the next one overwrites.
         for _, group in groupby(qkv.parts, key=self._kind):
             parts = list(group)
             rows = sum(part.rows for part in parts)
-            # The last one's padding has nothing behind it.
-            if rows % self._panel and at + rows < qkv.rows:
-                raise WrongPanel(f"its projections have {rows} rows, not a multiple of {self._panel}")
             self._add(
                 op=Op.LINEAR,
                 **read._asdict(),
@@ -78,7 +74,7 @@ class LayerSteps:
                 out_at=at,
                 cols=qkv.columns,
                 bias=self._biases(parts) if qkv.bias else None,
-                matrix=self._pack(parts, qkv.columns),
+                matrix=self._pack(parts, qkv.columns, bits=bits),
             )
             at += rows
 
@@ -115,14 +111,12 @@ class LayerSteps:
         after: After = After.STORE,
         *,
         bits: int | None = None,
-        at: int = 0,
     ) -> None:
         read = Read(source) if isinstance(source, int) else source
         self._add(
             op=Op.LINEAR,
             **read._asdict(),
             out=target,
-            out_at=at,
             cols=projection.columns,
             after=after,
             bias=self._biases(projection.parts) if projection.bias else None,
@@ -148,6 +142,8 @@ class LayerSteps:
 
     def _pack(self, parts: Sequence[Part], cols: int, *, bits: int | None = None, by_turns: bool = False) -> int:
         bits = self._bits if bits is None else bits
+        if len({self._kind(part) for part in parts}) > 1:
+            raise NotNative(f"parts of one matrix, such as {parts[0].name}, are kept in different types")
         kind, rows = self._kind(parts[0]), sum(part.rows for part in parts)
         rows = padded_rows(rows, self._panel, by_turns=True) if by_turns else rows
         self._count_precision(kind, rows * cols, cols, bits)

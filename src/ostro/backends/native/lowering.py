@@ -122,6 +122,8 @@ class Lowering(ExpertSteps, RecurrentSteps):
     def _layer(self, layer: Layer) -> int:
         """Adds the layer's steps; returns the width of its inner states."""
         mixer, scale, inner = layer.mixer, layer.residual_scale, 0
+        if layer.parallel and (mixer is None or isinstance(mixer, MixerPair)):
+            raise NotNative("its layers' MLPs are beside two mixers, or none")
         if isinstance(mixer, MixerPair):
             self._pair(mixer, self._normed_stream(layer.attention_norm))
             self._add_beside_to_stream(layer.attention_post_norm, scale)

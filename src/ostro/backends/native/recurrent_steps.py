@@ -47,7 +47,7 @@ class RecurrentSteps(LayerSteps):
         gates_at = padded(mixer.inputs.rows, BUFFER_COLS)
         self._queries_keys_values(mixer.inputs, read)
         # They say how fast a state decays.
-        self._product(mixer.gates, read, self._QKV, bits=0, at=gates_at)
+        self._queries_keys_values(mixer.gates, read, at=gates_at, bits=0)
         self._widen(self._QKV, gates_at + mixer.gates.rows)
         self._convolve(mixer.conv, self._INNER, after=After.SILU)
         self._add(

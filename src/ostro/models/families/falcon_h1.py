@@ -74,7 +74,9 @@ def _multipliers(config: ConfigReader, key: str, number: int) -> tuple[float, ..
 
 
 def _scaled(projection: Projection, *scales: Sequence[RowScale]) -> Projection:
-    """The projection with factors for the rows of each of its parts."""
+    """The projection with factors for the rows of each of its parts, unless all of them are ones."""
+    if all(each.factor == 1.0 for own in scales for each in own):
+        return projection
     parts = (part._replace(scales=tuple(own)) for part, own in zip(projection.parts, scales, strict=True))
     return replace(projection, parts=tuple(parts))
 
@@ -128,7 +130,7 @@ def _mlp(config: ConfigReader) -> Callable[[HubLayer], MLP]:
         plain, inner = layer.gated_mlp("silu", bias=bias, parent="feed_forward"), layer.inner_size
         return replace(
             plain,
-            up=_scaled(plain.up, [RowScale(inner, gate)], []),
+            up=_scaled(plain.up, [RowScale(inner, gate)], [RowScale(inner, 1.0)]),
             down=_scaled(plain.down, [RowScale(layer.shape.hidden_size, down)]),
         )
 

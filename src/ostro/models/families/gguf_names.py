@@ -69,7 +69,7 @@ def single_row(stored: Shape) -> Shape:
 
 def filters(stored: Shape) -> Shape:
     """The shape of a convolution's weight, whose filters each read one channel."""
-    return (stored[0], 1, prod(stored[1:]))
+    return (stored[0], 1, prod(stored[1:])) if stored else stored
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,10 @@ class MambaSizes:
             head_dim = config.integer("mamba_d_head", most=MOST_HEAD_DIM)
             if heads * head_dim != width:
                 raise config.bad("mamba_d_head", head_dim, f'{width // heads}, or "auto"')
+        if width // heads > MOST_HEAD_DIM:
+            raise config.bad(
+                "mamba_n_heads", heads, f"at least {-(-width // MOST_HEAD_DIM)} for {width_named} ({width})"
+            )
         groups = config.integer("mamba_n_groups", most=MOST_HEADS)
         if heads % groups:
             raise config.bad("mamba_n_groups", groups, f"a divisor of 'mamba_n_heads' ({heads})")
