@@ -53,7 +53,7 @@ struct Packed {
   }
 };
 
-constexpr int kRank = 3, kExperts = 16, kChosen = 3, kTaps = 4, kStates = 3;
+constexpr int kRank = 3, kExperts = 16, kChosen = 3, kTaps = 4, kStates = 3, kLanes = 2;
 
 // A decoder of two layers, as lowering makes it, each with a mixer of either recurrence, attention, an MLP, whose gates and
 // ups have adapters, and experts.
@@ -65,7 +65,7 @@ struct Model {
   std::vector<Step> steps;
   std::vector<Recurrence> recurrences;
   std::vector<float> filters, numbers_of_heads;
-  int state_floats = 0;
+  int state_floats = 0, draft_floats = 0;
 
   Model(int panel, int bits) {
     Numbers numbers;
@@ -119,11 +119,13 @@ struct Model {
   void mix(Op op) {
     const int inputs = kKvHeads * 2 * kDim + kHeads * kDim;
     Step& filter = add(Op::kConvolve, 1, 10, inputs, After::kSilu, nullptr, false);
-    recurrences.push_back({state_floats, kTaps, 0, 0, 0, 0, 0, 0});
+    recurrences.push_back({state_floats, kTaps, 0, 0, 0, 0, 0, draft_floats});
+    draft_floats += inputs;
     filter.recurrence = &recurrences.back(), state_floats += (kTaps - 1) * inputs;
     filter.weights = filters.data(), filter.weights_size = static_cast<int32_t>(filters.size());
     Step& recur = add(op, 10, 2, 0, After::kStore, nullptr, false);
-    recurrences.push_back({state_floats, 0, kHeads, kKvHeads, op == Op::kDelta, kDim, kDim, 0});
+    recurrences.push_back({state_floats, 0, kHeads, kKvHeads, op == Op::kDelta, kDim, kDim, draft_floats});
+    draft_floats += kHeads * static_cast<int>(recurrences.back().draft_floats());
     recur.recurrence = &recurrences.back(), state_floats += static_cast<int>(recurrences.back().floats());
     recur.weights = numbers_of_heads.data(), recur.weights_size = 3 * kHeads;
     recur.beside = 1, recur.eps = 1e-6f, recur.scale = 0.25f;
@@ -149,7 +151,7 @@ struct Model {
 
 std::vector<int> generate(const Kernels& kernels, const Model& model, int threads, Cells cells) {
   const Shape shape{kHeads, kKvHeads, kDim, kLayers, kPages, static_cast<int32_t>(cells), kRows, threads,
-                    kStates, model.state_floats};
+                    kStates, model.state_floats, kLanes, 1, model.draft_floats, 0};
   const std::vector<BufferShape> buffers{{kRows, kHidden}, {kRows, kQkv}, {kRows, kHidden},
                                          {kRows, kHidden}, {4, kHidden},  {4, kVocab},
                                          {kRows, 2 * kHidden},
@@ -163,24 +165,27 @@ std::vector<int> generate(const Kernels& kernels, const Model& model, int thread
   const BatchLimits limits(shape, buffers, rotations, model.steps);
   Plan plan(kernels, shape, buffers, rotations, model.steps);
   const int32_t pages[2][4] = {{0, 2, 4, 6}, {1, 3, 5, 7}};
-  std::vector<int32_t> tokens, last(2);
+  std::vector<int32_t> tokens, last(3, 1);
   for (int i = 0; i < kRows; ++i) tokens.push_back((5 * i + 3) % kVocab);
   std::vector<int> found;
   int length = kRows / 2, own = 0;
   for (int start = 0; start + length <= 4 * kPage; start += length, length = 1) {
     // One goes on from a copy of its state each time.
     const Capture capture{length, 2 - own};
-    const Piece pieces[2] = {{0, start, length, 4, pages[0], std::exchange(own, 2 - own), 1, &capture},
-                             {length, start, length, 4, pages[1], 1, 0, nullptr}};
+    // The other drafts a token after each of its own, which is wrong.
+    const int drafts = start && start + 1 < 4 * kPage;
+    const int rows = 2 * length + drafts;
+    const Piece pieces[2] = {{0, start, length, 4, pages[0], std::exchange(own, 2 - own), 1, &capture, 0, 0, 0, 0},
+                             {length, start, length + drafts, 4, pages[1], 1, 0, nullptr, drafts, 0, kLanes - 1, 0}};
     const int32_t asked[2] = {length - 1, 2 * length - 1};
     const unsigned key = 99u + static_cast<unsigned>(start);
     const std::vector<uint32_t> words((kVocab + 31) / 32, 0xA5A5A5A5u);
     Draw draws[2] = {{0, 0, 0, 0, 0, 0, 1, 0, nullptr, 0, 0},
                      {1, 0, 0.8f, 0, 0, 0, 0.9, key, words.data(), static_cast<int32_t>(words.size()), 0}};
     // One sequence has an adapter, and the other none, or one that adds nothing here.
-    std::vector<int32_t> adapters(2 * length, start % 2 ? 1 : -1);
+    std::vector<int32_t> adapters(rows, start % 2 ? 1 : -1);
     std::fill_n(adapters.begin(), length, 0);
-    const Batch batch{2 * length, 2, 2, 2, start ? last.data() : tokens.data(), pieces, asked, draws, adapters.data(),
+    const Batch batch{rows, 2, 2, 2, start ? last.data() : tokens.data(), pieces, asked, draws, adapters.data(),
                       nullptr};
     const std::string refusal = why_no_run(limits, batch, 0, limits.steps);
     if (!refusal.empty()) std::printf("refused: %s\n", refusal.c_str()), std::exit(1);
