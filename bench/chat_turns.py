@@ -180,6 +180,8 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=TURNS)
     parser.add_argument("--page-size", type=int, default=PAGE_SIZE)
     args = parser.parse_args()
+    if args.backend == "native" and args.page_size != PAGE_SIZE:
+        parser.error(f"the native core has pages of {PAGE_SIZE} tokens; give --backend torch too")
     template = TEMPLATE if args.template is None else args.template.read_text(encoding="utf-8")
     with tempfile.TemporaryDirectory() as scratch:
         model = write_model(Path(scratch), template)
