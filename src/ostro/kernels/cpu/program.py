@@ -132,7 +132,7 @@ class Program:
         self._matrices = packed.pointed()
         # No sequence is longer than all pages together, whatever the model's context length. Without pages, a step has
         # room for the longest text, so that the caller has to limit the context.
-        self._positions = positions = min(spec.max_seq_len, num_pages * PAGE or max_tokens)
+        positions = min(spec.max_seq_len, num_pages * PAGE or max_tokens)
         self._tables = [
             _rotation_tables(self._vector(each.frequencies), each.factor, positions) for each in spec.rotations
         ]
@@ -292,9 +292,8 @@ class Program:
             if not 0 <= spec.matrix < len(self._matrices):
                 raise bad_program(f"a step reads matrix {spec.matrix}, and there are {len(self._matrices)}")
             matrix = self._matrices[spec.matrix]
-            wanted = {Op.EMBED: self.spec.vocab_size, Op.POSITION: self._positions}.get(spec.op, 0)
-            if matrix.rows < wanted:
-                raise bad_program(f"a table has {matrix.rows} rows, of which {wanted} are looked up")
+            if spec.op is Op.EMBED and matrix.rows < self.spec.vocab_size:
+                raise bad_program(f"the embedding has {matrix.rows} rows for {self.spec.vocab_size} tokens")
             step.matrix = addressof(matrix)
         return step
 
