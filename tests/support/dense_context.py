@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ostro.models.architecture import AttentionSpec
-from ostro.torch_models.base import Model
+from ostro.torch_models.base import Model, RecurrentMixer
 
 
 class DenseContext:
@@ -49,6 +49,9 @@ class DenseStates:
     def __init__(self) -> None:
         self.inputs: dict[int, Tensor] = {}
         self.matrices: dict[int, Tensor] = {}
+
+    def mix(self, mixer: RecurrentMixer, *rows: Tensor) -> Tensor:
+        return mixer.plain(self, *rows)
 
     def convolve(self, layer: int, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         before = self.inputs.get(layer, x.new_zeros(len(weight) - 1, x.shape[1]))

@@ -16,7 +16,7 @@ prompt is cut, and a state may be captured after any token.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -27,6 +27,13 @@ Advance = Callable[..., Tensor]
 """Advances matrices by a token, in place: takes them, [sequences, heads, …], and what is read of each sequence's token.
 Returns what it computes for each token.
 """
+
+
+class Mixer(Protocol):
+    """See `torch_models.base.RecurrentMixer`."""
+
+    @property
+    def plain(self) -> Callable[..., Tensor]: ...
 
 
 class LayerState(NamedTuple):
@@ -98,6 +105,10 @@ class StepStates:
         self._walk = _Walk.of(self.rows)
         self._order = None if self._walk.in_order else self._tensor(self._walk.order)
         self._taps: dict[int, _TapPlaces] = {}
+
+    def mix(self, mixer: Mixer, *rows: Tensor) -> Tensor:
+        """What lies between a mixer's projections; see `torch_models.base.States`."""
+        return mixer.plain(self, *rows)
 
     def convolve(self, layer: int, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """A causal convolution of each channel of the rows, in float32. `weight` is [taps, channels], oldest first."""

@@ -34,7 +34,7 @@ class AttentionContext(Protocol):
         ...
 
 
-class States(Protocol):
+class PlainStates(Protocol):
     """One step's view of its sequences' recurrent states. Rows are those of the step's tokens."""
 
     def convolve(self, layer: int, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -48,6 +48,25 @@ class States(Protocol):
         """Advances each sequence's matrices, of this size, by its rows, one after the other; see
         `kernels.recurrent_state.Advance`.
         """
+        ...
+
+
+class RecurrentMixer(Protocol):
+    """A mixer with a state, as a module."""
+
+    @property
+    def plain(self) -> Callable[..., Tensor]:
+        """Takes the step's states and what the mixer's projections have computed for each row. Returns what its last
+        projection reads.
+        """
+        ...
+
+
+class States(Protocol):
+    """One step's recurrent states, by whatever means they are advanced."""
+
+    def mix(self, mixer: RecurrentMixer, *rows: Tensor) -> Tensor:
+        """`RecurrentMixer.plain`, which is the plain twin where kernels compute it."""
         ...
 
 

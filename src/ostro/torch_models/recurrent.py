@@ -1,6 +1,7 @@
 """Mixers with a recurrent state, as torch modules. Each one's formulas are those of its description. Knows no family.
 
-States are kept and advanced in float32, whatever the model's number format.
+States are kept and advanced in float32, whatever the model's number format. What lies between a mixer's projections is
+the business of the step's states: they call the mixer's own `plain`, or a kernel.
 """
 
 import torch
@@ -8,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ostro.models import architecture as arch
-from ostro.torch_models.base import Module, StatefulContext
+from ostro.torch_models.base import Module, PlainStates, StatefulContext
 from ostro.torch_models.layers import ExactProjection, Projection, Vector, parameter
 from ostro.torch_models.loading import Place, Weighted
 from ostro.torch_models.rope import Rotation
@@ -23,9 +24,9 @@ class Convolution(Weighted):
         self.bias = parameter(described.channels, dtype=torch.float32) if described.bias else None
         self.described, self.layer = described, layer
 
-    def forward(self, x: Tensor, ctx: StatefulContext) -> Tensor:
+    def forward(self, x: Tensor, states: PlainStates) -> Tensor:
         """The result is in float32."""
-        return ctx.states.convolve(self.layer, x, self.weight, self.bias)
+        return states.convolve(self.layer, x, self.weight, self.bias)
 
     def places(self, path: str) -> dict[str, Place]:
         name = self.described.name
@@ -42,8 +43,11 @@ class ShortConvolution(Module):
     def forward(
         self, x: Tensor, rotation: Rotation | None, ctx: StatefulContext, query_scales: Tensor | None = None
     ) -> Tensor:
-        b, c, u = self.in_proj(x).chunk(3, -1)
-        return self.out_proj(c * self.conv(b * u, ctx).to(c.dtype))
+        return self.out_proj(ctx.states.mix(self, self.in_proj(x)))
+
+    def plain(self, states: PlainStates, rows: Tensor) -> Tensor:
+        b, c, u = rows.chunk(3, -1)
+        return c * self.conv(b * u, states).to(c.dtype)
 
 
 class GatedDelta(Module):
@@ -65,16 +69,19 @@ class GatedDelta(Module):
     def forward(
         self, x: Tensor, rotation: Rotation | None, ctx: StatefulContext, query_scales: Tensor | None = None
     ) -> Tensor:
+        return self.out_proj(ctx.states.mix(self, self.in_proj(x), self.gates(x)))
+
+    def plain(self, states: PlainStates, rows: Tensor, gates: Tensor) -> Tensor:
         own = self.described
-        mixed, z = self.in_proj(x).split_with_sizes(self.mixed_and_gates, 1)
-        qk, v = F.silu(self.conv(mixed, ctx)).split_with_sizes(self.qk_and_v, 1)
+        mixed, z = rows.split_with_sizes(self.mixed_and_gates, 1)
+        qk, v = F.silu(self.conv(mixed, states)).split_with_sizes(self.qk_and_v, 1)
         q, k = self._of_value_heads(_unit(qk.unflatten(1, (2, -1, own.key_dim)))).unbind(1)
         v, z = v.unflatten(1, (-1, own.value_dim)), z.unflatten(1, (-1, own.value_dim))
-        b, a = self.gates(x).float().chunk(2, -1)
+        b, a = gates.float().chunk(2, -1)
         kept = torch.exp(-self.decay.weight.exp() * F.softplus(a + self.decay_bias.weight))
-        seen = ctx.states.recur(self.layer, self.size, delta_step, q * own.key_dim**-0.5, k, v, kept, b.sigmoid())
+        seen = states.recur(self.layer, self.size, delta_step, q * own.key_dim**-0.5, k, v, kept, b.sigmoid())
         seen = F.rms_norm(seen, (own.value_dim,), self.norm.weight, own.norm.eps) * F.silu(z.float())
-        return self.out_proj(seen.flatten(1).to(x.dtype))
+        return seen.flatten(1).to(rows.dtype)
 
     def _of_value_heads(self, heads: Tensor) -> Tensor:
         """[rows, 2, key heads, …] -> [rows, 2, value heads, …]"""
@@ -119,16 +126,19 @@ class Mamba2(Module):
     def forward(
         self, x: Tensor, rotation: Rotation | None, ctx: StatefulContext, query_scales: Tensor | None = None
     ) -> Tensor:
+        return self.out_proj(ctx.states.mix(self, self.in_proj(x)))
+
+    def plain(self, states: PlainStates, rows: Tensor) -> Tensor:
         own = self.described
-        z, mixed, t = self.in_proj(x).split_with_sizes(self.z_mixed_t, 1)
-        u, b, c = F.silu(self.conv(mixed, ctx)).split_with_sizes(self.u_b_c, 1)
+        z, mixed, t = rows.split_with_sizes(self.z_mixed_t, 1)
+        u, b, c = F.silu(self.conv(mixed, states)).split_with_sizes(self.u_b_c, 1)
         u = u.unflatten(1, (own.heads, own.head_dim))
         b, c = (self._of_heads(each.unflatten(1, (own.groups, own.state_size))) for each in (b, c))
         t = F.softplus(t.float() + self.step_bias.weight)
         kept = torch.exp(-self.decay.weight.exp() * t)
-        y = ctx.states.recur(self.layer, self.size, ssm_step, t.unsqueeze(-1) * u, b, c, kept)
+        y = states.recur(self.layer, self.size, ssm_step, t.unsqueeze(-1) * u, b, c, kept)
         y = (y + self.skip.weight.unsqueeze(-1) * u).flatten(1)
-        return self.out_proj(self._gated(y, F.silu(z.float())).to(x.dtype))
+        return self._gated(y, F.silu(z.float())).to(rows.dtype)
 
     def _of_heads(self, groups: Tensor) -> Tensor:
         return groups.repeat_interleave(self.described.heads // self.described.groups, 1)
