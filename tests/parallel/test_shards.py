@@ -1,18 +1,20 @@
 """A model's parts, run by threads, give the whole model's logits; what does not divide is refused by name."""
 
 from collections.abc import Mapping
+from dataclasses import replace
+from itertools import chain
 from math import prod
 
 import pytest
 import torch
 from dense_context import dense_logits
 from divided_models import FAMILIES, ThreadCollective, ThreadGroup, divided
-from every_family import CASES, DENSE, TINY
+from every_family import CASES, DENSE, DENSE_RECURRENT, DIVISIBLE_STATES, TINY
 from native_models import ModelCheckpoint, savable_model
 
 from ostro.errors import BadCheckpoint, BadRequest, UnsupportedModel
-from ostro.models.architecture import Architecture
-from ostro.models.cut import cut, divisible, most_ranks, rank_shapes
+from ostro.models.architecture import Architecture, GatedDelta
+from ostro.models.cut import cut, divisible, most_ranks, rank_shapes, recurrent_shares
 from ostro.models.registry import describe
 from ostro.torch_models.build import build_model
 from ostro.torch_models.loading import load_weights, places_of
@@ -28,7 +30,7 @@ def described(config: Mapping[str, object]) -> Architecture:
 
 
 def test_all_families_are_divided_but_mixtures_and_those_of_torch_alone() -> None:
-    assert {name for name in CASES if is_divided(name)} == set(DENSE)
+    assert {name for name in CASES if is_divided(name)} == {*DENSE, *DENSE_RECURRENT}
 
 
 def is_divided(name: str) -> bool:
@@ -92,6 +94,32 @@ def test_what_a_rank_keeps_is_known_without_torch(family: str, ranks: int) -> No
     assert sum(map(prod, shapes.values())) == sum(each.numel() for each in part.parameters()) - repeated
 
 
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("name", DIVISIBLE_STATES)
+def test_ranks_hold_all_of_a_recurrent_mixer(name: str, ranks: int) -> None:
+    """Every head or channel is one rank's, and its state as well."""
+    model = described(DIVISIBLE_STATES[name])
+    own = cut(model, ranks)
+    mixers = [layer.recurrent for layer in model.layers if layer.recurrent is not None]
+    tiled = [replace(each, head_map="tiled") for each in mixers if isinstance(each, GatedDelta)]
+    for mixer in (*mixers, *tiled):
+        shares = [recurrent_shares(mixer, own, rank) for rank in range(ranks)]
+        heads = list(chain.from_iterable(chain.from_iterable(each.heads for each in shares)))
+        assert sorted(heads) == list(range(mixer.state.matrices[0] if mixer.state.matrices else 0))
+        channels = set(chain.from_iterable(chain.from_iterable(each.channels for each in shares)))
+        assert channels == set(range(mixer.conv.channels))
+        for number, projection in enumerate(mixer.projections):
+            rows = [list(chain.from_iterable(each.projections[number].rows)) for each in shares]
+            columns = [list(chain.from_iterable(each.projections[number].columns)) for each in shares]
+            assert {len(each) for each in rows} == {len(rows[0])}
+            assert {len(each) for each in columns} == {len(columns[0])}
+            assert set(chain.from_iterable(rows)) == set(range(projection.rows))
+            assert set(chain.from_iterable(columns)) == set(range(projection.columns))
+        part = own.mixer(mixer)
+        assert part.conv.channels == sum(map(len, shares[0].channels))
+        assert (part.state.matrices is None) == (mixer.state.matrices is None)
+
+
 def test_a_tensor_of_the_wrong_shape_is_named_with_the_whole_shape() -> None:
     config = FAMILIES["llama"]
     whole = savable_model({**config, "intermediate_size": 64})
@@ -116,6 +144,21 @@ def test_indivisible_degree_is_refused_with_the_degrees_that_divide(
 ) -> None:
     with pytest.raises(BadRequest, match=rf"{problem}.*Set it to one of {fitting}\."):
         cut(described({**FAMILIES["llama"], **changes}), ranks)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "ranks", "problem", "fitting"),
+    [
+        ("qwen3_5", {}, 8, "4 key heads of the model's delta nets", "1, 2, 4"),
+        ("nemotron_h", {"mamba_num_heads": 6}, 4, "6 heads of the model's Mamba-2 layers", "1, 2"),
+        ("nemotron_h", {"mamba_num_heads": 12, "n_groups": 3}, 4, "the 3 groups of Mamba-2 layers", "1"),
+    ],
+)
+def test_indivisible_mixers_are_refused_with_the_degrees_that_divide(
+    name: str, changes: Mapping[str, object], ranks: int, problem: str, fitting: str
+) -> None:
+    with pytest.raises(BadRequest, match=rf"{problem}.*Set it to one of {fitting}\."):
+        cut(described({**DIVISIBLE_STATES[name], **changes}), ranks)
 
 
 @pytest.mark.parametrize(

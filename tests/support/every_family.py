@@ -27,6 +27,7 @@ RUN_BY_ALL = tuple(name for name, case in CASES.items() if not case.torch_only a
 NATIVE = (*RUN_BY_ALL, *(name for name in RECURRENT if name not in TORCH_ONLY))
 DENSE = tuple(name for name in RUN_BY_ALL if name not in MIXTURES)
 """Families that are divided over devices, and that JAX runs."""
+DENSE_RECURRENT = tuple(name for name in RECURRENT if name not in MIXTURES and name not in TORCH_ONLY)
 
 
 def family_of_case(name: str) -> Family:
@@ -88,3 +89,26 @@ EIGHT_HEADS: Config = {
 }
 DIVISIBLE: Mapping[str, Config] = {name: config_of(name, EIGHT_HEADS) for name in DENSE}
 """Configs that can be divided by eight; keys and values have two heads where they may have fewer than queries."""
+
+
+FALCON_FORMS = ("", "norm-before-gate", "norm-after-gate", "biases")
+
+
+def _with_states(name: str, variant: str = "", **changes: object) -> Config:
+    return config_of(name, EIGHT_HEADS, variant, **changes)
+
+
+DIVISIBLE_STATES: Mapping[str, Config] = {
+    "qwen3_5": _with_states("qwen3_5", linear_num_key_heads=4, linear_num_value_heads=12),
+    "qwen3_5-tied": _with_states("qwen3_5", "tied", linear_num_key_heads=4, linear_num_value_heads=4),
+    # Without experts, which are not divided.
+    "qwen3_next": _with_states("qwen3_next", linear_num_key_heads=4, mlp_only_layers=[0, 1], linear_num_value_heads=12),
+    "lfm2": _with_states("lfm2"),
+    "lfm2-biases": _with_states("lfm2", "biases"),
+    # A group that all ranks share, then groups that are normed as one row.
+    "granitemoehybrid": _with_states("granitemoehybrid", "dense-rotating"),
+    "granitemoehybrid-groups": _with_states("granitemoehybrid", "groups"),
+    "nemotron_h": _with_states("nemotron_h", "dense", mamba_num_heads=8),
+    **{f"falcon_h1-{each}" if each else "falcon_h1": _with_states("falcon_h1", each) for each in FALCON_FORMS},
+}
+"""The same for layers that keep a state; they can be divided by four."""

@@ -12,8 +12,9 @@ from typing import Protocol
 
 from ostro.backends.plan import Parts
 from ostro.config import DType, EngineConfig, ResolvedConfig
-from ostro.devices import DeviceKind, Memory, device_kind_here, why_undivided
+from ostro.devices import DeviceKind, Memory, device_kind_here, runs_on_jax, why_undivided
 from ostro.engine.runner import ModelRunner
+from ostro.models.architecture import Architecture
 from ostro.models.cut import most_ranks
 from ostro.models.description import Description
 from ostro.models.registry import describe
@@ -45,6 +46,9 @@ class OpenedModel:
         if self.config.tensor_parallel != "auto":
             return self.config.tensor_parallel
         if devices < 2 or why_undivided(self.config) is not None:
+            return 1
+        has_states = isinstance(self.description, Architecture) and bool(self.description.states)
+        if has_states and not runs_on_jax(self.config):
             return 1
         return most_ranks(self.description, devices)
 

@@ -111,8 +111,8 @@ class Projection(Linear):
     """A described projection, which checkpoints may store in several parts; with several ranks, one rank's share."""
 
     def __init__(self, described: arch.Projection, share: Share | None = None, shard: Shard | None = None) -> None:
-        own = share or Share((range(described.rows),), range(described.columns))
-        super().__init__(len(own.columns), sum(map(len, own.rows)) + own.padding, bias=described.bias)
+        own = share or Share((range(described.rows),), (range(described.columns),))
+        super().__init__(own.num_columns, sum(map(len, own.rows)) + own.padding, bias=described.bias)
         self.described, self.share, self.is_whole = described, own, share is None
         self.own = OwnPart(described, own)
         # Zeroed, because no checkpoint fills it and it is multiplied like the rest.
@@ -147,7 +147,7 @@ class Projection(Linear):
         if self.share.summed:
             if not is_matrix:
                 return replace(place, left_out=not self.adds_bias)
-            return replace(place, taken=Taken(shape, 0 if transposed else 1, (self.share.columns,)))
+            return replace(place, taken=Taken(shape, 0 if transposed else 1, self.share.columns))
         if part.order is not None:
             stored = part.order.stored(part.rows)
             return replace(place, taken=Picked(shape, tuple(stored[row] for own in ranges for row in own)))
@@ -370,7 +370,7 @@ class Attention(Module):
         output: Share | None = None
         if shard is not None:
             assert described.sinks is None, "sinks are not divided over ranks"
-            qkv = qkv_share(shape, described.qkv, shard.cut, shard.rank)
+            qkv = qkv_share(shape, described, shard.cut, shard.rank)
             shape = shard.cut.shape(shape)
             output = input_share(described.output, shard.cut, shard.rank)
         self.layer, self.spec, self.head_dim = layer, described.spec, shape.head_dim

@@ -203,14 +203,14 @@ class _Place:
     """The whole projection's."""
     outputs: tuple[range, ...]
     """The outputs and inputs of the projection that this rank holds."""
-    inputs: range
+    inputs: tuple[range, ...]
     order: RowOrder | None = None
     scales: tuple[RowScale, ...] = ()
     """Factors of the matrix's rows."""
 
     def share(self, term: LowRank) -> _Term:
         term = term.ordered(self.order).scaled(self.scales)
-        a = term.a[:, self.inputs.start : self.inputs.stop]
+        a = np.concatenate([term.a[:, own.start : own.stop] for own in self.inputs], 1)
         b = np.concatenate([term.b[own.start : own.stop] for own in self.outputs])
         return _Term(a, b, term.scale)
 
@@ -224,7 +224,9 @@ def _places(model: Model) -> dict[str, _Place]:
         out_features, in_features = module.shape
         if (own := module.own) is None:
             whole = (range(out_features),)
-            places[path] = _Place(path, slice(0, out_features), (out_features, in_features), whole, range(in_features))
+            places[path] = _Place(
+                path, slice(0, out_features), (out_features, in_features), whole, (range(in_features),)
+            )
             continue
         described, first = own.described, 0
         for part, outputs in zip(described.parts, own.rows(), strict=True):

@@ -21,7 +21,7 @@ from ostro.backends.cuda.precompiling import Precompiler, precompiler
 from ostro.backends.cuda.quantized_weights import kept_weights, largest_packed, why_widened
 from ostro.backends.plan import Parts
 from ostro.backends.precision import check_torch_format
-from ostro.backends.torch.plain_attention import why_plain_attention
+from ostro.backends.torch.plain_attention import check_states_whole, why_plain_attention
 from ostro.backends.torch.planning import Kept, gpu_parts
 from ostro.devices import Memory
 from ostro.engine.runner import ModelRunner
@@ -49,6 +49,7 @@ class CudaBackend:
         if config.cpu_experts == "none" or config.quantize == "fp8":
             check_torch_format(described, config.quantize)
         check_cpu_experts(opened, described)
+        check_states_whole(described, config)
         if config.deterministic:
             check_deterministic(
                 has_adapters=bool(config.adapters),

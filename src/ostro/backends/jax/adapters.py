@@ -25,7 +25,7 @@ import numpy.typing as npt
 from jax.sharding import Mesh
 
 from ostro.backends.jax.layout import AdapterLayout
-from ostro.backends.jax.weights import BY_COLUMNS, BY_ROWS, COPIED, place_pieces, rows_of
+from ostro.backends.jax.weights import BY_COLUMNS, BY_ROWS, COPIED, numbers_of, place_pieces
 from ostro.errors import BadCheckpoint
 from ostro.models.adapter_places import described_terms
 from ostro.models.architecture import Architecture, Layer, Projection
@@ -157,13 +157,9 @@ class _Tables:
         return place_pieces(self.mesh, whole.shape, COPIED, lambda rank: whole)
 
     def _by_columns(self, whole: Floats, shares: tuple[Share, ...]) -> jax.Array:
-        return place_pieces(self.mesh, whole.shape, BY_COLUMNS, lambda rank: whole[:, _slice(shares[rank].columns)])
+        return place_pieces(self.mesh, whole.shape, BY_COLUMNS, lambda rank: whole[:, numbers_of(shares[rank].columns)])
 
     def _by_rows(self, whole: Floats, shares: tuple[Share, ...]) -> jax.Array:
-        rows = [rows_of(share) for share in shares]
+        rows = [numbers_of(share.rows) for share in shares]
         height = sum(map(len, rows))
         return place_pieces(self.mesh, (height, whole.shape[1]), BY_ROWS, lambda rank: whole[rows[rank]])
-
-
-def _slice(part: range) -> slice:
-    return slice(part.start, part.stop)

@@ -149,7 +149,7 @@ class AdapterLayout:
     def values(self, described: Architecture, cut: Cut) -> int:
         """How many numbers a rank's tables have."""
         return sum(
-            width * (len(share.columns) + sum(map(len, share.rows)))
+            width * (share.num_columns + sum(map(len, share.rows)))
             for layer in described.layers
             for width, share in zip(self.widths, layer_shares(described.shape, layer, cut, 0), strict=True)
         )

@@ -4,7 +4,7 @@ Matrices of one input are fused per rank ([q|k|v], [gate|up]), so that a rank's 
 biases) are one array per rank, because each argument of a program makes launching it slower.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
@@ -18,7 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from ostro.backends.jax.layout import VectorLayout, bias_name, whole_norms, width_norms
 from ostro.backends.jax.mesh import AXIS
 from ostro.models.architecture import Architecture, Layer, Projection, StoredTensor
-from ostro.models.cut import Cut, Share, qkv_share, up_share
+from ostro.models.cut import Cut, qkv_share, up_share
 from ostro.models.tensor_errors import REDUNDANT, lacking, misshapen, no_place, not_finite, not_floats
 from ostro.weights import Checkpoint
 from ostro.weights.arrays import Floats
@@ -111,16 +111,16 @@ def _known(
 
 def qkv_rows(described: Architecture, cut: Cut, rank: int) -> Rows:
     """The rows of the whole [q|k|v] matrix that a rank holds."""
-    return rows_of(qkv_share(described.shape, described.layers[0].attention.qkv, cut, rank))
+    return numbers_of(qkv_share(described.shape, described.layers[0].attention, cut, rank).rows)
 
 
 def _up_rows(layer: Layer, cut: Cut) -> Callable[[int], Rows]:
-    return lambda rank: rows_of(up_share(layer.dense, cut, rank))
+    return lambda rank: numbers_of(up_share(layer.dense, cut, rank).rows)
 
 
-def rows_of(share: Share) -> Rows:
-    """All of a share's rows, in order."""
-    return np.concatenate([np.arange(own.start, own.stop) for own in share.rows])
+def numbers_of(ranges: Sequence[range]) -> Rows:
+    """All of a share's rows or columns, in order."""
+    return np.concatenate([np.arange(own.start, own.stop) for own in ranges])
 
 
 def _rank_vectors(

@@ -7,7 +7,7 @@ from typing import Protocol, assert_never
 from ostro.backends.backend import OpenedModel, Reasons
 from ostro.backends.plan import Parts
 from ostro.backends.precision import check_torch_format
-from ostro.backends.torch.plain_attention import check_plain_attention
+from ostro.backends.torch.plain_attention import check_plain_attention, check_states_whole
 from ostro.backends.torch.planning import encoder_parts, gpu_parts, host_parts
 from ostro.devices import Memory
 from ostro.engine.runner import ModelRunner
@@ -66,6 +66,7 @@ class _Paged:
         config = self.opened.config
         config.check_causal()
         check_torch_format(self.described, config.quantize)
+        check_states_whole(self.described, config)
         if self.opened.kind.name == "cuda":
             check_plain_attention(config, reasons["cuda"])
             return

@@ -5,7 +5,7 @@ and recurrent layers take in a step. Imports no torch.
 from math import prod
 
 from ostro.config import EngineConfig
-from ostro.errors import BadRequest
+from ostro.errors import BadRequest, Unsupported
 from ostro.kernels.plain_attention_memory import most_block_bytes
 from ostro.models.architecture import Heads, Mamba2
 from ostro.models.description import Causal
@@ -60,6 +60,16 @@ def plain_attention_bytes(described: Causal, itemsize: int, max_batch_tokens: in
         gathered = max(gathered, 2 * own.kv * own.dim * itemsize * keys)
     block = most_block_bytes(shape.num_heads, shape.max_seq_len)
     return max(block + gathered, recurrent_bytes(described, max_batch_tokens, max_batch_seqs))
+
+
+def check_states_whole(described: Causal, config: EngineConfig) -> None:
+    """Raises Unsupported if a model with recurrent states should be divided over devices, which torch does not do."""
+    if described.states and config.tensor_parallel not in (1, "auto"):
+        raise Unsupported(
+            "With torch a model whose layers keep a recurrent state is not divided over devices. Leave out "
+            "tensor_parallel.",
+            param="tensor_parallel",
+        )
 
 
 def check_plain_attention(config: EngineConfig, reason: str) -> None:
