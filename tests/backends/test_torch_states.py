@@ -1,16 +1,22 @@
 """The standing oracles on real models whose layers keep a state: exact token equality, in fp32, on the CPU."""
 
+from collections.abc import Iterator
+
 import pytest
 import tiny_models
 import torch
+from _pytest.mark import ParameterSet
 from dense_context import dense_logits
 from every_family import RECURRENT, config_of
-from test_torch_runner import dense_greedy, draw_prompts, run
+from guessed_drafts import ReplayedDrafts
+from test_torch_runner import dense_greedy, drain, draw_prompts, run
 from tiny_models import random_model
 
 from ostro.backends.torch.runner import TorchRunner
 from ostro.engine.core import EngineCore
+from ostro.engine.request import Request
 from ostro.engine.scheduler import Limits
+from ostro.engine.speculation import Speculation
 from ostro.sampling_params import SamplingParams
 from ostro.torch_models.base import Model
 from ostro.torch_models.recurrent import GatedDelta, Mamba2
@@ -30,10 +36,17 @@ def model_of(name: str) -> Model:
 
 
 def engine(
-    model: Model, *, pages: int = 256, states: int = 64, budget: int = 256, prefix_caching: bool = True
+    model: Model,
+    *,
+    pages: int = 256,
+    states: int = 64,
+    budget: int = 256,
+    prefix_caching: bool = True,
+    speculation: Speculation | None = None,
 ) -> EngineCore:
     runner = TorchRunner(model, page_size=4, num_pages=pages, num_states=states)
-    return EngineCore(runner, Limits(max_batch_tokens=budget), prefix_caching=prefix_caching)
+    limits = Limits(max_batch_tokens=budget)
+    return EngineCore(runner, limits, prefix_caching=prefix_caching, speculation=speculation)
 
 
 @FAMILIES
@@ -135,5 +148,39 @@ def test_a_long_step_says_that_it_goes_on() -> None:
     assert runner.strides == 30 * layers
 
 
-def test_drafts_are_not_taken() -> None:
-    assert TorchRunner(model_of("lfm2"), page_size=4, num_pages=8, num_states=3).spec.max_sampled == 0
+def drafted_cases() -> Iterator[ParameterSet]:
+    """In the short form, one case for a family of each kind."""
+    short = {("qwen3_5", 0.8), ("lfm2", 1.0), ("granitemoehybrid", 0.0), ("falcon_h1", 0.6)}
+    for name in CONFIGS:
+        for accuracy, pages in ((0.0, 256), (0.6, 256), (1.0, 256), (0.8, 14)):
+            marks = () if (name, accuracy) in short else pytest.mark.full
+            yield pytest.param(name, accuracy, pages, marks=marks)
+
+
+@pytest.mark.parametrize(("name", "accuracy", "pages"), [*drafted_cases()])
+def test_drafts_change_no_token(name: str, accuracy: float, pages: int) -> None:
+    """However many of them are right; also of sequences that are preempted, or fork, or end meanwhile."""
+    model, prompts = model_of(name), draw_prompts(1, 14, 30, 9)
+    for params in (SamplingParams(max_tokens=16, temperature=0), SamplingParams(max_tokens=9, seed=3, n=3)):
+        without = run(engine(model), prompts, params)
+        drafts = ReplayedDrafts(without, accuracy=accuracy, most=8)
+        core = engine(model, pages=pages, speculation=drafts)
+        assert run(core, prompts, params) == without
+        counters = core.scheduler.counters
+        assert counters.drafted_tokens > 0
+        assert (counters.accepted_tokens > 0) == (accuracy > 0)
+        assert (counters.preemptions > 0) == (pages < 256)
+
+
+def test_drafts_change_no_log_probability() -> None:
+    model, [prompt] = model_of("qwen3_5"), draw_prompts(14)
+    params = SamplingParams(max_tokens=24, temperature=0, logprobs=0)
+    found = []
+    for speculation in (None, ReplayedDrafts(run(engine(model), [prompt], params), accuracy=0.6, most=8)):
+        core = engine(model, speculation=speculation)
+        core.add(Request(id=0, prompt_ids=tuple(prompt), params=params, seed=0))
+        found.append([each for progress in drain(core) for each in progress.logprobs])
+    without, drafted = found
+    assert [each.token_id for each in drafted] == [each.token_id for each in without]
+    # Matmuls of several rows add up in another order.
+    assert [each.logprob for each in drafted] == pytest.approx([each.logprob for each in without], abs=1e-5)

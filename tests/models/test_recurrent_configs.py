@@ -11,7 +11,7 @@ import transformers
 from every_family import TINY
 
 from ostro.backends.memory import NO_STATES, Room, StateSlots
-from ostro.backends.torch.plain_attention import recurrent_bytes
+from ostro.backends.torch.plain_attention import draft_bytes, recurrent_bytes
 from ostro.errors import BadCheckpoint, ModelError, UnsupportedModel
 from ostro.models.architecture import MLP, Architecture
 from ostro.models.registry import describe
@@ -172,7 +172,7 @@ def test_a_step_has_room_for_its_rows_and_its_sequences_matrices() -> None:
     [state] = {state for state in found.states if state is not None}
     assert state.matrices is not None
     heads, rows, columns = state.matrices
-    one, another = (recurrent_bytes(found, 64, sequences) for sequences in (8, 9))
-    assert another - one == 4 * heads * rows * columns
-    assert recurrent_bytes(found, 65, 8) - one > 4 * 4 * heads * columns
+    one, another = (recurrent_bytes(found, 64, sequences) for sequences in (32, 33))
+    assert another - one == 4 * heads * rows * columns + draft_bytes(found)
+    assert recurrent_bytes(found, 65, 32) - one > 4 * 4 * heads * columns
     assert recurrent_bytes(described(TINY["llama"]), 64, 8) == 0

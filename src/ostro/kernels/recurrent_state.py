@@ -11,6 +11,10 @@ first, so that those with a further token are always the first ones:
 
 The recurrence itself is the definition: each token takes one step of it, in prompts too. So it does not matter where a
 prompt is cut, and a state may be captured after any token.
+
+Drafts are a step's last rows of a sequence. They are computed like others, but the slot keeps the state before them,
+and what their rows would do to it is kept in a lane. The next step begins with those that were accepted, whose results
+it drops: so the state is the one that a step without drafts leaves.
 """
 
 from collections.abc import Callable, Sequence
@@ -45,6 +49,39 @@ class LayerState(NamedTuple):
     """[slots, heads, rows, columns], in float32"""
 
 
+Rows = tuple[Tensor, ...]
+"""Tensors with a row per token."""
+
+
+class DraftRows:
+    """The rows of drafts that change one part of a layer's states, by lane."""
+
+    def __init__(self) -> None:
+        self._lanes: dict[int, Rows] = {}
+
+    def behind(self, rows: Rows, accepted: Sequence[tuple[int, int]]) -> Rows:
+        """The rows with accepted drafts behind them: so many of each lane's."""
+        if not accepted:
+            return rows
+        kept = [[own[:count] for own in self._lanes[lane]] for lane, count in accepted]
+        return tuple(map(torch.cat, zip(rows, *kept, strict=True)))
+
+    def keep(self, rows: Rows, drafted: Sequence[tuple[int, int]], at: Tensor) -> None:
+        """Keeps the rows `at` these places: so many in each lane."""
+        if not drafted:
+            return
+        lanes, counts = zip(*drafted, strict=True)
+        found = zip(*(own[at].split(counts) for own in rows), strict=True)
+        self._lanes |= zip(lanes, found, strict=True)
+
+
+class LayerDrafts(NamedTuple):
+    inputs: DraftRows
+    """Those of the convolution."""
+    read: DraftRows
+    """What the recurrence reads."""
+
+
 class StateCache:
     """The states of all layers."""
 
@@ -55,11 +92,15 @@ class StateCache:
         self.advanced = 0
         """Tokens so far, one after the other, in each layer: that a long step goes on."""
         self._layers = [None if each is None else _layer_state(each, slots, allocate) for each in states]
+        self._drafts = [LayerDrafts(DraftRows(), DraftRows()) for _ in states]
 
     def layer(self, layer: int) -> LayerState:
         found = self._layers[layer]
         assert found is not None, "the layer keeps a state"
         return found
+
+    def drafts(self, layer: int) -> LayerDrafts:
+        return self._drafts[layer]
 
     def clear(self, slots: Sequence[int]) -> None:
         """Makes them states of no tokens."""
@@ -85,13 +126,30 @@ def _layer_state(state: State, slots: int, allocate: Callable[[tuple[int, ...], 
 
 @dataclass(frozen=True, slots=True)
 class StateRows:
-    """One sequence's rows in a step, `length` from `offset` on, and the slot of its state, which they advance."""
+    """One sequence's rows in a step, `length` from `offset` on, and the slot of its state, which they advance but for
+    those of drafts.
+    """
 
     offset: int
     length: int
     slot: int
     captures: Sequence[tuple[int, int]] = ()
     """After so many of the rows, the state is copied to this slot."""
+    drafts: int = 0
+    """How many of the rows, the last ones, are drafts, to be kept in the lane."""
+    accepted: int = 0
+    """How many drafts of the step before, in the lane, advance the state first."""
+    lane: int = 0
+
+    @property
+    def known(self) -> int:
+        """Rows that are no drafts."""
+        return self.length - self.drafts
+
+    @property
+    def steps(self) -> int:
+        """Tokens that are computed one after the other."""
+        return self.accepted + self.length
 
 
 class StepStates:
@@ -99,10 +157,17 @@ class StepStates:
 
     def __init__(self, cache: StateCache, rows: Sequence[StateRows], device: torch.device) -> None:
         self.cache, self.device = cache, device
-        self.rows = sorted(rows, key=lambda own: -own.length)
+        self.rows = sorted(rows, key=lambda own: -own.steps)
+        self._number = sum(own.length for own in rows)
         self._slots = self._tensor([own.slot for own in self.rows])
         self._captured = self._tensor([slot for own in self.rows for _, slot in own.captures])
-        self._walk = _Walk.of(self.rows)
+        self._accepted = [(own.lane, own.accepted) for own in self.rows if own.accepted]
+        self._drafted = [(own.lane, own.drafts) for own in self.rows if own.drafts]
+        drafts = (range(own.offset + own.known, own.offset + own.length) for own in self.rows)
+        self._draft_rows = self._tensor(list(chain.from_iterable(drafts)))
+        self._behind = list(accumulate((own.accepted for own in self.rows), initial=self._number))
+        self._walk = _Walk.of(self.rows, self._row)
+        self._whole = self._tensor(self._walk.whole)
         self._order = None if self._walk.in_order else self._tensor(self._walk.order)
         self._taps: dict[int, _TapPlaces] = {}
 
@@ -116,7 +181,9 @@ class StepStates:
         places = self._taps.get(taps)
         if places is None:
             places = self._taps[taps] = self._tap_places(taps)
-        known = torch.cat((kept[self._slots].flatten(0, 1), x))
+        drafts = self.cache.drafts(layer).inputs
+        known = torch.cat((kept[self._slots].flatten(0, 1), *drafts.behind((x,), self._accepted)))
+        drafts.keep((x,), self._drafted, self._draft_rows)
         # Tap by tap, so that a row's sum has the same order however the rows are cut.
         total = weight[0] * known[places.of_rows[0]]
         for tap in range(1, taps):
@@ -133,27 +200,39 @@ class StepStates:
         kept = self.cache.layer(layer).matrices
         assert kept is not None, "the layer keeps matrices"
         assert kept.shape[1:] == size
-        matrices = kept[self._slots]
+        matrices, drafts = kept[self._slots], self.cache.drafts(layer).read
+        own = drafts.behind(read, self._accepted)
+        drafts.keep(read, self._drafted, self._draft_rows)
         if self._order is not None:
-            read = tuple(own[self._order] for own in read)
+            own = tuple(each[self._order] for each in own)
         found = []
         for time, (start, count) in enumerate(self._walk.times):
             self.cache.advanced += 1
-            found.append(advance(matrices[:count], *(own[start : start + count] for own in read)))
+            found.append(advance(matrices[:count], *(each[start : start + count] for each in own)))
             for sequence, slot in self._walk.captures.get(time, ()):
                 kept[slot] = matrices[sequence]
-        kept[self._slots] = matrices
+        if self._drafted:
+            kept[self._slots[self._whole]] = matrices[self._whole]
+        else:
+            kept[self._slots] = matrices
         rows = torch.cat(found)
-        return rows if self._order is None else torch.empty_like(rows).index_copy_(0, self._order, rows)
+        if self._order is None:
+            return rows
+        return torch.empty_like(rows).index_copy_(0, self._order, rows)[: self._number]
+
+    def _row(self, number: int, position: int) -> int:
+        """Where a sequence's row is, with accepted drafts behind all rows: these have positions below zero."""
+        own = self.rows[number]
+        return own.offset + position if position >= 0 else self._behind[number] + own.accepted + position
 
     def _tap_places(self, taps: int) -> "_TapPlaces":
         """Where a convolution's inputs are among the kept ones of all sequences, in order, and then the rows."""
         kept = taps - 1
 
         def place(number: int, position: int) -> int:
-            """Where an input of a sequence is; positions below zero came before this step."""
-            own = self.rows[number]
-            return number * kept + kept + position if position < 0 else len(self.rows) * kept + own.offset + position
+            """Where an input of a sequence is; those before its accepted drafts came before this step."""
+            before = position + self.rows[number].accepted
+            return number * kept + kept + before if before < 0 else len(self.rows) * kept + self._row(number, position)
 
         def before(number: int, end: int) -> list[int]:
             return [place(number, position) for position in range(end - kept, end)]
@@ -163,7 +242,7 @@ class StepStates:
             [place(number, at + tap - kept) for number, own in numbered for at in range(own.length)]
             for tap in range(taps)
         ]
-        last = [before(number, own.length) for number, own in enumerate(self.rows)]
+        last = [before(number, own.known) for number, own in enumerate(self.rows)]
         captured = [before(number, after) for number, own in enumerate(self.rows) for after, _ in own.captures]
         return _TapPlaces(self._tensor(of_rows), self._tensor(last), self._tensor(captured))
 
@@ -187,21 +266,27 @@ class _Walk(NamedTuple):
     times: list[tuple[int, int]]
     """The first row of each time in this order, and the number of rows."""
     captures: dict[int, list[tuple[int, int]]]
-    """By time: sequences to capture after it, and the slots."""
+    """By time: sequences to capture after it, and the slots. A sequence's own slot is one of them if drafts follow."""
+    whole: list[int]
+    """The sequences without drafts, whose state is the one at the end."""
 
     @property
     def in_order(self) -> bool:
         return self.order == list(range(len(self.order)))
 
     @classmethod
-    def of(cls, rows: Sequence[StateRows]) -> "_Walk":
-        """`rows` are in order of length, longest first."""
-        longest = rows[0].length
-        by_time = [[own.offset + time for own in rows if own.length > time] for time in range(longest)]
+    def of(cls, rows: Sequence[StateRows], row: Callable[[int, int], int]) -> "_Walk":
+        """`rows` are in order of time, longest first; `row` numbers a sequence's rows by position."""
+        by_time = [
+            [row(number, time - own.accepted) for number, own in enumerate(rows) if own.steps > time]
+            for time in range(rows[0].steps)
+        ]
         counts = [len(each) for each in by_time]
         captures: dict[int, list[tuple[int, int]]] = {}
         for number, own in enumerate(rows):
-            for after, slot in own.captures:
-                captures.setdefault(after - 1, []).append((number, slot))
+            before_drafts = [(own.known, own.slot)] if own.drafts else []
+            for after, slot in (*own.captures, *before_drafts):
+                captures.setdefault(own.accepted + after - 1, []).append((number, slot))
         starts = [0, *accumulate(counts)]
-        return cls(list(chain.from_iterable(by_time)), list(zip(starts, counts, strict=False)), captures)
+        whole = [number for number, own in enumerate(rows) if not own.drafts]
+        return cls(list(chain.from_iterable(by_time)), list(zip(starts, counts, strict=False)), captures, whole)

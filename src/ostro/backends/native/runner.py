@@ -16,8 +16,8 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
+from ostro.backends.draft_lanes import DraftLanes
 from ostro.backends.memory import host_room, page_bytes
-from ostro.backends.native.draft_lanes import DraftLanes
 from ostro.backends.native.lora import NativeAdapters
 from ostro.backends.native.profiler import NativeProfiler
 from ostro.backends.outcome import outcome

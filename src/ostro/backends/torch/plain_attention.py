@@ -5,6 +5,7 @@ and recurrent layers take in a step. Imports no torch.
 from math import prod
 
 from ostro.config import EngineConfig
+from ostro.engine.drafter import MOST_DRAFTS
 from ostro.errors import BadRequest, Unsupported
 from ostro.kernels.plain_attention_memory import most_block_bytes
 from ostro.models.architecture import Heads, Mamba2
@@ -31,7 +32,7 @@ def why_plain_attention(described: Causal) -> str | None:
 
 def recurrent_bytes(described: Causal, max_batch_tokens: int, max_batch_seqs: int) -> int:
     """The most memory that a recurrent layer takes in a step: its rows, and its matrices of all sequences, which are
-    advanced apart from where they are kept; in float32. 0 without such layers.
+    advanced apart from where they are kept; in float32. Also what all layers keep of drafts. 0 without such layers.
     """
     found = 0
     for mixer in (layer.recurrent for layer in described.layers if layer.recurrent is not None):
@@ -39,7 +40,18 @@ def recurrent_bytes(described: Causal, max_batch_tokens: int, max_batch_seqs: in
         if isinstance(mixer, Mamba2):
             rows += _SPREAD_ROWS * 2 * mixer.heads * mixer.state_size
         found = max(found, 4 * (rows * max_batch_tokens + prod(matrices or (0,)) * max_batch_seqs))
-    return found
+    return found + max(max_batch_seqs, MOST_DRAFTS) * draft_bytes(described)
+
+
+def draft_bytes(described: Causal) -> int:
+    """What all layers keep of a draft: its inputs of convolutions, and what their recurrences read."""
+    floats = 0
+    for state in filter(None, described.states):
+        heads, rows, columns = state.matrices or (0, 0, 0)
+        _, channels = state.inputs
+        # The sides of the matrices, one of them twice, and two numbers.
+        floats += channels + heads * (rows + columns + max(rows, columns) + 2)
+    return 4 * floats
 
 
 def plain_attention_bytes(described: Causal, itemsize: int, max_batch_tokens: int, max_batch_seqs: int) -> int:

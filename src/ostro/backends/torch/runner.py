@@ -10,6 +10,7 @@ import msgspec
 import torch
 from torch import Tensor
 
+from ostro.backends.draft_lanes import DraftLanes, Lane
 from ostro.backends.memory import page_bytes
 from ostro.backends.pooling import pooled_rows
 from ostro.backends.precision import in_words
@@ -72,8 +73,7 @@ class TorchRunner:
             max_batch_seqs=max_batch_seqs,
             generates=model.has_head,
             constrains=True,
-            # Rejected drafts cannot be taken out of a state.
-            max_sampled=0 if model.states else max(max_batch_seqs, MOST_DRAFTS + 1),
+            max_sampled=max(max_batch_seqs, MOST_DRAFTS + 1),
             num_states=num_states,
             state_bytes=model.state_bytes,
             pages_bytes=number * page_bytes(shape, page_size, parameter.itemsize) * num_pages
@@ -86,6 +86,7 @@ class TorchRunner:
         self._part = TorchPart(
             model, page_size=page_size, num_pages=num_pages, num_states=num_states, adapters=adapters, ranks=number
         )
+        self._lanes = DraftLanes(num_states)
         if ranks is not None:
             ranks.send(Begin(num_pages))
 
@@ -132,7 +133,8 @@ class TorchRunner:
         step = Forward(ids, pieces, batch.page_copies, slots, self._all_finite)
         if self.model.states:
             fresh = [chunk.state for chunk in batch.chunks if chunk.start == 0]
-            states = [_state_rows(chunk, piece) for chunk, piece in zip(batch.chunks, pieces, strict=True)]
+            lanes = self._lanes.begin(batch)
+            states = [_state_rows(*each) for each in zip(batch.chunks, pieces, lanes, strict=True)]
             step = msgspec.structs.replace(step, states=states, fresh=fresh, state_copies=batch.state_copies)
         hidden = self._forward(step)
         if self._all_finite and not hidden.sum().isfinite():
@@ -191,8 +193,16 @@ class TorchRunner:
         return found
 
 
-def _state_rows(chunk: Chunk, piece: Piece) -> StateRows:
-    return StateRows(piece.offset, piece.length, chunk.state, chunk.captures)
+def _state_rows(chunk: Chunk, piece: Piece, lane: Lane) -> StateRows:
+    return StateRows(
+        piece.offset,
+        piece.length,
+        chunk.state,
+        chunk.captures,
+        drafts=len(chunk.drafts),
+        accepted=lane.applied,
+        lane=lane.number,
+    )
 
 
 def _by_adapter(batch: Batch, adapters: Adapters) -> tuple[Batch, list[tuple[int, int]]]:

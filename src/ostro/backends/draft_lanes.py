@@ -1,5 +1,5 @@
-"""Where the native core keeps what drafts would do to recurrent states, until the next step of their sequence says how
-many were right. Knows slots and positions, and no tensors.
+"""Where runners keep what drafts would do to recurrent states, until the next step of their sequence says how many were
+right. Knows slots and positions, and no tensors.
 """
 
 import heapq
