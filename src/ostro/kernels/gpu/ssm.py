@@ -1,0 +1,478 @@
+"""Mamba-2's states, advanced by rows (`state_rows`), and what the rows read of them:
+
+    inputs row    | z ...... | u ...... B .. C .. | t |
+                       |       convolution, silu    |
+                       |       S = kept * S + (t * u) Bᵀ          kept, t: of each head
+                       |       y = S C + skip * u
+                       └─ gate, norm ─> out
+
+A single row takes one kernel, in which a program has some rows of one head's matrix. Chunks are convolved first. A
+program then takes a chunk's tokens one after the other, with some rows of one head's matrix in registers: a token's
+sums have one order, wherever chunks and pieces are cut. As a norm is over several heads, gating and norming is a kernel
+of its own, but for single rows without a norm.
+
+The plain twin is `torch_models.recurrent.Mamba2`.
+"""
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from ostro.kernels.gpu import state_rows
+from ostro.kernels.gpu.state_conv import convolve_chunks, convolved_single, keep_inputs, keep_single, silu_of
+from ostro.kernels.gpu.state_rows import ChunkTables, KeptState, SingleRows
+from ostro.kernels.gpu.tilings import power_of_two
+
+_SLOT, _POSITION = tl.constexpr(state_rows.SLOT), tl.constexpr(state_rows.POSITION)
+_FIRST_PIECE, _END_PIECE = tl.constexpr(state_rows.FIRST_PIECE), tl.constexpr(state_rows.END_PIECE)
+_CHUNK_FIELDS = tl.constexpr(state_rows.CHUNK_FIELDS)
+_FIRST_ROW, _ROWS, _KEPT = (
+    tl.constexpr(state_rows.FIRST_ROW),
+    tl.constexpr(state_rows.ROWS),
+    tl.constexpr(state_rows.KEPT),
+)
+_PIECE_FIELDS = tl.constexpr(state_rows.PIECE_FIELDS)
+
+# Programs that are enough to fill the device, for single rows.
+_ENOUGH_PROGRAMS = 256
+# A head's matrix has no more rows than this in a program that goes through a chunk, and a group of threads that share a
+# row reads so many of its columns at a time: four threads, 16 bytes each. So a row's sum takes two exchanges.
+_SCAN_ROWS, _SCAN_COLUMNS = 8, 16
+# Tokens whose inputs are on their way while one is computed.
+_SCAN_STAGES = 4
+_STEP_ROWS = 8
+
+
+class SsmWeights(NamedTuple):
+    """What `models.architecture.Mamba2` describes; tensors are in float32."""
+
+    taps: Tensor
+    """[taps, channels], oldest first"""
+    bias: Tensor | None
+    decay: Tensor
+    step_bias: Tensor
+    skip: Tensor
+    norm: Tensor | None
+    eps: float
+    norm_groups: int
+    gates_normed: bool
+    head_dim: int
+    state_size: int
+    groups: int
+
+    @property
+    def heads(self) -> int:
+        return len(self.decay)
+
+    @property
+    def width(self) -> int:
+        return self.heads * self.head_dim
+
+    @property
+    def channels(self) -> int:
+        return self.width + 2 * self.groups * self.state_size
+
+
+def ssm_singles(
+    inputs: Tensor, weights: SsmWeights, state: KeptState, rows: SingleRows, out: Tensor, *, pdl: bool = False
+) -> None:
+    """Advances the states of rows that are their sequences' only ones. `inputs` are [rows, 2 * width + 2 * groups *
+    state_size + heads], `out` is [rows, width], both in the model's number format; zeros for rows without a slot.
+    """
+    matrices = _check(inputs, weights, state, out)
+    height, columns = power_of_two(weights.head_dim), power_of_two(weights.state_size)
+    part = height
+    while part > 8 and len(inputs) * weights.heads * (height // part) < _ENOUGH_PROGRAMS:
+        part //= 2
+    fused = weights.norm is None
+    y = out if fused else torch.empty(out.shape, dtype=torch.float32, device=out.device)
+    _single_kernel[(len(inputs), weights.heads, triton.cdiv(weights.head_dim, part))](
+        inputs,
+        weights.taps,
+        weights.taps if weights.bias is None else weights.bias,
+        weights.decay,
+        weights.step_bias,
+        weights.skip,
+        state.inputs,
+        matrices,
+        *rows,
+        y,
+        inputs.stride(0),
+        state.inputs.stride(0),
+        matrices.stride(0),
+        y.stride(0),
+        heads=weights.heads,
+        head_dim=weights.head_dim,
+        state_size=weights.state_size,
+        groups=weights.groups,
+        taps=len(weights.taps),
+        has_bias=weights.bias is not None,
+        gates=fused,
+        part=part,
+        columns=columns,
+        pdl=pdl,
+        num_warps=max(1, min(8, part * columns // 1024)),
+        launch_pdl=pdl,
+    )
+    if not fused:
+        _gate(inputs, y, weights, out, rows.slots, pdl=pdl)
+
+
+def ssm_chunks(
+    inputs: Tensor,
+    weights: SsmWeights,
+    state: KeptState,
+    tables: ChunkTables,
+    out: Tensor,
+    *,
+    exact: bool,
+    pdl: bool = False,
+) -> None:
+    """The same for chunks; `out` is undefined for rows of none. If `exact`, a row's bits depend neither on where chunks
+    and pieces are cut nor on other chunks.
+    """
+    matrices = _check(inputs, weights, state, out)
+    mixed = inputs[:, weights.width : weights.width + weights.channels]
+    convolved = convolve_chunks(mixed, weights.taps, weights.bias, state.inputs, tables, silu=True, pdl=pdl)
+    keep_inputs(mixed, state.inputs, tables, pdl=pdl)
+    y = torch.empty(out.shape, dtype=torch.float32, device=out.device)
+    _scan(convolved, _steps(inputs, weights, pdl=pdl), weights, matrices, tables, y, pdl=pdl)
+    _gate(inputs, y, weights, out, None, pdl=pdl)
+
+
+def _check(inputs: Tensor, weights: SsmWeights, state: KeptState, out: Tensor) -> Tensor:
+    """The state's matrices."""
+    matrices = state.matrices
+    size = (weights.heads, weights.head_dim, weights.state_size)
+    assert matrices is not None
+    assert matrices.shape[1:] == size
+    assert matrices.stride()[1:] == (size[1] * size[2], size[2], 1)
+    assert matrices.dtype == torch.float32
+    assert state.inputs.shape[1:] == weights.taps.shape
+    assert state.inputs.stride()[1:] == (weights.channels, 1)
+    assert state.inputs.dtype == inputs.dtype
+    assert weights.taps.shape[1] == weights.channels
+    assert weights.taps.is_contiguous()
+    assert inputs.shape[1] == weights.width + weights.channels + weights.heads
+    assert inputs.stride(1) == 1
+    assert out.shape == (len(inputs), weights.width)
+    assert out.stride(1) == 1
+    assert weights.heads % weights.groups == 0
+    return matrices
+
+
+def _steps(inputs: Tensor, weights: SsmWeights, *, pdl: bool) -> Tensor:
+    """[rows, heads, 2]: t, and the share of the state that is kept."""
+    rows, heads = len(inputs), weights.heads
+    steps = torch.empty(rows, heads, 2, dtype=torch.float32, device=inputs.device)
+    _step_kernel[(triton.cdiv(rows, _STEP_ROWS),)](
+        inputs,
+        weights.decay,
+        weights.step_bias,
+        steps,
+        rows,
+        inputs.stride(0),
+        first=weights.width + weights.channels,
+        heads=heads,
+        rows_block=_STEP_ROWS,
+        heads_block=power_of_two(heads),
+        pdl=pdl,
+        num_warps=4,
+        launch_pdl=pdl,
+    )
+    return steps
+
+
+def _scan(
+    convolved: Tensor,
+    steps: Tensor,
+    weights: SsmWeights,
+    matrices: Tensor,
+    tables: ChunkTables,
+    y: Tensor,
+    *,
+    pdl: bool,
+) -> None:
+    part = min(_SCAN_ROWS, power_of_two(weights.head_dim))
+    columns = power_of_two(weights.state_size)
+    lanes = min(_SCAN_COLUMNS, columns)
+    _scan_kernel[(len(tables.chunks), weights.heads, triton.cdiv(weights.head_dim, part))](
+        convolved,
+        steps,
+        weights.skip,
+        matrices,
+        *tables,
+        y,
+        matrices.stride(0),
+        heads=weights.heads,
+        head_dim=weights.head_dim,
+        state_size=weights.state_size,
+        groups=weights.groups,
+        part=part,
+        times=columns // lanes,
+        lanes=lanes,
+        stages=_SCAN_STAGES,
+        pdl=pdl,
+        num_warps=1,
+        launch_pdl=pdl,
+    )
+
+
+def _gate(inputs: Tensor, y: Tensor, weights: SsmWeights, out: Tensor, slots: Tensor | None, *, pdl: bool) -> None:
+    """Gates and norms y: out. Rows whose slot is -1 become zeros."""
+    group = weights.width // weights.norm_groups
+    block = power_of_two(group)
+    _gate_kernel[(len(inputs), weights.norm_groups)](
+        inputs,
+        y,
+        y if weights.norm is None else weights.norm,
+        y if slots is None else slots,
+        out,
+        weights.eps,
+        inputs.stride(0),
+        out.stride(0),
+        width=weights.width,
+        group=group,
+        block=block,
+        norms=weights.norm is not None,
+        gates_normed=weights.gates_normed,
+        has_slots=slots is not None,
+        pdl=pdl,
+        num_warps=max(1, min(16, block // 256)),
+        launch_pdl=pdl,
+    )
+
+
+@triton.jit
+def _step_of(t: tl.tensor, bias: tl.tensor, decay: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
+    """softplus(t + bias), and the share of the state that is kept."""
+    t = t.to(tl.float32) + bias
+    small = tl.exp(-tl.abs(t))
+    # log(1 + small), with what adding to 1 loses of it.
+    above = 1.0 + small
+    t = tl.maximum(t, 0.0) + (tl.log(above) + (small - (above - 1.0)) / above)
+    return t, tl.exp(-tl.exp(decay) * t)
+
+
+@triton.jit
+def _single_kernel(
+    inputs: tl.tensor,
+    weight: tl.tensor,
+    bias: tl.tensor,
+    decay: tl.tensor,
+    step_bias: tl.tensor,
+    skip: tl.tensor,
+    rings: tl.tensor,
+    matrices: tl.tensor,
+    slots: tl.tensor,
+    positions: tl.tensor,
+    captured: tl.tensor,
+    y: tl.tensor,
+    inputs_stride: tl.tensor,
+    ring_stride: tl.tensor,
+    matrix_stride: tl.tensor,
+    y_stride: tl.tensor,
+    heads: tl.constexpr,
+    head_dim: tl.constexpr,
+    state_size: tl.constexpr,
+    groups: tl.constexpr,
+    taps: tl.constexpr,
+    has_bias: tl.constexpr,
+    gates: tl.constexpr,
+    part: tl.constexpr,
+    columns: tl.constexpr,
+    pdl: tl.constexpr,
+) -> None:
+    width: tl.constexpr = heads * head_dim
+    channels: tl.constexpr = width + 2 * groups * state_size
+    per_group: tl.constexpr = heads // groups
+    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    height = tl.program_id(2) * part + tl.arange(0, part)
+    column = tl.arange(0, columns)
+    of_head, of_state = height < head_dim, column < state_size
+    group = head // per_group
+    own_bias, own_decay, own_skip = tl.load(step_bias + head), tl.load(decay + head), tl.load(skip + head)
+    if pdl:
+        gdc_launch_dependents()
+        gdc_wait()
+    slot = tl.load(slots + row)
+    to = y + row * y_stride + head * head_dim + height
+    if slot < 0:
+        tl.store(to, tl.zeros([part], y.dtype.element_ty), mask=of_head)
+        return
+    position = tl.load(positions + row)
+    other = tl.load(captured + row)
+    at = (head * head_dim + height[:, None]) * state_size + column[None, :]
+    there = of_head[:, None] & of_state[None, :]
+    own = matrices + slot.to(tl.int64) * matrix_stride
+    s = tl.load(own + at, mask=there & (position > 0), other=0.0)
+
+    x = inputs + row * inputs_stride
+    mixed = x + width
+    ring = rings + slot.to(tl.int64) * ring_stride
+    u_at = head * head_dim + height
+    b_at = width + group * state_size + column
+    c_at = b_at + groups * state_size
+    new_u = tl.load(mixed + u_at, mask=of_head, other=0.0)
+    new_b = tl.load(mixed + b_at, mask=of_state, other=0.0)
+    new_c = tl.load(mixed + c_at, mask=of_state, other=0.0)
+    t, kept = _step_of(tl.load(mixed + channels + head), own_bias, own_decay)
+    u = convolved_single(new_u, ring, weight, bias, position, u_at, of_head, channels, taps, has_bias)
+    b = convolved_single(new_b, ring, weight, bias, position, b_at, of_state, channels, taps, has_bias)
+    c = convolved_single(new_c, ring, weight, bias, position, c_at, of_state, channels, taps, has_bias)
+    u, b, c = silu_of(u), silu_of(b), silu_of(c)
+
+    s = s * kept + (t * u)[:, None] * b[None, :]
+    tl.store(own + at, s, mask=there)
+    if other >= 0:
+        tl.store(matrices + other.to(tl.int64) * matrix_stride + at, s, mask=there)
+    seen = tl.sum(s * c[None, :], 1) + own_skip * u
+    if gates:
+        seen *= silu_of(tl.load(x + u_at, mask=of_head, other=0.0).to(tl.float32))
+    tl.store(to, seen.to(y.dtype.element_ty), mask=of_head)
+
+    keep_single(new_u, rings, ring_stride, slot, other, position, u_at, of_head, channels, taps)
+    if (head % per_group == 0) & (tl.program_id(2) == 0):
+        keep_single(new_b, rings, ring_stride, slot, other, position, b_at, of_state, channels, taps)
+        keep_single(new_c, rings, ring_stride, slot, other, position, c_at, of_state, channels, taps)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _step_kernel(
+    inputs: tl.tensor,
+    decay: tl.tensor,
+    step_bias: tl.tensor,
+    steps: tl.tensor,
+    rows: tl.tensor,
+    inputs_stride: tl.tensor,
+    first: tl.constexpr,
+    heads: tl.constexpr,
+    rows_block: tl.constexpr,
+    heads_block: tl.constexpr,
+    pdl: tl.constexpr,
+) -> None:
+    row = (tl.program_id(0) * rows_block + tl.arange(0, rows_block)).to(tl.int64)[:, None]
+    head = tl.arange(0, heads_block)[None, :]
+    own_bias = tl.load(step_bias + head, mask=head < heads, other=0.0)
+    own_decay = tl.load(decay + head, mask=head < heads, other=0.0)
+    if pdl:
+        gdc_launch_dependents()
+        gdc_wait()
+    inside = (row < rows) & (head < heads)
+    t, kept = _step_of(
+        tl.load(inputs + row * inputs_stride + first + head, mask=inside, other=0.0), own_bias, own_decay
+    )
+    to = steps + (row * heads + head) * 2
+    tl.store(to, t, mask=inside)
+    tl.store(to + 1, kept, mask=inside)
+
+
+@triton.jit
+def _scan_kernel(
+    convolved: tl.tensor,
+    steps: tl.tensor,
+    skip: tl.tensor,
+    matrices: tl.tensor,
+    chunks: tl.tensor,
+    pieces: tl.tensor,
+    y: tl.tensor,
+    matrix_stride: tl.tensor,
+    heads: tl.constexpr,
+    head_dim: tl.constexpr,
+    state_size: tl.constexpr,
+    groups: tl.constexpr,
+    part: tl.constexpr,
+    times: tl.constexpr,
+    lanes: tl.constexpr,
+    stages: tl.constexpr,
+    pdl: tl.constexpr,
+) -> None:
+    width: tl.constexpr = heads * head_dim
+    channels: tl.constexpr = width + 2 * groups * state_size
+    head = tl.program_id(1)
+    group = head // (heads // groups)
+    height = tl.program_id(2) * part + tl.arange(0, part)
+    # Columns of a row go to threads so that each has some of all blocks of `lanes`.
+    column = tl.arange(0, times)[:, None, None] * lanes + tl.arange(0, lanes)[None, None, :]
+    of_head, of_state = height[None, :, None] < head_dim, column < state_size
+    own_skip = tl.load(skip + head)
+    if pdl:
+        gdc_launch_dependents()
+        gdc_wait()
+    fields = chunks + tl.program_id(0) * _CHUNK_FIELDS
+    slot = tl.load(fields + _SLOT)
+    if slot < 0:
+        return
+    at = (head * head_dim + height[None, :, None]) * state_size + column
+    there = of_head & of_state
+    s = tl.load(
+        matrices + slot.to(tl.int64) * matrix_stride + at,
+        mask=there & (tl.load(fields + _POSITION) > 0),
+        other=0.0,
+    )
+    u_at = head * head_dim + height[None, :, None]
+    b_at = width + group * state_size + column
+    for piece in range(tl.load(fields + _FIRST_PIECE), tl.load(fields + _END_PIECE)):
+        first = tl.load(pieces + piece * _PIECE_FIELDS + _FIRST_ROW)
+        count = tl.load(pieces + piece * _PIECE_FIELDS + _ROWS)
+        kept_in = tl.load(pieces + piece * _PIECE_FIELDS + _KEPT)
+        for step in tl.range(0, count, num_stages=stages):
+            row = (first + step).to(tl.int64)
+            x = convolved + row * channels
+            now = steps + (row * heads + head) * 2 + tl.zeros([1, 1, 1], tl.int32)
+            b = tl.load(x + b_at, mask=of_state, other=0.0)
+            c = tl.load(x + b_at + groups * state_size, mask=of_state, other=0.0)
+            u = tl.load(x + u_at, mask=of_head, other=0.0)
+            t, kept = tl.load(now), tl.load(now + 1)
+            s = s * kept + (t * u) * b
+            seen = tl.sum(tl.sum(s * c, 0, keep_dims=True), 2, keep_dims=True)
+            seen = tl.fma(u, tl.broadcast_to(own_skip, u.shape), seen)
+            tl.store(y + row * width + u_at, seen, mask=of_head)
+        if kept_in >= 0:
+            tl.store(matrices + kept_in.to(tl.int64) * matrix_stride + at, s, mask=there)
+
+
+@triton.jit
+def _gate_kernel(
+    inputs: tl.tensor,
+    y: tl.tensor,
+    norm: tl.tensor,
+    slots: tl.tensor,
+    out: tl.tensor,
+    eps: tl.tensor,
+    inputs_stride: tl.tensor,
+    out_stride: tl.tensor,
+    width: tl.constexpr,
+    group: tl.constexpr,
+    block: tl.constexpr,
+    norms: tl.constexpr,
+    gates_normed: tl.constexpr,
+    has_slots: tl.constexpr,
+    pdl: tl.constexpr,
+) -> None:
+    row = tl.program_id(0).to(tl.int64)
+    of_group = tl.arange(0, block)
+    at = tl.program_id(1) * group + of_group
+    inside = of_group < group
+    if norms:
+        scale = tl.load(norm + at, mask=inside, other=0.0)
+    if pdl:
+        gdc_launch_dependents()
+        gdc_wait()
+    value = tl.load(y + row * width + at, mask=inside, other=0.0)
+    gate = silu_of(tl.load(inputs + row * inputs_stride + at, mask=inside, other=0.0).to(tl.float32))
+    if norms:
+        if not gates_normed:
+            value *= gate
+        value *= tl.rsqrt(tl.sum(value * value, 0) / group + eps) * scale
+        if gates_normed:
+            value *= gate
+    else:
+        value *= gate
+    if has_slots:
+        value = tl.where(tl.load(slots + row) >= 0, value, 0.0)
+    tl.store(out + row * out_stride + at, value.to(out.dtype.element_ty), mask=inside)
