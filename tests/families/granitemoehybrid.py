@@ -12,8 +12,8 @@ from family_case import (
     Config,
     FamilyCase,
     GgufCase,
+    with_mamba_stored,
     with_neighbours_rotated,
-    with_state_stored,
 )
 
 
@@ -21,10 +21,7 @@ def converted(name: str, array: Array) -> Array | Mapping[str, Array]:
     if ".shared_mlp.input_linear." in name:
         layer, (gate, up) = name.split(".")[2], np.split(array, 2)
         return {f"blk.{layer}.ffn_gate_shexp.weight": gate, f"blk.{layer}.ffn_up_shexp.weight": up}
-    if name.endswith(".mamba.norm.weight"):
-        return array.reshape(1, -1)
-    stored = with_state_stored(name, with_neighbours_rotated(name, array))
-    return stored[:, None] if not isinstance(stored, Mapping) and name.endswith((".A_log", ".D")) else stored
+    return with_mamba_stored(name, with_neighbours_rotated(name, array), groups=1)
 
 
 def converted_without_experts(name: str, array: Array) -> Array | Mapping[str, Array]:

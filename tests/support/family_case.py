@@ -190,8 +190,12 @@ class FamilyCase:
     """GGUF cases by name, the family's own under the empty name; empty if GGUF has no such family."""
     gguf_converted: Converted = _unchanged
     """Models have four heads, two of keys."""
+    gguf_folded: bool = False
+    """Whether a GGUF file holds products of weights and multipliers, which no adapter fits."""
     gguf_rearranged: bool = False
-    """Whether a GGUF file stores rows in another order than the Hub, or in other tensors, and is read as it is."""
+    """Whether a GGUF file stores rows in another order than the Hub, or in other tensors, and is read as it is; or
+    other numbers, which do not come back to the last bit.
+    """
     levanter: Mapping[str, LevanterCase] = field(default_factory=dict)
 
     def sized(self, sizes: Config, variant: str = "") -> Config:
@@ -267,6 +271,14 @@ def with_state_stored(name: str, array: Array) -> Array | Mapping[str, Array]:
     if name.endswith(".dt_bias"):
         return {name.replace(".dt_bias", ".dt_proj.bias"): array}
     return array.squeeze(1) if array.ndim == 3 and "conv" in name else array
+
+
+def with_mamba_stored(name: str, array: Array, *, groups: int) -> Array | Mapping[str, Array]:
+    """The same for Mamba-2 mixers with these groups."""
+    if array.ndim == 1 and ".norm." in name and name.split(".")[-3] in ("mixer", "mamba"):
+        return array.reshape(groups, -1)
+    stored = with_state_stored(name, array)
+    return stored[:, None] if not isinstance(stored, Mapping) and name.endswith((".A_log", ".D")) else stored
 
 
 def with_delta_nets_stored(name: str, array: Array) -> Array | Mapping[str, Array]:

@@ -6,7 +6,11 @@ from ostro.models.registry import ENCODERS, FAMILIES
 
 def parts() -> dict[str, str]:
     rows = [
-        (family.title, code(family.architecture), "" if family.gguf is None else code(family.gguf.architecture))
+        (
+            family.title,
+            code(family.architecture),
+            "" if family.gguf is None else ", ".join(map(code, family.gguf.architectures)),
+        )
         for family in sorted(FAMILIES, key=lambda family: family.title.lower())
     ]
     encoders = [(family.title, code(family.bare), code(family.architecture)) for family in ENCODERS]

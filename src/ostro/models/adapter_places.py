@@ -67,7 +67,13 @@ def described_terms(
         adapter: {
             name: loaded(term, *parts[name])
             for name, term in placed(
-                adapter, terms, shapes, backbone=described.backbone, experts=experts, hub=hub
+                adapter,
+                terms,
+                shapes,
+                backbone=described.backbone,
+                experts=experts,
+                hub=hub,
+                folded=described.folded,
             ).items()
         }
         for adapter, terms in adapters.items()
@@ -87,12 +93,19 @@ def placed(
     backbone: str,
     experts: frozenset[str] = frozenset(),
     hub: Mapping[str, HubTensor],
+    folded: bool = False,
 ) -> dict[str, TermT]:
     """The terms, keyed by the full names of their projections, whose shapes are given.
 
     An adapter's names may omit the backbone prefix. A term without a projection or with the wrong shape is an error,
-    and so is one for a matrix of `experts`. Terms for `hub` become those of the projections that are made of it.
+    and so is one for a matrix of `experts`. Terms for `hub` become those of the projections that are made of it. None
+    fits matrices that are `folded`.
     """
+    if folded:
+        raise UnsupportedModel(
+            f"Adapter {adapter!r} cannot be added to this GGUF file, whose matrices were multiplied by factors that it "
+            "does not name. Use the base model in safetensors."
+        )
     found: dict[str, TermT] = {}
     shapes = {**projections, **{name: tensor.shape for name, tensor in hub.items()}}
     for given, term in terms.items():

@@ -791,6 +791,8 @@ class Architecture:
     layer_inputs: LayerInputs | None = None
     backbone: str = "model"
     """The family's prefix of all tensor names but the head's."""
+    folded: bool = False
+    """Whether matrices are stored multiplied by factors that are not known, so that no adapter fits."""
 
     @property
     def widest(self) -> int:

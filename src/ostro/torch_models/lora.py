@@ -256,8 +256,17 @@ def _by_module(
     """An adapter's terms, keyed by module. A term without a place or with the wrong shape is an error."""
     found: dict[str, list[_Part]] = {}
     shapes = {name: place.shape for name, place in places.items()}
-    experts = model.described.expert_names if isinstance(model, Decoder) else frozenset()
-    for name, term in placed(adapter, terms, shapes, backbone=model.backbone_name, experts=experts, hub=hub).items():
+    described = model.described if isinstance(model, Decoder) else None
+    found_terms = placed(
+        adapter,
+        terms,
+        shapes,
+        backbone=model.backbone_name,
+        experts=described.expert_names if described else frozenset(),
+        hub=hub,
+        folded=described is not None and described.folded,
+    )
+    for name, term in found_terms.items():
         place = places[name]
         found.setdefault(place.path, []).append((place.rows, place.share(term)))
     return {path: sorted(parts, key=lambda part: part[0].start) for path, parts in found.items()}

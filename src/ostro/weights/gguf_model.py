@@ -19,7 +19,12 @@ from ostro.models.family import Family
 from ostro.models.registry import FAMILIES
 from ostro.weights.pooling import Pooling, PoolingMode
 
-_BY_ARCHITECTURE = {family.gguf.architecture: (family, family.gguf) for family in FAMILIES if family.gguf}
+_BY_ARCHITECTURE = {
+    architecture: (family, family.gguf)
+    for family in FAMILIES
+    if family.gguf
+    for architecture in family.gguf.architectures
+}
 
 _FLOAT32_MAX = 3.4e38
 # Per-layer lists are allocated before the model is built, so bound their length.
@@ -253,6 +258,8 @@ def _end_ids(facts: _Facts) -> list[int]:
 
 _BLOCK_NAME = re.compile(r"blk\.(\d{1,9})\.([\w.]+?)(\.weight|\.bias)?")
 _ROOT_NAME = re.compile(r"(\w+)\.(weight|bias)")
+_GATES_AND_UPS = "ffn_gate_up_exps"
+_FUSED_PARTS = {"ffn_gate_exps": 0, "ffn_up_exps": 1}
 # These belong in the config (see _rope) or can be computed.
 _NOT_WEIGHTS = re.compile(r"(rope_freqs|rope_factors_long|rope_factors_short|blk\.\d+\.attn_rot_embd)\.weight")
 
@@ -263,7 +270,7 @@ def _weights(names: GgufNames, facts: _Facts, headers: tuple[GgufHeader, ...]) -
     for header in headers:
         for info in header.tensors:
             if not _NOT_WEIGHTS.fullmatch(info.name) and _block(info.name) not in guessing:
-                found += _unstacked(_weight(names, facts, header.path, info))
+                found += _unfused(names, facts, header.path, info)
             if len(found) > _MOST_WEIGHTS:
                 raise damaged(header.path, "it claims more experts than any model has")
     return tuple(found)
@@ -273,6 +280,27 @@ def _block(name: str) -> int | None:
     """The number of a tensor's block."""
     match = _BLOCK_NAME.fullmatch(name)
     return None if match is None else int(match[1])
+
+
+def _unfused(names: GgufNames, facts: _Facts, path: Path, info: GgufTensorInfo) -> Iterator[GgufWeight]:
+    """A tensor's weights. A converter may store each expert's gate and up as one matrix, the gate's rows first."""
+    short = "" if (match := _BLOCK_NAME.fullmatch(info.name)) is None else match[2]
+    if short != _GATES_AND_UPS or short in names.blocks or not names.blocks.keys() >= _FUSED_PARTS.keys():
+        yield from _unstacked(_weight(names, facts, path, info))
+        return
+    for part, at in _FUSED_PARTS.items():
+        named = replace(info, name=info.name.replace(short, part))
+        for weight in _unstacked(_weight(names, facts, path, named)):
+            yield replace(weight, info=_half(path, replace(weight.info, name=info.name), at))
+
+
+def _half(path: Path, info: GgufTensorInfo, at: int) -> GgufTensorInfo:
+    """The first half of a matrix's rows, or the second."""
+    rows, *rest = info.shape
+    if rows % 2:
+        raise damaged(path, f"tensor {info.name!r} has {rows} rows for each expert, which gate and up cannot share")
+    each = info.nbytes // 2
+    return replace(info, shape=(rows // 2, *rest), offset=info.offset + at * each, nbytes=each)
 
 
 def _unstacked(weight: GgufWeight) -> Iterator[GgufWeight]:

@@ -5,6 +5,7 @@ attention's scores, the embedding and the head, or weights on loading.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from ostro.errors import UnsupportedModel
 from ostro.models.architecture import (
     MLP,
     Architecture,
@@ -18,6 +19,8 @@ from ostro.models.architecture import (
     RowScale,
 )
 from ostro.models.config import MOST_HEADS, MOST_INNER, ConfigReader
+from ostro.models.families import gguf_names as gguf
+from ostro.models.families import mamba2
 from ostro.models.families.common import HubLayer, decoder, decoder_shape, hub_layers
 from ostro.models.families.mamba2 import MambaSizes, check_mamba
 from ostro.models.family import Family
@@ -31,6 +34,8 @@ _DEFAULTS: Mapping[str, object] = {
     "rms_norm_eps": 1e-5,
 }
 _MULTIPLIER = (1e-6, 1e6)
+_FOLDED = "multipliers_folded"
+"""Set for GGUF files, which hold products of weights and multipliers."""
 
 
 def describe(config: ConfigReader, max_seq_len: int | None) -> Architecture:
@@ -56,7 +61,8 @@ def describe(config: ConfigReader, max_seq_len: int | None) -> Architecture:
         embedding_scale=_multiplier(config, "embedding_multiplier"),
         logit_scale=_multiplier(config, "lm_head_multiplier"),
     )
-    return replace(described, norm=replace(described.norm, name="model.final_layernorm"))
+    norm = replace(described.norm, name="model.final_layernorm")
+    return replace(described, norm=norm, folded=config.flag(_FOLDED, False))
 
 
 def _multiplier(config: ConfigReader, key: str) -> float:
@@ -137,4 +143,51 @@ def _mlp(config: ConfigReader) -> Callable[[HubLayer], MLP]:
     return build
 
 
-FAMILY = Family("Falcon-H1", "falcon_h1", "FalconH1ForCausalLM", "FalconH1Model", describe)
+def _gguf_config(facts: gguf.GgufFacts) -> gguf.Config:
+    """All multipliers are ones, as converters multiply the weights by them."""
+    if not facts.has_tensor("output.weight"):
+        # The embedding is multiplied by its own factor, and the head's is lost.
+        raise UnsupportedModel(
+            f"{facts.path} has no output.weight, so that nothing says how much smaller the logits of this Falcon-H1 "
+            "are than its embedding makes them. Use the checkpoint in safetensors."
+        )
+    return gguf.decoder_config(facts) | {
+        _FOLDED: True,
+        "mamba_conv_bias": gguf.in_some_block(facts, "ssm_conv1d.bias"),
+        "mamba_d_conv": facts.integer("ssm.conv_kernel"),
+        "mamba_d_ssm": facts.integer("ssm.inner_size"),
+        "mamba_d_state": facts.integer("ssm.state_size"),
+        "mamba_n_groups": facts.integer("ssm.group_count"),
+        "mamba_n_heads": facts.integer("ssm.time_step_rank"),
+        # Files do not say; llama.cpp takes this as given, and so are the published models.
+        "mamba_norm_before_gate": False,
+        "mamba_rms_norm": gguf.in_some_block(facts, "ssm_norm.weight"),
+    }
+
+
+_GGUF_BLOCKS = {
+    **gguf.ATTENTION,
+    "attn_norm": "input_layernorm",
+    "ffn_norm": "pre_ff_layernorm",
+    **{theirs: ours.replace("mlp", "feed_forward") for theirs, ours in gguf.MLP.items()},
+    **mamba2.gguf_blocks("mamba"),
+}
+
+FAMILY = Family(
+    "Falcon-H1",
+    "falcon_h1",
+    "FalconH1ForCausalLM",
+    "FalconH1Model",
+    describe,
+    gguf=gguf.GgufNames(
+        "falcon-h1",
+        _GGUF_BLOCKS,
+        _gguf_config,
+        roots={**gguf.ROOTS, "output_norm": "model.final_layernorm"},
+        negated_exp=mamba2.GGUF_NEGATED_EXP,
+        # Usually, this norm's name has no ending.
+        whole={**mamba2.gguf_whole("mamba"), "ffn_norm": "pre_ff_layernorm.weight"},
+        reshape=mamba2.GGUF_RESHAPE,
+        recurrent=True,
+    ),
+)

@@ -82,6 +82,8 @@ class GgufNames:
     """
     config: Callable[[GgufFacts], Config]
     """Builds a model's config.json, except for the fields common to all families."""
+    aliases: tuple[str, ...] = ()
+    """Further values of `general.architecture`."""
     block_prefix: str = "model.layers"
     roots: Mapping[str, str] = field(default_factory=lambda: ROOTS)
     rotate_halves: frozenset[str] = frozenset()
@@ -102,6 +104,10 @@ class GgufNames:
     """Whether some layers have no KV heads and keep a state instead."""
 
     @property
+    def architectures(self) -> tuple[str, ...]:
+        return (self.architecture, *self.aliases)
+
+    @property
     def has_experts(self) -> bool:
         return any("{}" in ours for ours in self.blocks.values())
 
@@ -119,20 +125,25 @@ def decoder_config(facts: GgufFacts) -> Config:
 
 def rotary_config(facts: GgufFacts) -> Config:
     """Fields common to all families with rotary positions, whatever their norms."""
-    heads = facts.integer("attention.head_count")
-    return {
-        "hidden_size": facts.integer("embedding_length"),
+    return attention_config(facts) | {
         # Files of models with experts in every layer may have only the experts' width.
         "intermediate_size": facts.integer(
             "feed_forward_length", facts.integer("expert_feed_forward_length", 0) or None
         ),
+        "rope_theta": facts.number("rope.freq_base", 10000.0),
+        "rope_scaling": rope_scaling(facts),
+    }
+
+
+def attention_config(facts: GgufFacts) -> Config:
+    """Fields common to all families with attention, whatever their positions."""
+    return {
+        "hidden_size": facts.integer("embedding_length"),
         "num_hidden_layers": num_layers(facts),
-        "num_attention_heads": heads,
+        "num_attention_heads": facts.integer("attention.head_count"),
         "num_key_value_heads": kv_heads(facts),
         "head_dim": head_dim(facts),
         "max_position_embeddings": facts.integer("context_length"),
-        "rope_theta": facts.number("rope.freq_base", 10000.0),
-        "rope_scaling": rope_scaling(facts),
     }
 
 
@@ -150,10 +161,18 @@ def in_some_block(facts: GgufFacts, name: str) -> bool:
 
 def kv_heads(facts: GgufFacts) -> int:
     """KV heads of each layer that has any."""
-    counts = facts.integers("attention.head_count_kv")
-    if counts is None or len(found := {count for count in counts if count}) != 1:
-        return facts.integer("attention.head_count_kv", facts.integer("attention.head_count"))
-    return found.pop()
+    return _of_each_layer(facts, "attention.head_count_kv", facts.integer("attention.head_count"))
+
+
+def inner_size(facts: GgufFacts) -> int:
+    """The width of each layer's MLP that has one."""
+    return _of_each_layer(facts, "feed_forward_length", None)
+
+
+def _of_each_layer(facts: GgufFacts, key: str, default: int | None) -> int:
+    """A number that may be listed layer by layer, with a 0 for layers to which it does not apply."""
+    found = set(facts.integers(key) or ()) - {0}
+    return found.pop() if len(found) == 1 else facts.integer(key, default)
 
 
 def attending_layers(facts: GgufFacts) -> list[bool]:

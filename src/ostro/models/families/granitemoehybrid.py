@@ -18,7 +18,7 @@ from ostro.models.architecture import (
 )
 from ostro.models.config import MOST_HEADS, MOST_INNER, ConfigReader
 from ostro.models.families import gguf_names as gguf
-from ostro.models.families import granite, granitemoe, llama
+from ostro.models.families import granite, granitemoe, llama, mamba2
 from ostro.models.families.common import STORED_APART, HubLayer, activation, decoder_shape, limited_layers, with_states
 from ostro.models.families.mamba2 import MambaSizes, check_mamba
 from ostro.models.family import Family
@@ -124,10 +124,7 @@ _GGUF_BLOCKS = {
     **dict.fromkeys(("ffn_gate_shexp", "ffn_gate"), "shared_mlp.gate_proj"),
     **dict.fromkeys(("ffn_up_shexp", "ffn_up"), "shared_mlp.up_proj"),
     **dict.fromkeys(("ffn_down_shexp", "ffn_down"), "shared_mlp.output_linear"),
-    "ssm_in": "mamba.in_proj",
-    "ssm_conv1d": "mamba.conv1d",
-    "ssm_norm": "mamba.norm",
-    "ssm_out": "mamba.out_proj",
+    **mamba2.gguf_blocks("mamba"),
 }
 
 FAMILY = Family(
@@ -141,9 +138,9 @@ FAMILY = Family(
         architecture="granitehybrid",
         blocks=_GGUF_BLOCKS,
         config=_gguf_config,
-        negated_exp=frozenset({"ssm_a"}),
-        whole={"ssm_a": "mamba.A_log", "ssm_d": "mamba.D", "ssm_dt.bias": "mamba.dt_bias"},
-        reshape={"ssm_a": gguf.flat, "ssm_d": gguf.flat, "ssm_norm": gguf.flat, "ssm_conv1d": gguf.filters},
+        negated_exp=mamba2.GGUF_NEGATED_EXP,
+        whole=mamba2.gguf_whole("mamba"),
+        reshape=mamba2.GGUF_RESHAPE,
         recurrent=True,
     ),
 )

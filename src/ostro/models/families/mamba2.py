@@ -3,12 +3,14 @@ checkpoints.
 """
 
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from reprlib import repr as shown
 
 from ostro.errors import UnsupportedModel
 from ostro.models.architecture import Convolution, Mamba2
 from ostro.models.config import MOST_HEAD_DIM, MOST_HEADS, MOST_TAPS, ConfigReader
+from ostro.models.families import gguf_names as gguf
 from ostro.models.families.common import HubLayer
 
 _NO_LIMITS = ([0, math.inf], (0, math.inf), [0, {"__float__": "Infinity"}])
@@ -87,3 +89,27 @@ def check_mamba(config: ConfigReader, *, activation_key: str = "hidden_act") -> 
         raise UnsupportedModel(f"{config.source}: {activation_key!r} of a model with Mamba-2 layers must be silu.")
     if (limit := config.get("time_step_limit")) is not None and limit not in _NO_LIMITS:
         raise UnsupportedModel(f"{config.source}: 'time_step_limit' is {shown(limit)}, which Ostro does not support.")
+
+
+GGUF_RESHAPE: Mapping[str, Callable[[gguf.Shape], gguf.Shape]] = {
+    "ssm_a": gguf.flat,
+    "ssm_d": gguf.flat,
+    "ssm_norm": gguf.flat,
+    "ssm_conv1d": gguf.filters,
+}
+GGUF_NEGATED_EXP = frozenset({"ssm_a"})
+
+
+def gguf_blocks(parent: str) -> Mapping[str, str]:
+    """A mixer's tensors in GGUF and in ours, without endings."""
+    return {
+        "ssm_in": f"{parent}.in_proj",
+        "ssm_conv1d": f"{parent}.conv1d",
+        "ssm_norm": f"{parent}.norm",
+        "ssm_out": f"{parent}.out_proj",
+    }
+
+
+def gguf_whole(parent: str) -> Mapping[str, str]:
+    """Those whose names have no endings."""
+    return {"ssm_a": f"{parent}.A_log", "ssm_d": f"{parent}.D", "ssm_dt.bias": f"{parent}.dt_bias"}

@@ -26,6 +26,8 @@ from ostro.models.architecture import (
     SigmoidRouting,
 )
 from ostro.models.config import EPS, FACTOR, MOST_HEAD_DIM, MOST_HEADS, MOST_INNER, MOST_LAYERS, MOST_TAPS, ConfigReader
+from ostro.models.families import gguf_names as gguf
+from ostro.models.families import llama, mamba2
 from ostro.models.families.common import HubLayer, activation, decoder_shape, mixture, with_states
 from ostro.models.families.mamba2 import MambaSizes, check_mamba
 from ostro.models.family import Family
@@ -176,6 +178,67 @@ def _experts(config: ConfigReader, shape: ModelShape) -> Callable[[HubLayer], Ex
     return build
 
 
+def _gguf_config(facts: gguf.GgufFacts) -> gguf.Config:
+    heads, inner = facts.integer("ssm.time_step_rank"), facts.integer("ssm.inner_size")
+    if heads == 0 or inner % heads:
+        raise facts.damaged(f"its Mamba-2 layers are {inner} wide, which {heads} heads cannot share")
+    return (
+        gguf.attention_config(facts)
+        | (_gguf_experts(facts) if gguf.in_some_block(facts, "ffn_gate_inp.weight") else {})
+        | {
+            "attention_bias": gguf.in_some_block(facts, "attn_q.bias"),
+            "conv_kernel": facts.integer("ssm.conv_kernel"),
+            "intermediate_size": gguf.inner_size(facts),
+            "layer_norm_epsilon": facts.number("attention.layer_norm_rms_epsilon"),
+            "layer_types": [_gguf_block(facts, layer) for layer in range(gguf.num_layers(facts))],
+            "mamba_head_dim": inner // heads,
+            "mamba_num_heads": heads,
+            "mlp_bias": gguf.in_some_block(facts, "ffn_up.bias"),
+            "n_groups": facts.integer("ssm.group_count"),
+            "ssm_state_size": facts.integer("ssm.state_size"),
+            "use_bias": gguf.in_some_block(facts, "ssm_in.bias"),
+            "use_conv_bias": gguf.in_some_block(facts, "ssm_conv1d.bias"),
+        }
+    )
+
+
+def _gguf_block(facts: gguf.GgufFacts, layer: int) -> str:
+    """The kind of a block, which files name only by the tensors that it has."""
+    kinds = {"ssm_in": "linear_attention", "attn_q": "full_attention", "ffn_gate_inp": "moe", "ffn_up": "mlp"}
+    for name, kind in kinds.items():
+        if facts.has_tensor(f"blk.{layer}.{name}.weight"):
+            return kind
+    raise facts.damaged(f"block {layer} has none of the tensors {', '.join(kinds)}")
+
+
+def _gguf_experts(facts: gguf.GgufFacts) -> gguf.Config:
+    return {
+        "moe_intermediate_size": facts.integer("expert_feed_forward_length"),
+        "moe_latent_size": facts.integer("moe_latent_size", 0) or None,
+        "moe_shared_expert_intermediate_size": facts.integer("expert_shared_feed_forward_length"),
+        "n_group": facts.integer("expert_group_count", 1),
+        "n_routed_experts": facts.integer("expert_count"),
+        "n_shared_experts": facts.integer("expert_shared_count", 1),
+        "norm_topk_prob": facts.flag("expert_weights_norm", True),
+        "num_experts_per_tok": facts.integer("expert_used_count"),
+        "routed_scaling_factor": facts.number("expert_weights_scale", 1.0),
+        "topk_group": facts.integer("expert_group_used_count", 1),
+    }
+
+
+_GGUF_BLOCKS = {
+    "attn_norm": "norm",
+    **{theirs: ours.replace("self_attn", "mixer") for theirs, ours in gguf.ATTENTION.items()},
+    **mamba2.gguf_blocks("mixer"),
+    "ffn_up": "mixer.up_proj",
+    "ffn_down": "mixer.down_proj",
+    "ffn_gate_inp": "mixer.gate",
+    "ffn_up_exps": "mixer.experts.{}.up_proj",
+    "ffn_down_exps": "mixer.experts.{}.down_proj",
+    "ffn_up_shexp": "mixer.shared_experts.up_proj",
+    "ffn_down_shexp": "mixer.shared_experts.down_proj",
+}
+
 FAMILY = Family(
     "Nemotron-H, Nemotron 3",
     "nemotron_h",
@@ -183,4 +246,22 @@ FAMILY = Family(
     "NemotronHModel",
     describe,
     backbone=_BACKBONE,
+    gguf=gguf.GgufNames(
+        "nemotron_h",
+        _GGUF_BLOCKS,
+        _gguf_config,
+        aliases=("nemotron_h_moe",),
+        block_prefix=f"{_BACKBONE}.layers",
+        roots={
+            "token_embd": f"{_BACKBONE}.embeddings",
+            "output_norm": f"{_BACKBONE}.norm_f",
+            "output": "lm_head",
+        },
+        # As Llama's, though nothing is rotated.
+        rotate_halves=llama.GGUF.rotate_halves,
+        negated_exp=mamba2.GGUF_NEGATED_EXP,
+        whole={**mamba2.gguf_whole("mixer"), "exp_probs_b.bias": "mixer.gate.e_score_correction_bias"},
+        reshape=mamba2.GGUF_RESHAPE,
+        recurrent=True,
+    ),
 )
