@@ -39,12 +39,29 @@ _PIECE_FIELDS = tl.constexpr(state_rows.PIECE_FIELDS)
 
 # Programs that are enough to fill the device, for single rows.
 _ENOUGH_PROGRAMS = 256
-# A head's matrix has no more rows than this in a program that goes through a chunk, and a group of threads that share a
-# row reads so many of its columns at a time: four threads, 16 bytes each. So a row's sum takes two exchanges.
-_SCAN_ROWS, _SCAN_COLUMNS = 8, 16
-# Tokens whose inputs are on their way while one is computed.
-_SCAN_STAGES = 4
 _STEP_ROWS = 8
+
+
+class SinglesTiling(NamedTuple):
+    part: int | None = None
+    """Rows of a head's matrix in a program, a power of two; None for as many as leave enough programs."""
+    numbers: int = 1024
+    """Of a matrix, for each warp."""
+
+
+class ScanTiling(NamedTuple):
+    """How a program goes through a chunk."""
+
+    part: int = 8
+    """Rows of a head's matrix; a power of two."""
+    columns: int = 16
+    """Columns that the threads of a row read at a time, four each: so a row's sum takes two exchanges of theirs."""
+    stages: int = 4
+    """One token is computed, and the inputs of one less are on their way."""
+    warps: int = 1
+
+
+SINGLES, SCAN = SinglesTiling(), ScanTiling()
 
 
 class SsmWeights(NamedTuple):
@@ -78,15 +95,22 @@ class SsmWeights(NamedTuple):
 
 
 def ssm_singles(
-    inputs: Tensor, weights: SsmWeights, state: KeptState, rows: SingleRows, out: Tensor, *, pdl: bool = False
+    inputs: Tensor,
+    weights: SsmWeights,
+    state: KeptState,
+    rows: SingleRows,
+    out: Tensor,
+    *,
+    pdl: bool = False,
+    tiling: SinglesTiling = SINGLES,
 ) -> None:
     """Advances the states of rows that are their sequences' only ones. `inputs` are [rows, 2 * width + 2 * groups *
     state_size + heads], `out` is [rows, width], both in the model's number format; zeros for rows without a slot.
     """
     matrices = _check(inputs, weights, state, out)
     height, columns = power_of_two(weights.head_dim), power_of_two(weights.state_size)
-    part = height
-    while part > 8 and len(inputs) * weights.heads * (height // part) < _ENOUGH_PROGRAMS:
+    part = height if tiling.part is None else min(tiling.part, height)
+    while tiling.part is None and part > 8 and len(inputs) * weights.heads * (height // part) < _ENOUGH_PROGRAMS:
         part //= 2
     fused = weights.norm is None
     y = out if fused else torch.empty(out.shape, dtype=torch.float32, device=out.device)
@@ -115,7 +139,7 @@ def ssm_singles(
         part=part,
         columns=columns,
         pdl=pdl,
-        num_warps=max(1, min(8, part * columns // 1024)),
+        num_warps=max(1, min(8, part * columns // tiling.numbers)),
         launch_pdl=pdl,
     )
     if not fused:
@@ -131,6 +155,7 @@ def ssm_chunks(
     *,
     exact: bool,
     pdl: bool = False,
+    tiling: ScanTiling = SCAN,
 ) -> None:
     """The same for chunks; `out` is undefined for rows of none. If `exact`, a row's bits depend neither on where chunks
     and pieces are cut nor on other chunks.
@@ -140,7 +165,7 @@ def ssm_chunks(
     convolved = convolve_chunks(mixed, weights.taps, weights.bias, state.inputs, tables, silu=True, pdl=pdl)
     keep_inputs(mixed, state.inputs, tables, pdl=pdl)
     y = torch.empty(out.shape, dtype=torch.float32, device=out.device)
-    _scan(convolved, _steps(inputs, weights, pdl=pdl), weights, matrices, tables, y, pdl=pdl)
+    _scan(convolved, _steps(inputs, weights, pdl=pdl), weights, matrices, tables, y, tiling, pdl=pdl)
     _gate(inputs, y, weights, out, None, pdl=pdl)
 
 
@@ -194,12 +219,13 @@ def _scan(
     matrices: Tensor,
     tables: ChunkTables,
     y: Tensor,
+    tiling: ScanTiling,
     *,
     pdl: bool,
 ) -> None:
-    part = min(_SCAN_ROWS, power_of_two(weights.head_dim))
+    part = min(tiling.part, power_of_two(weights.head_dim))
     columns = power_of_two(weights.state_size)
-    lanes = min(_SCAN_COLUMNS, columns)
+    lanes = min(tiling.columns, columns)
     _scan_kernel[(len(tables.chunks), weights.heads, triton.cdiv(weights.head_dim, part))](
         convolved,
         steps,
@@ -215,9 +241,9 @@ def _scan(
         part=part,
         times=columns // lanes,
         lanes=lanes,
-        stages=_SCAN_STAGES,
+        stages=tiling.stages,
         pdl=pdl,
-        num_warps=1,
+        num_warps=tiling.warps,
         launch_pdl=pdl,
     )
 
