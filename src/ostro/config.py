@@ -35,6 +35,7 @@ ToolFormat = Literal[
     "deepseek_v31",
     "mistral_v11",
     "mistral",
+    "nemotron",
     "functools",
     "phi4_mini",
     "llama3_json",

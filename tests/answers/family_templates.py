@@ -79,6 +79,84 @@ QWEN_3_CODER = (
     + "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"
 )
 
+# Qwen 3.5's writes calls as Qwen3-Coder's, begins thoughts itself, and keeps those since the last question.
+QWEN_35 = (
+    _CHATML_HEAD
+    + """\
+{%- set last = namespace(query=-1) %}
+{%- for message in messages %}{%- if message.role == 'user' %}{%- set last.query = loop.index0 %}{%- endif %}
+{%- endfor %}
+{%- for message in messages %}
+{%- if message.role == 'user' %}{{- '<|im_start|>user\\n' + message.content + '<|im_end|>\\n' }}
+{%- elif message.role == 'system' and not loop.first %}{{- raise_exception('a system message comes first') }}
+{%- elif message.role == 'assistant' %}
+{{- '<|im_start|>assistant\\n' }}
+{%- if loop.index0 > last.query %}
+{{- '<think>\\n' + (message.reasoning_content or '') + '\\n</think>\\n\\n' }}{%- endif %}
+{{- message.content or '' }}
+{%- for call in message.tool_calls or [] %}{%- set call = call.function %}
+{{- '\\n<tool_call>\\n<function=' + call.name + '>\\n' }}
+{%- for name, value in call.arguments | items %}
+{{- '<parameter=' + name + '>\\n' }}
+{{- value | tojson | safe if value is mapping or (value is sequence and value is not string) else value | string }}
+{{- '\\n</parameter>\\n' }}{%- endfor %}{{- '</function>\\n</tool_call>' }}
+{%- endfor %}{{- '<|im_end|>\\n' }}
+"""
+    + _CHATML_RESULT
+    + """\
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}
+{%- if enable_thinking is defined and enable_thinking is false %}{{- '<think>\\n\\n</think>\\n\\n' }}
+{%- else %}{{- '<think>\\n' }}{%- endif %}{%- endif %}"""
+)
+QWEN_35_SMALL = QWEN_35.replace("is defined and enable_thinking is false", "is not defined or enable_thinking is false")
+"""Does not think unasked."""
+
+# Nemotron 3's shows tools as tags, and answers without thoughts behind an empty pair of tags.
+NEMOTRON_3 = """\
+{%- set enable_thinking = enable_thinking if enable_thinking is defined else True %}
+{{- '<|im_start|>system\\n' + (messages[0].content if messages[0].role == 'system' else '') }}
+{%- if tools %}{{- '\\n\\n<tools>' }}
+{%- for tool in tools %}{%- set tool = tool.function %}
+{{- '\\n<function>\\n<name>' + tool.name + '</name>\\n<description>' + tool.description + '</description>' }}
+{%- for name, field in tool.parameters.properties | items %}
+{{- '\\n<parameter>\\n<name>' + name + '</name>\\n<type>' + field.type | string + '</type>\\n</parameter>' }}
+{%- endfor %}{{- '\\n</function>' }}{%- endfor %}{{- '\\n</tools>' }}{%- endif %}
+{{- '<|im_end|>\\n' }}
+{%- for message in messages %}
+{%- if message.role == 'assistant' %}
+{{- '<|im_start|>assistant\\n<think></think>' + (message.content or '') }}
+{%- for call in message.tool_calls or [] %}{%- set call = call.function %}
+{{- '<tool_call>\\n<function=' ~ call.name ~ '>\\n' }}
+{%- for name, value in call.arguments | items %}
+{{- '<parameter=' ~ name ~ '>\\n' ~ value | string ~ '\\n</parameter>\\n' }}
+{%- endfor %}{{- '</function>\\n</tool_call>\\n' }}{%- endfor %}{{- '<|im_end|>\\n' }}
+{%- elif message.role == 'tool' %}
+{{- '<|im_start|>user\\n<tool_response>\\n' + message.content + '\\n</tool_response>\\n<|im_end|>\\n' }}
+{%- elif not loop.first or message.role == 'user' %}
+{{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}{%- endif %}{%- endfor %}
+{%- if add_generation_prompt %}
+{{- '<|im_start|>assistant\\n' + ('<think>\\n' if enable_thinking else '<think></think>') }}{%- endif %}"""
+
+# Nemotron Nano 2's takes a list of calls, and turns thoughts off where a message says so.
+NEMOTRON_2 = """\
+{%- set state = namespace(thinks=true) %}
+{%- for message in messages %}
+{%- if message.role in ('user', 'system') and '/no_think' in message.content %}{%- set state.thinks = false %}
+{%- endif %}{%- endfor %}
+{{- 'System\\n' + (messages[0].content if messages[0].role == 'system' else '') }}
+{%- if tools %}{{- '\\n<AVAILABLE_TOOLS>' + tools | tojson + '</AVAILABLE_TOOLS>' }}
+{{- '\\nWrite <TOOLCALL>[{{"name": "tool_name1", "arguments": "tool_args1"}}]</TOOLCALL>' }}{%- endif %}
+{%- for message in messages %}
+{%- if message.role == 'user' %}{{- '\\nUser\\n' + message.content }}
+{%- elif message.role == 'tool' %}{{- '\\nUser\\n<TOOL_RESPONSE>[' + message.content + ']</TOOL_RESPONSE>' }}
+{%- elif message.role == 'assistant' %}{{- '\\nAssistant\\n' + (message.content or '') }}
+{%- if message.tool_calls %}{{- '<TOOLCALL>[' }}
+{%- for call in message.tool_calls %}{%- set call = call.function %}
+{{- '{"name": "' + call.name + '", "arguments": ' + call.arguments | tojson + '}' + (', ' if not loop.last else '') }}
+{%- endfor %}{{- ']</TOOLCALL>' }}{%- endif %}{%- endif %}{%- endfor %}
+{%- if add_generation_prompt %}
+{{- '\\nAssistant\\n' + ('<think>\\n' if state.thinks else '<think></think>') }}{%- endif %}"""
+
 LLAMA_3 = """\
 {{- bos_token }}
 {%- if messages[0].role == 'system' %}{%- set order = messages[0].content %}{%- set messages = messages[1:] %}
@@ -306,6 +384,27 @@ LFM_25 = (
 """
     + _LFM_END
 )
+
+GRANITE_4 = """\
+{%- set order = messages[0].content if messages[0].role == 'system' else '' %}
+{%- if tools %}{%- set shown = namespace(text=order + '\\n\\n<tools>') %}
+{%- for tool in tools %}{%- set shown.text = shown.text + '\\n' + (tool | tojson) %}{%- endfor %}
+{%- set order = shown.text + '\\n</tools>\\nFor each call, return JSON within <tool_call></tool_call> tags.' %}
+{%- endif %}
+{%- if order %}{{- '<|start_of_role|>system<|end_of_role|>' + order + '<|end_of_text|>\\n' }}{%- endif %}
+{%- for message in messages %}{%- set content = message.content if message.content is string else '' %}
+{%- if message.role == 'user' or (message.role == 'system' and not loop.first) %}
+{{- '<|start_of_role|>' + message.role + '<|end_of_role|>' + content + '<|end_of_text|>\\n' }}
+{%- elif message.role == 'assistant' %}{{- '<|start_of_role|>assistant<|end_of_role|>' + content }}
+{%- for call in message.tool_calls or [] %}{%- set call = call.function %}
+{{- '\\n' if content or not loop.first }}
+{{- '<tool_call>\\n{"name": "' + call.name + '", "arguments": ' }}
+{{- call.arguments if call.arguments is string else call.arguments | tojson }}{{- '}\\n</tool_call>' }}
+{%- endfor %}{{- '<|end_of_text|>\\n' }}
+{%- elif message.role == 'tool' %}
+{{- '<|start_of_role|>user<|end_of_role|>\\n<tool_response>\\n' + content + '\\n</tool_response><|end_of_text|>\\n' }}
+{%- endif %}{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|start_of_role|>assistant<|end_of_role|>' }}{%- endif %}"""
 
 # Granite 3's reasoning is turned on by an order to the model, and the prompt's end does not show it.
 GRANITE_3 = """\

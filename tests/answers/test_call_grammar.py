@@ -117,6 +117,10 @@ CALLS: Mapping[str, tuple[str, str]] = {
         ', {"name": "g", "arguments": {}}]',
     ),
     "mistral_v11": ('[TOOL_CALLS]f[ARGS]{"x": 1}', "[TOOL_CALLS]g[ARGS]{}"),
+    "nemotron": (
+        '<TOOLCALL>[{"name": "f", "arguments": {"x": 1}}',
+        ', {"name": "g", "arguments": {}}]</TOOLCALL>',
+    ),
     "phi4_mini": (
         '<|tool_call|>[{"name": "f", "arguments": {"x": 1}}',
         ', {"name": "g", "arguments": {}}]<|/tool_call|>',

@@ -1,5 +1,6 @@
 """What is found out about templates of the main families, and what is then rendered for a conversation with tools."""
 
+import json
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -16,25 +17,30 @@ from family_templates import (
     GEMMA_4,
     GLM_4,
     GRANITE_3,
+    GRANITE_4,
     HARMONY,
     LFM_2,
     LFM_25,
     LLAMA_3,
     MISTRAL,
     MISTRAL_11,
+    NEMOTRON_2,
+    NEMOTRON_3,
     PHI_4,
     PHI_4_FUNCTOOLS,
     PYTHONIC,
     QWEN_3,
     QWEN_3_CODER,
     QWEN_25,
+    QWEN_35,
+    QWEN_35_SMALL,
 )
 from text_vocabs import byte_level_core
 
 from ostro.answers.plan import plan_answer
 from ostro.answers.probe import TOOL_FORMATS, probed, profile_of
 from ostro.answers.profile import ReasoningMarkers, TemplateProfile
-from ostro.answers.tools import Tool
+from ostro.answers.tools import ReasoningSettings, Tool
 from ostro.config import ToolFormat
 from ostro.errors import BadRequest
 from ostro.text.chat import ChatTemplate, Message, RenderOptions
@@ -49,6 +55,13 @@ _FULL = TemplateProfile(
 )
 _BEFORE = replace(_FULL, text_beside_calls="before")
 _ALTERNATING = replace(_FULL, text_beside_calls="nowhere", late_system=False, alternates=True)
+_QWEN_35 = replace(
+    _FULL,
+    late_system=False,
+    tool_format="qwen3_coder",
+    reasoning=THINK,
+    thinking_variable="enable_thinking",
+)
 
 FAMILIES: Mapping[str, tuple[str, TemplateProfile]] = {
     "SmolLM2": (CHATML, TemplateProfile()),
@@ -58,6 +71,11 @@ FAMILIES: Mapping[str, tuple[str, TemplateProfile]] = {
         replace(_FULL, tool_format="hermes", reasoning=THINK, thinking_variable="enable_thinking"),
     ),
     "Qwen3-Coder": (QWEN_3_CODER, replace(_FULL, tool_format="qwen3_coder")),
+    "Qwen 3.5": (QWEN_35, _QWEN_35),
+    "Qwen 3.5 0.8B": (QWEN_35_SMALL, replace(_QWEN_35, thinks_unasked=False)),
+    "Nemotron 3": (NEMOTRON_3, replace(_QWEN_35, late_system=True)),
+    "Nemotron Nano 2": (NEMOTRON_2, replace(_FULL, late_system=False, tool_format="nemotron", reasoning=THINK)),
+    "Granite 4": (GRANITE_4, replace(_FULL, tool_format="hermes")),
     "Llama 3": (LLAMA_3, replace(_BEFORE, several_calls=False, tool_format="llama3_json")),
     "LFM2": (LFM_2, TemplateProfile(tools_in_prompt=True, tool_format="lfm2")),
     "LFM2.5": (LFM_25, replace(_FULL, null_content=False, tool_format="lfm2")),
@@ -145,6 +163,48 @@ def test_conversation_with_tools_is_rendered_whole_by_every_family(family: str, 
     assert not content or content in text or profile.text_beside_calls == "nowhere"
     assert "None" not in text
     assert '\\"what' not in text
+
+
+@pytest.mark.parametrize("family", ["Qwen 3.5", "Qwen 3.5 0.8B", "Nemotron 3"])
+@pytest.mark.parametrize(
+    ("asked", "thinks"),
+    [
+        ({}, None),
+        ({"reasoning": ReasoningSettings(effort="none")}, False),
+        ({"reasoning": ReasoningSettings(effort="high")}, True),
+        ({"template_kwargs": {"enable_thinking": False}}, False),
+        ({"template_kwargs": {"enable_thinking": True}}, True),
+    ],
+)
+def test_switches_of_thinking_reach_the_template(family: str, asked: dict[str, Any], thinks: bool | None) -> None:
+    """What is thought, and what is said behind it, comes out apart, also where the prompt has begun or ended it."""
+    source, profile = FAMILIES[family]
+    made = plan_answer([USER], profile, **asked)
+    text = Rendering(source)(made.messages, template_kwargs=made.template_kwargs)
+    assert text is not None
+    thinks = profile.thinks_unasked if thinks is None else thinks
+    assert text.rstrip().endswith("<think>" if thinks else "</think>")
+    reader = made.reading(text).reader()
+    reader.push("Hm.\n</think>\n\nThere." if thinks else "There.")
+    reader.end(cut=False)
+    assert (reader.reasoning.strip(), reader.text.strip()) == ("Hm." if thinks else "", "There.")
+
+
+@pytest.mark.parametrize("family", ["Qwen 3.5", "Nemotron 3", "Nemotron Nano 2"])
+def test_call_behind_thoughts_is_read(family: str) -> None:
+    source, profile = FAMILIES[family]
+    made = plan_answer([USER], profile, tools=[F])
+    text = Rendering(source)(made.messages, tools=made.tools, template_kwargs=made.template_kwargs)
+    assert text is not None
+    written = {
+        "qwen3_coder": "<tool_call>\n<function=find>\n<parameter=what>\nit\n</parameter>\n</function>\n</tool_call>",
+        "nemotron": '<TOOLCALL>[{"name": "find", "arguments": {"what": "it"}}]</TOOLCALL>',
+    }
+    reader = made.reading(text).reader()
+    reader.push(f"Hm.\n</think>\n\n{written[profile.tool_format]}")
+    reader.end(cut=False)
+    [call] = reader.calls
+    assert (reader.reasoning.strip(), call.name, json.loads(call.arguments)) == ("Hm.", "find", {"what": "it"})
 
 
 def test_template_that_treats_all_messages_alike_is_not_probed() -> None:

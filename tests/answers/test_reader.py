@@ -399,6 +399,10 @@ MANY: Mapping[str, tuple[str, list[Event]]] = {
         "[f(x=1, s='a'), g()]",
         [*call(0, "f", '{"x": 1, "s": "a"}'), *call(1, "g", "{}")],
     ),
+    "nemotron": (
+        'Let me see.<TOOLCALL>[{"name": "f", "arguments": {"x": 1}}, {"name": "g", "arguments": {}}]</TOOLCALL>',
+        [Text("Let me see."), *call(0, "f", '{"x": 1}'), *call(1, "g", "{}")],
+    ),
     "lfm2": (
         "Let me see.<|tool_call_start|>[f(x=1, s='a'), g()]<|tool_call_end|>",
         [Text("Let me see."), *call(0, "f", '{"x": 1, "s": "a"}'), *call(1, "g", "{}")],

@@ -95,6 +95,7 @@ _DEEPSEEK_CALL = ("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool
 _HARMONY = ("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>")
 
 _LFM2 = ("<|tool_call_start|>", "<|tool_call_end|>")
+_NEMOTRON = ("<TOOLCALL>", "</TOOLCALL>")
 
 _HERMES = CallFormat(
     begin="<tool_call>",
@@ -156,6 +157,13 @@ FORMATS: dict[str, CallFormat] = {
         calls=JsonCalls(in_list=True),
         evidence=_texts("[TOOL_CALLS]"),
         special=("[TOOL_CALLS]",),
+    ),
+    "nemotron": CallFormat(
+        begin=_NEMOTRON[0],
+        calls=JsonCalls(in_list=True),
+        end=_NEMOTRON[1],
+        evidence=(rf"{_NEMOTRON[0]}\[\{{",),
+        special=_NEMOTRON,
     ),
     "functools": CallFormat(
         begin="functools",
