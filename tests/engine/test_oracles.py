@@ -51,6 +51,7 @@ class Case:
     accuracy: float
     patience: float
     num_slots: int
+    num_state_slots: int
     disk_pages: int
     loss: float
     fetched: float
@@ -78,6 +79,7 @@ class Case:
             accuracy=self.accuracy,
             patience=self.patience,
             num_slots=self.num_slots,
+            num_state_slots=self.num_state_slots,
             disk_pages=self.disk_pages,
             loss=self.loss,
             fetched=self.fetched,
@@ -103,6 +105,7 @@ FORK_WITHOUT_PAGE = Case(
     accuracy=0.0,
     patience=0.0,
     num_slots=0,
+    num_state_slots=0,
     disk_pages=0,
     loss=0.0,
     fetched=1.0,
@@ -187,12 +190,18 @@ class SeenStates:
     states_moved: int = 0
     drafts_after_states: int = 0
     hits_after_preemption: int = 0
+    stored_states: int = 0
+    spilled_states: int = 0
+    fetched_states: int = 0
 
     def add(self, driver: Driver) -> None:
         counters, batches = driver.engine.scheduler.counters, driver.runner.batches
         self.state_hits += counters.cache_hits
         self.stateless_tokens += counters.stateless_tokens
         self.drafts_after_states += counters.accepted_tokens
+        self.stored_states += counters.stored_states
+        self.spilled_states += counters.spilled_states
+        self.fetched_states += counters.fetched_states
         begun: set[int] = set()
         last: dict[int, int] = {}
         for batch in batches:
@@ -387,6 +396,7 @@ def cases(draw: st.DrawFn, keeps_states: bool = False) -> Case:
         accuracy=draw(ACCURACY),
         patience=draw(PATIENCE),
         num_slots=draw(NUM_SLOTS) if has_tiers else 0,
+        num_state_slots=draw(NUM_SLOTS) if has_tiers and keeps_states else 0,
         disk_pages=draw(NUM_SLOTS) if has_tiers else 0,
         loss=draw(LOSS),
         fetched=draw(FETCHED),

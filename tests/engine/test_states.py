@@ -330,22 +330,6 @@ def test_a_failed_step_leaves_no_snapshot_and_loses_no_slot(fails_at: int) -> No
     assert (usage.states_free, usage.snapshots) == (8, 0)
 
 
-def test_pages_in_lower_tiers_are_no_hit_without_a_state() -> None:
-    driver = Driver(num_states=8, num_pages=12, num_slots=40)
-    driver.run(make_request(1, PROMPT[:40], max_tokens=1))
-    driver.run(make_request(2, PROMPT[100:140], max_tokens=1))
-    assert driver.store.stores
-    assert driver.engine.num_found(PROMPT[:40]) == 0
-    assert cached(driver, PROMPT[:40]) == 0
-
-
-def test_pages_without_their_states_are_not_shared_with_other_engines() -> None:
-    driver, told = Driver(num_states=8, shared={}), list[int]()
-    driver.run(make_request(1, PROMPT[:40]))
-    driver.engine.offer(PROMPT[:40], None, told.append)
-    assert told == [0]
-
-
 def test_what_is_found_ends_at_a_state() -> None:
     driver = Driver(num_states=8, spacing=NONE_BETWEEN)
     driver.run(make_request(1, PROMPT[:40], anchors=(22,)))

@@ -141,6 +141,7 @@ class Driver:
         accuracy: float = 0.0,
         patience: float = 0.0,
         num_slots: int = 0,
+        num_state_slots: int = 0,
         disk_pages: int = 0,
         loss: float = 0.0,
         fetched: float = 1.0,
@@ -169,7 +170,14 @@ class Driver:
         )
         self.runner = CheckedRunner(fake, limits)
         self.speculation = GuessedDrafts(fake, accuracy, patience=patience) if max_sampled else None
-        self.store = FakePageStore(fake, num_slots=num_slots, disk_pages=disk_pages, loss=loss, shared=shared)
+        self.store = FakePageStore(
+            fake,
+            num_slots=num_slots,
+            num_state_slots=num_state_slots,
+            disk_pages=disk_pages,
+            loss=loss,
+            shared=shared,
+        )
         has_tiers = bool(num_slots or disk_pages or shared is not None)
         self.engine = EngineCore(
             self.runner,
@@ -370,6 +378,7 @@ def make_request(
     logprobs: int | None = None,
     constraint: Constraint | None = None,
     anchors: Sequence[int] = (),
+    shares_prompt: bool = False,
 ) -> Request:
     params = SamplingParams(
         n=n,
@@ -393,4 +402,5 @@ def make_request(
         tenant=tenant,
         constraint=constraint,
         anchors=tuple(anchors),
+        shares_prompt=shares_prompt,
     )

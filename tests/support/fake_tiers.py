@@ -6,18 +6,20 @@ from collections.abc import Callable, Collection, Sequence
 from random import Random
 from typing import NamedTuple
 
-from ostro.backends.fake import FakeRunner
+from ostro.backends.fake import FakeRunner, FakeState
 from ostro.engine.costs import FetchCosts
-from ostro.engine.page_store import Arrival, Fetch, Move, Offer, Source, Spill, Store
+from ostro.engine.page_store import Arrival, Fetch, Move, Offer, Spill, SpillState, Store, StoreState
 
-Shared = dict[bytes, list[int]]
-"""Pages that engines share, by digest."""
+Record = list[int] | FakeState
+Shared = dict[bytes, Record]
+"""Pages and states that engines share, by digest."""
 
 
 class _Offering(NamedTuple):
     offer: Offer
     pages: list[list[int]]
     """The pages' contents when the offer began."""
+    state: FakeState | None
 
     @property
     def ticket(self) -> int:
@@ -30,16 +32,18 @@ class FakePageStore:
         runner: FakeRunner,
         *,
         num_slots: int,
+        num_state_slots: int = 0,
         disk_pages: int = 0,
         loss: float = 0.0,
         seed: int = 0,
         shared: Shared | None = None,
     ) -> None:
-        """`loss` is how likely a page on disk turns out to be damaged when it is read."""
+        """`loss` is how likely a record on disk turns out to be damaged when it is read."""
         self._runner, self._disk_pages, self._loss = runner, disk_pages, loss
         self._shared = shared
         self._slots: list[list[int] | None] = [None] * num_slots
-        self._disk: dict[bytes, list[int]] = {}
+        self._state_slots: list[FakeState | None] = [None] * num_state_slots
+        self._disk: dict[bytes, Record] = {}
         self._under_way: list[Fetch | _Offering] = []
         self._random = Random(seed)
         self.stores: list[Store] = []
@@ -50,6 +54,10 @@ class FakePageStore:
     @property
     def num_slots(self) -> int:
         return len(self._slots)
+
+    @property
+    def num_state_slots(self) -> int:
+        return len(self._state_slots)
 
     @property
     def has_disk(self) -> bool:
@@ -66,6 +74,12 @@ class FakePageStore:
     def holds(self, digest: bytes) -> bool:
         self.num_asked += 1
         return digest in self._disk or self.is_shared(digest)
+
+    def holds_state(self, digest: bytes) -> bool:
+        return self.holds(digest)
+
+    def is_state_shared(self, digest: bytes) -> bool:
+        return self.is_shared(digest)
 
     @property
     def shares(self) -> bool:
@@ -87,14 +101,22 @@ class FakePageStore:
                 case Store(page, slot):
                     self.stores.append(move)
                     self._slots[slot] = self._runner.read_page(page)
-                case Spill(digest, page, slot):
-                    self._write(digest, self._runner.read_page(page) if page is not None else self._slot(slot))
+                case Spill():
+                    self._write(move.digest, self._page_of(move))
                 case Fetch():
                     for page in move.pages:
                         self._runner.write_page(page)
+                    if move.state is not None:
+                        self._runner.write_state(move.state.state)
                     self._under_way.append(move)
                 case Offer():
-                    self._under_way.append(_Offering(move, [self._runner.read_page(page) for page in move.pages]))
+                    state = None if move.state is None else self._runner.read_state(move.state.state)
+                    pages = [self._runner.read_page(page) for page in move.pages]
+                    self._under_way.append(_Offering(move, pages, state))
+                case StoreState(state=at, slot=slot):
+                    self._state_slots[slot] = self._runner.read_state(at)
+                case SpillState():
+                    self._write(move.digest, self._state_of(move))
 
     def arrivals(self, timeout: float = 0.0) -> list[Arrival]:
         """Some of what is under way arrives, and the first if the engine waits for it."""
@@ -104,11 +126,11 @@ class FakePageStore:
         self._under_way = [move for move in self._under_way if move not in arrived]
         return [self._arrive(move) if isinstance(move, Fetch) else self._leave(move) for move in arrived]
 
-    def close(self, hot: Sequence[Spill] = ()) -> None:
+    def close(self, hot: Sequence[Spill | SpillState] = ()) -> None:
         self.carry_out(hot[::-1])
         if self._shared is not None:
-            for digest, page, slot in hot:
-                self._shared[digest] = self._runner.read_page(page) if page is not None else self._slot(slot)
+            for move in hot:
+                self._shared[move.digest] = self._page_of(move) if isinstance(move, Spill) else self._state_of(move)
 
     def inherit(self, closed: "FakePageStore") -> None:
         """Starts with the pages that a closed store left on disk."""
@@ -117,31 +139,48 @@ class FakePageStore:
     def _arrive(self, move: Fetch) -> Arrival:
         for at, (source, page) in enumerate(zip(move.sources, move.pages, strict=True)):
             before = self.num_damaged
-            slots = self._read(source)
+            slots = self._slot(source) if isinstance(source, int) else self._read(source)
             if slots is None:
                 return Arrival(move.ticket, at, 0.0, num_damaged=self.num_damaged - before)
+            assert isinstance(slots, list), "a page's digest is that of a state"
             self._runner.write_page(page, slots)
-        return Arrival(move.ticket, len(move.pages), 0.0)
+        state, before = None, self.num_damaged
+        if move.state is not None:
+            source, target = move.state
+            state = self._state_slots[source] if isinstance(source, int) else self._read(source)
+            assert state is None or isinstance(state, FakeState), "a state's digest is that of a page"
+            self._runner.write_state(target, state)
+        damaged = self.num_damaged - before
+        return Arrival(move.ticket, len(move.pages), 0.0, num_damaged=damaged, has_state=state is not None)
 
     def _leave(self, offering: _Offering) -> Arrival:
         """Completes an offer. A store may read a page until the offer ends, so it must not have changed by then."""
-        offer, begun = offering
+        offer, begun, state = offering
         assert [self._runner.read_page(page) for page in offer.pages] == begun, "a page changed while it was offered"
         num_good = self._random.randrange(len(begun)) if self._random.random() < self._loss else len(begun)
         assert self._shared is not None
         self._shared.update(zip(offer.digests[:num_good], begun[:num_good], strict=True))
-        return Arrival(offer.ticket, num_good, 0.0)
+        has_state = state is not None and num_good == len(begun) and self._random.random() >= self._loss
+        if state is not None and offer.state is not None and has_state:
+            self._shared[offer.state.digest] = state
+        return Arrival(offer.ticket, num_good, 0.0, has_state=has_state)
 
-    def _read(self, source: Source) -> list[int] | None:
-        if isinstance(source, int):
-            return self._slot(source)
+    def _page_of(self, move: Spill) -> list[int]:
+        return self._runner.read_page(move.page) if move.page is not None else self._slot(move.slot)
+
+    def _state_of(self, move: SpillState) -> FakeState:
+        state = self._runner.read_state(move.state) if move.state is not None else self._state_slots[move.slot or 0]
+        assert state is not None, "a state's slot is read before it is written"
+        return state
+
+    def _read(self, source: bytes) -> Record | None:
         if self._random.random() < self._loss and self._disk.pop(source, None) is not None:
             self.num_damaged += 1
         return self._disk.get(source) or (self._shared or {}).get(source)
 
-    def _write(self, digest: bytes, slots: list[int]) -> None:
-        assert self._disk.pop(digest, slots) == slots, "a page on disk is not what it should be"
-        self._disk[digest] = slots
+    def _write(self, digest: bytes, record: Record) -> None:
+        assert self._disk.pop(digest, record) == record, "a record on disk is not what it should be"
+        self._disk[digest] = record
         if len(self._disk) > self._disk_pages:
             del self._disk[next(iter(self._disk))]
 

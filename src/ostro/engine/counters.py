@@ -28,6 +28,10 @@ class Counters:
     """Pages fetched from host memory, and from disk; and those that were lost or damaged there."""
     fetched_disk_pages: int = 0
     lost_pages: int = 0
+    stored_states: int = 0
+    """The same for recurrent states: copied to host memory, handed on to be written to disk, fetched from either."""
+    spilled_states: int = 0
+    fetched_states: int = 0
     offered_pages: int = 0
     """Pages shared with other engines."""
     fetch_seconds: float = 0.0

@@ -16,8 +16,8 @@ from collections.abc import Callable, Container
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 
-from ostro.engine.page_store import Arrival
-from ostro.engine.radix import Node, PageKey, RadixCache, Salt
+from ostro.engine.page_store import Arrival, StateCopy
+from ostro.engine.radix import NOWHERE, Node, PageKey, RadixCache, Salt
 from ostro.engine.sequence import Sequence
 from ostro.engine.states import States, deepest
 from ostro.engine.tiers import Tiers
@@ -127,7 +127,6 @@ class KVCache:
         tiers: Tiers | None = None,
         states: States | None = None,
     ) -> None:
-        """`states` are for models with recurrent ones. Tiers have no place for these, so nothing is fetched then."""
         assert prefix_caching or tiers is None, "lower tiers are part of the prefix cache"
         self.page_size = page_size
         self.prefix_caching = prefix_caching
@@ -135,10 +134,10 @@ class KVCache:
         self._tree = RadixCache(page_size, tiers, states)
         self._tiers = tiers
         if tiers is not None:
-            tiers.attach(self._tree)
+            tiers.attach(self._tree, states)
         self._states = states
         if states is not None:
-            states.attach(self._tree)
+            states.attach(self._tree, tiers)
         self._nodes: dict[int, Node] = {}
         self._copies: list[tuple[int, int]] = []
         self.num_evicted = 0
@@ -194,6 +193,10 @@ class KVCache:
         node = deepest(matched)
         if states.is_coming(seq, node.depth * self.page_size, hit_limit, node.salt):
             return Admission.SOON_CACHED
+        if self._tiers is not None:
+            fetching = self._fetches_state(self._tiers, states, seq, matched, hit_limit, spare, is_turn=True)
+            if fetching is not None:
+                return fetching
         if not states.has_room or not self._fits(seq, node, spare):
             return Admission.NO_ROOM
         self._start(seq, node)
@@ -224,9 +227,13 @@ class KVCache:
         node = self._tree.match(seq.token_ids, limit=hit_limit, salt=self._salt(seq))
         if not self._has_room(seq, node, hit_limit, spare):
             return False
-        if self._tiers is not None and self._states is None:
+        if self._tiers is None:
+            return True
+        if self._states is None:
             self._fetches(self._tiers, seq, node, hit_limit, is_turn=False)
-        return True
+            return True
+        found = self._fetches_state(self._tiers, self._states, seq, node, hit_limit, spare, is_turn=False)
+        return found is not Admission.NO_ROOM
 
     @property
     def is_moving(self) -> bool:
@@ -236,18 +243,23 @@ class KVCache:
     def num_found(self, token_ids: list[int], salt: Salt) -> int:
         """How many tokens of a prompt are cached, on the device or below."""
         node = self._tree.match(token_ids, limit=len(token_ids), salt=salt, arriving=True)
-        if self._states is not None:
-            return deepest(node).depth * self.page_size
         below = () if self._tiers is None else self._tiers.find(node, token_ids, len(token_ids))
         assert below is not None, "arriving pages are part of the match"
-        return (node.depth + len(below)) * self.page_size
+        if self._states is None:
+            return (node.depth + len(below)) * self.page_size
+        arriving = (each for each in node.path() if each.is_state_arriving or each.state != NOWHERE)
+        depth = next((each.depth for each in arriving), 0)
+        if self._tiers is not None:
+            depth = max(depth, next((each.depth for each in self._tiers.restarts(node, below)), 0))
+        return depth * self.page_size
 
     def offer(self, token_ids: list[int], salt: Salt, done: Callable[[int], None]) -> None:
         """Shares a prompt's pages with other engines. `done` is told, now or later, how many tokens of it they find."""
-        if self._tiers is None or self._states is not None:
+        if self._tiers is None:
             done(0)
         else:
             node = self._tree.match(token_ids, limit=len(token_ids), salt=salt)
+            node = node if self._states is None else deepest(node)
             self._tiers.offer(node, lambda num_pages: done(num_pages * self.page_size))
 
     def take_arrival(self, arrival: Arrival) -> None:
@@ -421,6 +433,30 @@ class KVCache:
         held = tiers.hold(node, wanted)
         tiers.fetch(node, held, wanted, self._allocate(len(wanted)))
         return True
+
+    def _fetches_state(
+        self, tiers: Tiers, states: States, seq: Sequence, matched: Node, limit: int, spare: int, *, is_turn: bool
+    ) -> Admission | None:
+        """FETCHING if the sequence has to wait for a state, and the pages that lead to it: they are arriving, or worth
+        fetching now. NO_ROOM if they are, but the sequence would not fit then; None if there is nothing to wait for.
+        """
+        found = tiers.find(matched, seq.token_ids, limit)
+        if found is None or tiers.is_state_arriving(matched):
+            return Admission.FETCHING
+        restart = tiers.restart(matched, found, is_turn=is_turn)
+        if restart is None:
+            return None
+        if not self._fits(seq, matched, spare):
+            return Admission.NO_ROOM
+        held = tiers.hold_restart(matched, restart)
+        slot = states.reserve(sparing=deepest(matched).state, gives_up=is_turn)
+        if slot is None:
+            tiers.let_go(held, restart)
+            return None
+        pages = self._allocate(len(restart.pages))
+        end = matched if restart.pages or restart.node is None else restart.node
+        tiers.fetch(end, held, restart.pages, pages, StateCopy(restart.source, slot))
+        return Admission.FETCHING
 
     def _grow(self, seq: Sequence, count: int, *, after: int | None) -> None:
         """Gives the sequence `count` more pages. The caller checks `available`."""

@@ -1,5 +1,8 @@
 """Memory below the device's pages, as the engine knows it: slots and digests in, arrivals out. Knows no tree.
 
+Where models keep recurrent states, a state is a record of a second kind: it has slots of its own in host memory, and a
+digest of its own on disk.
+
 The engine decides what is copied where, and a runner's PageStore copies. It keeps the order of the moves and of the
 steps around them, so that each copy has the contents that the engine means:
 
@@ -13,7 +16,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 Source = int | bytes
-"""A slot, or the digest of a page on disk."""
+"""A slot, or the digest of a page or a state on disk."""
 
 
 class Store(NamedTuple):
@@ -31,23 +34,56 @@ class Spill(NamedTuple):
     slot: int | None = None
 
 
+class StoreState(NamedTuple):
+    """Copies a state to a slot for states."""
+
+    state: int
+    slot: int
+
+
+class SpillState(NamedTuple):
+    """Writes a state to disk under its digest: from a slot for states or from the device. It may be dropped."""
+
+    digest: bytes
+    state: int | None = None
+    slot: int | None = None
+
+
+class StateCopy(NamedTuple):
+    """The last part of a fetch: a state, and the device's slot that it is copied to."""
+
+    source: Source
+    state: int
+
+
 class Fetch(NamedTuple):
-    """Copies from slots and from disk into pages that nobody else uses until the arrival is reported."""
+    """Copies from slots and from disk into pages and then a state's slot, which nobody else uses until the arrival is
+    reported.
+    """
 
     ticket: int
     sources: tuple[Source, ...]
     pages: tuple[int, ...]
+    state: StateCopy | None = None
+
+
+class StateOffer(NamedTuple):
+    """The last part of an offer: a state on the device. It is copied when the offer begins."""
+
+    digest: bytes
+    state: int
 
 
 class Offer(NamedTuple):
-    """Shares pages with other engines. Nobody writes to the pages until the arrival is reported."""
+    """Shares pages with other engines, and then a state. Nobody writes to the pages until the arrival is reported."""
 
     ticket: int
     digests: tuple[bytes, ...]
     pages: tuple[int, ...]
+    state: StateOffer | None = None
 
 
-Move = Store | Spill | Fetch | Offer
+Move = Store | StoreState | Spill | SpillState | Fetch | Offer
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +99,19 @@ class Arrival:
     disk_seconds: float = 0.0
     """The part of `seconds` spent on pages from disk."""
     num_damaged: int = 0
-    """Pages that were on disk but turned out to be damaged."""
+    """Pages and states that were on disk but turned out to be damaged."""
+    has_state: bool = False
+    """Whether all pages were copied, and the state behind them too."""
 
 
 class PageStore(Protocol):
     @property
     def num_slots(self) -> int:
         """Slots in host memory; 0 if there is nothing between pages and disk."""
+
+    @property
+    def num_state_slots(self) -> int:
+        """The same for recurrent states."""
 
     @property
     def has_disk(self) -> bool:
@@ -86,12 +128,18 @@ class PageStore(Protocol):
     def holds(self, digest: bytes) -> bool:
         """Whether a page is on disk or shared, as far as is known."""
 
+    def holds_state(self, digest: bytes) -> bool:
+        """The same for a recurrent state."""
+
     @property
     def shares(self) -> bool:
         """Whether pages can be shared with other engines. If not, none are offered."""
 
     def is_shared(self, digest: bytes) -> bool:
         """Whether other engines find a page, as far as is known."""
+
+    def is_state_shared(self, digest: bytes) -> bool:
+        """The same for a recurrent state."""
 
     def look(self, done: Callable[[], None]) -> None:
         """Finds out what other engines have shared by now, and then calls `done`, perhaps in another thread."""
@@ -108,15 +156,27 @@ class PageStore(Protocol):
     def arrivals(self, timeout: float = 0.0) -> list[Arrival]:
         """Fetches and offers that have ended since the last call; waits for up to `timeout` seconds if none has."""
 
-    def close(self, hot: Sequence[Spill] = ()) -> None:
-        """If the disk outlives the engine, writes those of these pages that it does not hold, the most recently used
+    def close(self, hot: Sequence[Spill | SpillState] = ()) -> None:
+        """If the disk outlives the engine, writes those of these records that it does not hold, the most recently used
         first, and keeps the others there. Shares them with other engines, if it can. Waits for all that is being
         written. Nothing may be moved afterwards.
         """
 
 
-class Unshared:
-    """The part of a PageStore that knows no other engines."""
+class Stateless:
+    """The part of a PageStore that keeps no recurrent states."""
+
+    num_state_slots = 0
+
+    def holds_state(self, digest: bytes) -> bool:
+        return False
+
+    def is_state_shared(self, digest: bytes) -> bool:
+        return False
+
+
+class Unshared(Stateless):
+    """The part of a PageStore that knows no other engines, and no states."""
 
     shares = False
     num_shared = 0

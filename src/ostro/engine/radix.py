@@ -6,8 +6,8 @@
 A node is one full page; the path to it spells every token before it. A node is locked while a sequence uses its page,
 counted along the whole path, so a locked node's ancestors are locked too. Unlocked leaves are evicted, oldest first.
 
-With a tier below (`engine.tiers`), a node's page may have a copy in a slot there. A node that is evicted then stays in
-the tree, stored, if it has a copy. The ancestors of a resident node are resident:
+With a tier below (`engine.tiers`), a node's page and state may have copies in slots there. A node that is evicted then
+stays in the tree, stored, if its page has a copy. The ancestors of a resident node are resident:
 
     root ── resident ── resident ── stored ── stored
             page 4      page 9                            match ends at page 9; two pages can be fetched
@@ -35,7 +35,9 @@ class Node:
         "children",
         "depth",
         "digest",
+        "hits",
         "is_arriving",
+        "is_state_arriving",
         "key",
         "last_used",
         "locks",
@@ -45,6 +47,8 @@ class Node:
         "salt",
         "slot",
         "state",
+        "state_slot",
+        "states_below",
     )
 
     def __init__(self, parent: "Node | None", key: PageKey, page: int, salt: Salt) -> None:
@@ -56,8 +60,16 @@ class Node:
         """The slot of its copy in the tier below; NOWHERE if it has none."""
         self.state = NOWHERE
         """The slot of the recurrent state at the end of the page; NOWHERE if none is kept."""
+        self.state_slot = NOWHERE
+        """The slot of that state's copy in the tier below; NOWHERE if it has none."""
+        self.hits = 0
+        """How often sequences have continued from its state."""
+        self.states_below = False
+        """Whether pages that follow it, and lead to a state, have been written to disk."""
         self.is_arriving = False
         """Whether its page is still being fetched: nobody may read it."""
+        self.is_state_arriving = False
+        """The same for its state, which then has no slot on the device yet that others know of."""
         self.digest: bytes | None = None
         """Digest of the tokens on the path, once `engine.tiers` has computed it; empty if they must not get to disk."""
         self.salt = salt
@@ -85,10 +97,10 @@ class LowerTier(Protocol):
     """The tier below the tree: what the tree notifies it of."""
 
     def demote(self, node: Node) -> None:
-        """The node's page is about to be evicted: gives the node a slot, if there is one for it."""
+        """The node's page is about to be evicted, and its state with it: gives the node slots, if there are any."""
 
     def forget(self, node: Node) -> None:
-        """The node has left the tree: takes back its slot, if it has one."""
+        """The node has left the tree: takes back its slots, if it has any."""
 
     def note_childless(self, node: Node) -> None:
         """The last child of the node has left the tree."""

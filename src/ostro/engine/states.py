@@ -12,13 +12,14 @@ hit ends at a snapshot. Where snapshots are matters more than how many there are
 
 A sequence's step captures them on its way, if there is a slot for them: chunks are not cut for their sake.
 
-Every slot is free, a running sequence's, a snapshot, or due: a step that was scheduled captures a state there, and the
-node at its position is not in the tree yet.
+Every slot is free, a running sequence's, a snapshot, arriving from a lower tier, or due: a step that was scheduled
+captures a state there, and the node at its position is not in the tree yet.
 """
 
 import math
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import Protocol
 
 from ostro.engine.radix import NOWHERE, Node, RadixCache, Salt
 from ostro.engine.request import Request, Task
@@ -38,6 +39,13 @@ class Spacing:
     output: int = 256
 
 
+class LowerStates(Protocol):
+    """The tier below the slots: what it is notified of."""
+
+    def demote_state(self, node: Node) -> object:
+        """The node is about to lose its state: keeps a copy, if that is worth its room."""
+
+
 @dataclass(slots=True)
 class _Snapshot:
     node: Node
@@ -45,7 +53,6 @@ class _Snapshot:
     """Tokens that a hit computes again without it."""
     worth: int
     """The least is given up first: recency, as the age of the cache when it was last used, plus its use by then."""
-    hits: int = 0
 
 
 @dataclass(slots=True)
@@ -80,11 +87,12 @@ class States:
         # Those of them that have anything due.
         self._capturing: dict[int, _Held] = {}
         self._copies: list[tuple[int, int]] = []
+        self._arriving: set[int] = set()
         # The worth of the snapshot that was given up last (GreedyDual): what is used from now on is worth that more.
         self._age = 0
 
-    def attach(self, tree: RadixCache) -> None:
-        self._tree = tree
+    def attach(self, tree: RadixCache, below: LowerStates | None = None) -> None:
+        self._tree, self._below = tree, below
 
     @property
     def num_snapshots(self) -> int:
@@ -118,7 +126,8 @@ class States:
         slot = self._take(sparing=start.state)
         if slot is None:
             # The only snapshot left is the one that it needs.
-            slot = self._detach(start)
+            self._note_hit(start)
+            slot = self._give_up(start)
         elif position:
             self._note_hit(start)
             self._copies.append((start.state, slot))
@@ -182,11 +191,32 @@ class States:
             # Another sequence has computed the same tokens meanwhile.
             self._free.append(slot)
             return
-        gap = position - deepest(node).depth * self._page_size
-        node.state = slot
-        self._snapshots[slot] = _Snapshot(node, gap, self._age + gap)
+        self._keep(node, slot)
         if position == held.rolled:
             held.rolling = node
+
+    def reserve(self, *, sparing: int, gives_up: bool) -> int | None:
+        """A slot for a state from a lower tier, until `arrive`: a free one, or if it `gives_up` any, that of the
+        snapshot worth least, other than the one to spare. None if there is neither.
+        """
+        # The next step still reads these, and the state may arrive sooner.
+        read = {source for source, _ in self._copies}
+        slot = next((each for each in self._free if each not in read), None)
+        if slot is not None:
+            self._free.remove(slot)
+        elif gives_up:
+            slot = self._take_snapshot(read | {sparing})
+        if slot is not None:
+            self._arriving.add(slot)
+        return slot
+
+    def arrive(self, node: Node, slot: int, *, is_good: bool) -> None:
+        """A state was fetched into a reserved slot; or was not, if not `is_good`."""
+        self._arriving.remove(slot)
+        if is_good and node.state == NOWHERE:
+            self._keep(node, slot)
+        else:
+            self._free.append(slot)
 
     def lose(self, node: Node) -> None:
         """The tree is about to lose the node's page, without which its state is worth nothing."""
@@ -208,11 +238,11 @@ class States:
         return copies
 
     def check_integrity(self, live: list[Sequence]) -> None:
-        """Asserts that every slot is free, a snapshot, a live sequence's or due, and only one of these."""
+        """Asserts that every slot is free, a snapshot, a live sequence's, arriving or due, and only one of these."""
         assert set(self._held) == {seq.id for seq in live}, "a sequence left without releasing its state"
         running = [seq.state for seq in live]
         due = [slot for held in self._held.values() for _, slot in held.due]
-        slots = [*self._free, *self._snapshots, *running, *due]
+        slots = [*self._free, *self._snapshots, *running, *due, *self._arriving]
         assert sorted(slots) == list(range(self.num_states)), "state slots were lost or are owned twice"
         assert {id for id, held in self._held.items() if held.due} == set(self._capturing)
         nodes = {node.state: node for node in self._tree.nodes() if node.state != NOWHERE}
@@ -227,26 +257,41 @@ class States:
         """
         length, first = seq.num_prompt, start + self._grid
         ends = [at for at in _ends_of_messages(seq.request, first) if at >= first] or [length, length - self._grid]
-        wanted = (matched, *ends, *range(self._spacing.prompt, length + 1, self._spacing.prompt))
-        return sorted({at - at % self._grid for at in wanted if at >= first})
+        # Others compute at least the last token themselves.
+        shared = (length - 1,) if seq.request.shares_prompt else ()
+        wanted = (matched, *ends, *shared, *range(self._spacing.prompt, length + 1, self._spacing.prompt))
+        return sorted({at - at % self._grid for at in wanted if first <= at <= length})
 
     def _give_up_rolling(self, held: _Held) -> int | None:
         """A slot for the output's next snapshot: that of its last one, unless others have come to use it."""
         node, held.rolling = held.rolling, None
-        if node is not None and node.state != NOWHERE and not self._snapshots[node.state].hits:
+        if node is not None and node.state != NOWHERE and not node.hits:
             return self._detach(node)
         return self._take()
 
     def _take(self, *, sparing: int = NOWHERE) -> int | None:
         """A free slot, or that of the snapshot worth least, other than the one to spare; None if there is neither."""
-        if self._free:
-            return self._free.pop()
-        spared = (each for slot, each in self._snapshots.items() if slot != sparing)
+        return self._free.pop() if self._free else self._take_snapshot({sparing})
+
+    def _take_snapshot(self, sparing: set[int]) -> int | None:
+        spared = (each for slot, each in self._snapshots.items() if slot not in sparing)
         victim = min(spared, key=lambda each: each.worth, default=None)
         if victim is None:
             return None
         self._age = victim.worth
-        return self._detach(victim.node)
+        return self._give_up(victim.node)
+
+    def _keep(self, node: Node, slot: int) -> None:
+        """Makes a state the node's snapshot."""
+        gap = (node.depth - deepest(node).depth) * self._page_size
+        node.state = slot
+        self._snapshots[slot] = _Snapshot(node, gap, self._age + gap * (1 + min(node.hits, _MOST_HITS)))
+
+    def _give_up(self, node: Node) -> int:
+        """Takes the node's slot for another state."""
+        if self._below is not None:
+            self._below.demote_state(node)
+        return self._detach(node)
 
     def _detach(self, node: Node) -> int:
         slot, node.state = node.state, NOWHERE
@@ -255,9 +300,8 @@ class States:
         return slot
 
     def _note_hit(self, node: Node) -> None:
-        snapshot = self._snapshots[node.state]
-        snapshot.hits = min(snapshot.hits + 1, _MOST_HITS)
-        snapshot.worth = self._age + snapshot.gap * (1 + snapshot.hits)
+        snapshot, node.hits = self._snapshots[node.state], node.hits + 1
+        snapshot.worth = self._age + snapshot.gap * (1 + min(node.hits, _MOST_HITS))
 
 
 def _ends_of_messages(request: Request, first: int) -> tuple[int, ...]:

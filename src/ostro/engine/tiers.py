@@ -10,6 +10,10 @@ found by a digest of the model and of every token up to its end, also after a re
 
 Where engines share pages, a prefix is offered to the others, who then find it as if it were on their own disk. Its path
 is locked meanwhile, so that its pages stay what they are.
+
+Where models keep recurrent states, pages are of use up to a state only. A snapshot that has been hit is stored too when
+its page is evicted or its slot is given up (`engine.state_slots`), pages are stored if they lead to one, and what is
+fetched or offered ends at one. Its digest is that of its page with a prefix.
 """
 
 import heapq
@@ -17,16 +21,34 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from hashlib import blake2b
+from itertools import islice, takewhile
 from typing import NamedTuple
 
 from ostro.engine.costs import FetchCosts
 from ostro.engine.counters import Counters
-from ostro.engine.page_store import Arrival, Fetch, Move, Offer, PageStore, Source, Spill, Store
+from ostro.engine.page_store import (
+    Arrival,
+    Fetch,
+    Move,
+    Offer,
+    PageStore,
+    Source,
+    Spill,
+    SpillState,
+    StateCopy,
+    StateOffer,
+    Store,
+    StoreState,
+)
 from ostro.engine.radix import NOWHERE, Node, PageKey, RadixCache, Salt
+from ostro.engine.state_slots import HITS_FOR_DISK, HITS_FOR_HOST, StateSlots
+from ostro.engine.states import States, deepest
 
 DIGEST_BYTES = 32
 # The digest of a node whose tokens must not be written to disk.
 _NOT_ON_DISK = b""
+# Distinguishes the digest of a state from that of the page that it follows, which no page's tokens begin with.
+_STATE = b"state after "
 
 
 class Below(NamedTuple):
@@ -36,13 +58,35 @@ class Below(NamedTuple):
     source: Source
 
 
+class Restart(NamedTuple):
+    """A state in a lower tier that a sequence can continue from."""
+
+    pages: Sequence[Below]
+    """The pages that lead there and are in lower tiers too."""
+    source: Source
+    node: Node | None
+    """Its node, if that is in the tree."""
+
+    depth: int
+    """Pages up to it, from the first on."""
+
+    @property
+    def num_slots(self) -> int:
+        """How many of the pages are in slots."""
+        return sum(isinstance(source, int) for _, source in self.pages)
+
+
 class _Fetching(NamedTuple):
+    end: Node
+    """The last node, which is locked, and with it the others."""
     nodes: tuple[Node, ...]
-    """Nodes whose pages are fetched, topmost first; the last is locked, and with it the others."""
+    """Nodes whose pages are fetched, topmost first."""
     pages: tuple[int, ...]
     """Where they arrive: in the nodes' pages, unless a sequence computes one sooner and gives its node another."""
     num_slots: int
     """How many of the pages come from slots."""
+    state: StateCopy | None = None
+    """The state of the last node, if that is fetched."""
 
 
 class _Offering(NamedTuple):
@@ -50,6 +94,8 @@ class _Offering(NamedTuple):
     """The end of the offered path, which is locked."""
     nodes: tuple[Node, ...]
     """Nodes on the path whose pages are being written, topmost first."""
+    has_state: bool
+    """Whether the end's state is being written behind them."""
     done: Callable[[int], None]
 
 
@@ -60,9 +106,15 @@ class Tiers:
         *,
         costs: FetchCosts | None = None,
         root: Callable[[Salt], bytes | None] = lambda salt: None,
+        pages_per_state: int = 1,
     ) -> None:
-        """`root` gives the digest from which a salt's pages on disk are derived; None if they must not get there."""
+        """`root` gives the digest from which a salt's pages on disk are derived; None if they must not get there.
+        `pages_per_state` is how many pages take as much room as a recurrent state.
+        """
         self.store = store
+        self._states: States | None = None
+        self._state_slots = StateSlots(store.num_state_slots)
+        self._pages_per_state = pages_per_state
         self.costs = costs or FetchCosts()
         self.counters = Counters()
         self._root = root
@@ -101,9 +153,12 @@ class Tiers:
         if moves:
             self.store.carry_out(moves)
 
-    # ---- down: called by the tree
+    # ---- down: called by the tree, and by `engine.states`
 
     def demote(self, node: Node) -> None:
+        if self._states is not None and not (self.demote_state(node) or node.children or node.states_below):
+            # Nobody finds a page that leads to no state.
+            return
         if node.slot != NOWHERE:
             self._nominate(node)
             return
@@ -117,10 +172,43 @@ class Tiers:
             self.counters.stored_pages += 1
             self._nominate(node)
 
+    def demote_state(self, node: Node) -> bool:
+        """Whether lower tiers have the node's state: they get it now, if it has been hit."""
+        if node.state_slot != NOWHERE:
+            return True
+        digest = self._state_digest(self._digest(node))
+        if digest is not None and self.store.holds_state(digest):
+            return True
+        if node.state == NOWHERE or node.hits < HITS_FOR_HOST:
+            return False
+        if self._state_slots.num_slots:
+            return self._store_state(node)
+        return node.hits >= HITS_FOR_DISK and self._spill_state(node)
+
+    def _store_state(self, node: Node) -> bool:
+        lost = self._state_slots.take(node)
+        if node.state_slot == NOWHERE:
+            return False
+        if lost is not None and lost[0].hits >= HITS_FOR_DISK:
+            self._spill_state(*lost)
+        self._moves.append(StoreState(node.state, node.state_slot))
+        self.counters.stored_states += 1
+        return True
+
+    def _spill_state(self, node: Node, slot: int | None = None) -> bool:
+        digest = self._state_digest(self._digest(node)) if self.store.has_disk else None
+        if digest is None:
+            return False
+        if not self.store.holds_state(digest):
+            self._moves.append(SpillState(digest, slot=slot) if slot is not None else SpillState(digest, node.state))
+            self.counters.spilled_states += 1
+        return True
+
     def forget(self, node: Node) -> None:
         if node.slot != NOWHERE:
             self._free.append(node.slot)
             node.slot = NOWHERE
+        self._state_slots.forget(node)
 
     def note_childless(self, node: Node) -> None:
         self._nominate(node)
@@ -136,10 +224,18 @@ class Tiers:
                 continue
             slot, node.slot = node.slot, NOWHERE
             if not node.is_resident:
-                self._spill(node, slot)
+                if self._is_of_use_on_disk(node):
+                    self._spill(node, slot)
                 self._tree.discard(node)
             return slot
         return None
+
+    def _is_of_use_on_disk(self, node: Node) -> bool:
+        """Whether the page leads to a state there: perhaps its own, which goes there now if it has been hit enough."""
+        if self._states is None or node.states_below or self._state_on_disk(self._digest(node)) is not None:
+            return True
+        is_hit = node.state_slot != NOWHERE and node.hits >= HITS_FOR_DISK
+        return is_hit and self._spill_state(node, node.state_slot)
 
     def _can_lose_slot(self, node: Node) -> bool:
         """Not while a fetch reads the slot; and a node that is not resident leaves the tree with its slot, so its
@@ -159,14 +255,18 @@ class Tiers:
 
     def _spill(self, node: Node, slot: int | None = None) -> None:
         digest = self._digest(node) if self.store.has_disk else None
-        if digest is not None and not self.store.holds(digest):
+        if digest is None:
+            return
+        if node.parent is not None:
+            node.parent.states_below = self._states is not None
+        if not self.store.holds(digest):
             self._moves.append(Spill(digest, slot=slot) if slot is not None else Spill(digest, page=node.page))
             self.counters.spilled_pages += 1
 
     # ---- up
 
-    def attach(self, tree: RadixCache) -> None:
-        self._tree = tree
+    def attach(self, tree: RadixCache, states: States | None = None) -> None:
+        self._tree, self._states = tree, states
 
     def find(self, node: Node, token_ids: Sequence[int], limit: int) -> list[Below] | None:
         """What lower tiers hold after a node, within `limit` tokens. None if some of it is arriving already."""
@@ -200,6 +300,63 @@ class Tiers:
             return found[:num_slots]
         return found
 
+    def restarts(self, node: Node, found: Sequence[Below]) -> Iterator[Restart]:
+        """States in lower tiers deeper than any that a node's path has on the device, the deepest first. `found` is
+        what `find` returned for the node.
+        """
+        nodes: list[Node | None] = []
+        at: Node | None = node
+        for key, _ in found:
+            at = None if at is None else at.children.get(key)
+            nodes.append(at)
+        for num_pages in range(len(found), 0, -1):
+            end, last = nodes[num_pages - 1], found[num_pages - 1].source
+            source = self._state_on_disk(last) if end is None else self._state_below(end)
+            if source is not None:
+                yield Restart(found[:num_pages], source, end, node.depth + num_pages)
+        for end in node.path():
+            if end.state != NOWHERE:
+                break
+            if (source := self._state_below(end)) is not None:
+                yield Restart((), source, end, end.depth)
+
+    def is_state_arriving(self, node: Node) -> bool:
+        """Whether a state is arriving deeper than any that the node's path has on the device."""
+        ends = takewhile(lambda each: each.state == NOWHERE, node.path())
+        return any(end.is_state_arriving for end in ends)
+
+    def restart(self, node: Node, found: Sequence[Below], *, is_turn: bool) -> Restart | None:
+        """The deepest state that is quicker to fetch, with what leads there, than its tokens are to compute."""
+        start, size = deepest(node).depth, self._tree.page_size
+        tried = set[bool]()
+        for each in self.restarts(node, found):
+            # The deepest of all, then the deepest that takes no disk.
+            from_disk = each.num_slots < len(each.pages) or not isinstance(each.source, int)
+            if from_disk and tried:
+                continue
+            num_disk = len(each.pages) - each.num_slots + (0 if isinstance(each.source, int) else self._pages_per_state)
+            num_host = each.num_slots + (self._pages_per_state if isinstance(each.source, int) else 0)
+            tokens = (each.depth - start) * size
+            total = num_disk + num_host
+            if all(
+                self.costs.pays(count, tokens * count // total, disk=disk, is_turn=is_turn)
+                for count, disk in ((num_host, False), (num_disk, True))
+                if count
+            ):
+                return each
+            if not from_disk:
+                return None
+            tried.add(from_disk)
+        return None
+
+    def _state_below(self, node: Node) -> Source | None:
+        return node.state_slot if node.state_slot != NOWHERE else self._state_on_disk(self._digest(node))
+
+    def _state_on_disk(self, digest: Source | None) -> bytes | None:
+        """The digest of the state behind a page on disk, if it is there too."""
+        found = self._state_digest(digest) if isinstance(digest, bytes) else None
+        return found if found is not None and self.store.holds_state(found) else None
+
     def hold(self, node: Node, found: Sequence[Below]) -> Node:
         """Locks a node and those stored below it, so that making room for their pages does not cost their slots."""
         for key, source in found:
@@ -209,8 +366,24 @@ class Tiers:
         self._tree.lock(node)
         return node
 
-    def fetch(self, node: Node, held: Node, found: Sequence[Below], pages: Sequence[int]) -> None:
-        """Begins to fetch what was found below `node` into pages; `held` is what `hold` returned for it."""
+    def hold_restart(self, node: Node, restart: Restart) -> Node:
+        """The same for a state, and for what leads to it from `node`."""
+        if restart.node is not None:
+            restart.node.is_state_arriving = True
+        return self.hold(node, restart.pages)
+
+    def let_go(self, held: Node, restart: Restart) -> None:
+        """Ends what `hold_restart` began: nothing is fetched."""
+        if restart.node is not None:
+            restart.node.is_state_arriving = False
+        self._tree.unlock(held, is_use=False)
+
+    def fetch(
+        self, node: Node, held: Node, found: Sequence[Below], pages: Sequence[int], state: StateCopy | None = None
+    ) -> None:
+        """Begins to fetch what was found below `node` into pages; `held` is what `hold` returned for it. A state is
+        that of the last page, or of the node itself if there are none.
+        """
         nodes: list[Node] = []
         for (key, _), page in zip(found, pages, strict=True):
             node = self._tree.insert(node, key, page)
@@ -221,24 +394,37 @@ class Tiers:
         self._next_ticket += 1
         sources = tuple(source for _, source in found)
         num_slots = sum(isinstance(source, int) for source in sources)
-        self._fetching[self._next_ticket] = _Fetching(tuple(nodes), tuple(pages), num_slots)
-        self._moves.append(Fetch(self._next_ticket, sources, tuple(pages)))
+        if state is not None:
+            node.is_state_arriving = True
+            if node.state_slot != NOWHERE:
+                self._state_slots.note_use(node)
+        self._fetching[self._next_ticket] = _Fetching(node, tuple(nodes), tuple(pages), num_slots, state)
+        self._moves.append(Fetch(self._next_ticket, sources, tuple(pages), state))
 
     def take(self, arrival: Arrival) -> list[int]:
         """Makes the pages that have arrived available. Returns the others, which are free again."""
         if (offering := self._offering.pop(arrival.ticket, None)) is not None:
-            self._end_offer(offering, arrival.num_good)
+            self._end_offer(offering, arrival)
         if arrival.ticket not in self._fetching:
             return []
-        nodes, pages, num_slots = self._fetching.pop(arrival.ticket)
+        end, nodes, pages, num_slots, state = self._fetching.pop(arrival.ticket)
         from_host, from_disk = min(arrival.num_good, num_slots), max(0, arrival.num_good - num_slots)
         self.counters.fetched_pages += from_host
         self.counters.fetched_disk_pages += from_disk
         self.counters.lost_pages += arrival.num_damaged
         self.counters.fetch_seconds += arrival.seconds
+        if state is not None and arrival.has_state:
+            self.counters.fetched_states += 1
+            if isinstance(state.source, int):
+                from_host += self._pages_per_state
+            else:
+                from_disk += self._pages_per_state
         self.costs.note_fetch(from_host, arrival.seconds - arrival.disk_seconds, disk=False)
         self.costs.note_fetch(from_disk, arrival.disk_seconds, disk=True)
-        self._tree.unlock(nodes[-1])
+        self._tree.unlock(end)
+        if state is not None and self._states is not None:
+            end.is_state_arriving = False
+            self._states.arrive(end, state.state, is_good=arrival.has_state)
         free: list[int] = []
         for at in reversed(range(len(nodes))):
             node, page = nodes[at], pages[at]
@@ -256,21 +442,23 @@ class Tiers:
     # ---- to other engines
 
     def offer(self, node: Node, done: Callable[[int], None]) -> None:
-        """Shares the pages on the path to a resident node with other engines. `done` is told, now or later, how many
-        of them others find, from the first on.
+        """Shares the pages on the path to a resident node with other engines, and its state, if it has one. `done` is
+        told, now or later, how many of them others find, from the first on: with a state all or none.
         """
         if not self.store.shares or self._digest(node) is None:
             done(0)
             return
         fresh = [each for each in node.path() if not self.store.is_shared(self._public_digest(each))][::-1]
-        if not fresh:
+        state = self._state_digest(self._digest(node)) if node.state != NOWHERE else None
+        offered = None if state is None or self.store.is_state_shared(state) else StateOffer(state, node.state)
+        if not fresh and offered is None:
             done(node.depth)
             return
         self._tree.lock(node, is_use=False)
         self._next_ticket += 1
-        self._offering[self._next_ticket] = _Offering(node, tuple(fresh), done)
+        self._offering[self._next_ticket] = _Offering(node, tuple(fresh), offered is not None, done)
         digests = tuple(self._public_digest(each) for each in fresh)
-        self._moves.append(Offer(self._next_ticket, digests, tuple(each.page for each in fresh)))
+        self._moves.append(Offer(self._next_ticket, digests, tuple(each.page for each in fresh), offered))
 
     def offer_all(self, done: Callable[[], None]) -> None:
         """Shares all that the device holds with other engines, path by path, the most recently used first. Calls
@@ -285,6 +473,8 @@ class Tiers:
         """Offers the next hot path, unless one is in flight: offered paths are locked, so only one at a time."""
         while self._hot and not self._is_offering_hot:
             node = self._hot.popleft()
+            if self._states is not None:
+                node = deepest(node)
             if node.is_resident and not any(each.is_arriving for each in node.path()):
                 self._is_offering_hot = True
                 self.offer(node, self._end_hot)
@@ -298,11 +488,15 @@ class Tiers:
         if not self._hot:
             self._offer_hot()
 
-    def _end_offer(self, offering: _Offering, num_good: int) -> None:
-        node, nodes, done = offering
+    def _end_offer(self, offering: _Offering, arrival: Arrival) -> None:
+        node, nodes, has_state, done = offering
+        num_good = arrival.num_good
         self._tree.unlock(node, is_use=False)
         self.counters.offered_pages += num_good
-        done(node.depth if num_good == len(nodes) else nodes[num_good].depth - 1)
+        if self._states is not None:
+            done(node.depth if num_good == len(nodes) and arrival.has_state == has_state else 0)
+        else:
+            done(node.depth if num_good == len(nodes) else nodes[num_good].depth - 1)
 
     def _public_digest(self, node: Node) -> bytes:
         digest = self._digest(node)
@@ -326,6 +520,10 @@ class Tiers:
         """Digest of a page that follows the path with this digest."""
         return blake2b(digest + array("q", key).tobytes(), digest_size=DIGEST_BYTES).digest() if digest else None
 
+    def _state_digest(self, digest: bytes | None) -> bytes | None:
+        """That of the state behind a page."""
+        return blake2b(_STATE + digest, digest_size=DIGEST_BYTES).digest() if digest else None
+
     # ---- the rest
 
     def abandon(self) -> list[int]:
@@ -340,7 +538,7 @@ class Tiers:
     def forget_all(self) -> None:
         """Forgets every copy in a slot that no fetch needs, without spilling it."""
         for node in list(self._tree.nodes()):
-            if node.is_resident and not node.is_arriving:
+            if node.is_resident and not (node.is_arriving or node.is_state_arriving):
                 self.forget(node)
         # Nodes that are not resident form subtrees below resident ones; those that a fetch needs are resident.
         for node in [each for each in self._tree.nodes() if not each.is_resident]:
@@ -356,24 +554,47 @@ class Tiers:
         self._is_closed = True
         # The last step's forks may have evicted pages: slots do not hold yet what their nodes say.
         self.carry_out()
-        hot = [
-            Spill(digest, page=node.page) if node.is_resident else Spill(digest, slot=node.slot)
-            for node in sorted(self._tree.nodes(), key=lambda node: (-node.last_used, node.depth))
-            if not node.is_arriving and (digest := self._digest(node)) is not None
-        ]
-        self.store.close(hot)
+        self.store.close(list(self._hot_records()))
+
+    def _hot_records(self) -> Iterator[Spill | SpillState]:
+        """What is worth finding after a restart, most recently used first: all pages; or those that lead to a state,
+        with the states that have been hit or end a path.
+        """
+        leading = None if self._states is None else self._leading_to_states()
+        for node in sorted(self._tree.nodes(), key=lambda node: (-node.last_used, node.depth)):
+            if node.is_arriving or (digest := self._digest(node)) is None:
+                continue
+            if leading is None or id(node) in leading:
+                yield Spill(digest, page=node.page) if node.is_resident else Spill(digest, slot=node.slot)
+            if leading is None or not (node.hits >= HITS_FOR_HOST or leading.get(id(node))):
+                continue
+            if (state := self._state_digest(digest)) is not None and node.state != NOWHERE:
+                yield SpillState(state, node.state)
+            elif state is not None and node.state_slot != NOWHERE:
+                yield SpillState(state, slot=node.state_slot)
+
+    def _leading_to_states(self) -> dict[int, bool]:
+        """Nodes on paths to states, by id, and whether each is the last of them on its path."""
+        leading: dict[int, bool] = {}
+        for node in self._tree.nodes():
+            if node.state != NOWHERE or node.state_slot != NOWHERE:
+                leading.setdefault(id(node), True)
+                for above in islice(node.path(), 1, None):
+                    leading[id(above)] = False
+        return leading
 
     def locked(self) -> Iterator[Node]:
         """Nodes that fetches and offers lock, each as often as it is locked."""
         for fetching in self._fetching.values():
-            yield from fetching.nodes[-1].path()
+            yield from fetching.end.path()
         for offering in self._offering.values():
             yield from offering.node.path()
 
     def needless(self) -> Iterator[int]:
         """Pages being fetched for nodes that have got other pages meanwhile."""
-        for nodes, pages, _ in self._fetching.values():
-            yield from (page for node, page in zip(nodes, pages, strict=True) if node.page != page)
+        for fetching in self._fetching.values():
+            pages = zip(fetching.nodes, fetching.pages, strict=True)
+            yield from (page for node, page in pages if node.page != page)
 
     def check_integrity(self) -> None:
         """Asserts that every slot is free or belongs to one node, and that each node has a place."""
@@ -391,5 +612,9 @@ class Tiers:
             if node.slot != NOWHERE:
                 assert node.slot not in owners, f"slot {node.slot} belongs to two nodes"
                 owners[node.slot] = node
+        with_state = (node for node in self._tree.nodes() if node.state_slot != NOWHERE)
+        self._state_slots.check_integrity({node.state_slot: node for node in with_state})
+        ends = {id(each.end) for each in self._fetching.values() if each.state is not None}
+        assert ends == {id(each) for each in self._tree.nodes() if each.is_state_arriving}
         assert not set(self._free) & owners.keys(), "a slot in use is free"
         assert len(self._free) + len(owners) == self.store.num_slots, "slots were lost"

@@ -8,7 +8,7 @@ from heapq import heappop, heappush
 
 from ostro.engine import sequence
 from ostro.engine.batch import Batch
-from ostro.engine.page_store import Arrival, Fetch, Move, Offer, Spill, Store, Unshared
+from ostro.engine.page_store import Arrival, Fetch, Move, Offer, Spill, SpillState, Store, StoreState, Unshared
 from ostro.engine.runner import RunnerSpec, SampledToken, Step, StepOutput
 from ostro.simulation.costs import CopyTimes, Work
 
@@ -116,6 +116,8 @@ class ClockStore(Unshared):
                     self._fetch(move)
                 case Offer():
                     raise AssertionError("there are no other engines to share with")
+                case StoreState() | SpillState():
+                    raise AssertionError("there are no states")
 
     def arrivals(self, timeout: float = 0.0) -> list[Arrival]:
         runner = self._runner
@@ -126,7 +128,7 @@ class ClockStore(Unshared):
             arrived.append(heappop(self._coming)[-1])
         return arrived
 
-    def close(self, hot: Sequence[Spill] = ()) -> None:
+    def close(self, hot: Sequence[Spill | SpillState] = ()) -> None:
         """Writes nothing: nothing outlives a simulation."""
 
     def _store(self) -> None:

@@ -20,7 +20,7 @@ from ostro.backends.cuda.host_store import HostStore
 from ostro.backends.tiers.disk_store import OverDisk
 from ostro.backends.tiers.page_disk import Ended, PageDisk
 from ostro.backends.tiers.page_file import Bytes
-from ostro.engine.page_store import Arrival, Fetch, Move, Offer, Spill, Store
+from ostro.engine.page_store import Arrival, Fetch, Move, Offer, Spill, SpillState, Stateless, Store
 
 # How often to ask whether pages that are offered have arrived in host memory.
 _POLL_SECONDS = 0.002
@@ -52,7 +52,7 @@ class _Offering:
     seconds: float = 0.0
 
 
-class HostDiskStore(OverDisk):
+class HostDiskStore(Stateless, OverDisk):
     def __init__(self, host: HostStore, disk: PageDisk, *, num_slots: int, num_incoming: int, outlives: bool) -> None:
         """The engine gets `num_slots` of the host's slots; the others are spare, or for pages from disk."""
         assert 0 < num_incoming < host.num_slots - num_slots
@@ -122,10 +122,11 @@ class HostDiskStore(OverDisk):
         arrived, self._arrived = self._arrived, []
         return arrived
 
-    def close(self, hot: Sequence[Spill] = ()) -> None:
+    def close(self, hot: Sequence[Spill | SpillState] = ()) -> None:
         self._host.close()
         self._write_stored()
-        self._disk.close([(move.digest, partial(self._bytes_of, move)) for move in hot], outlives=self._outlives)
+        pages = [(move.digest, partial(self._bytes_of, move)) for move in hot if isinstance(move, Spill)]
+        self._disk.close(pages, outlives=self._outlives)
 
     # ---- down
 

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from ostro.backends.tiers.page_file import Bytes
-from ostro.engine.page_store import Arrival, Fetch, Move, Offer, Spill, Store, Unshared
+from ostro.engine.page_store import Arrival, Fetch, Move, Offer, Spill, SpillState, Store, StoreState, Unshared
 
 # Device memory for pages in transit: _BLOCKS blocks out, and one in. Copies across the bus are of one page at a time.
 _BLOCKS = 4
@@ -105,8 +105,10 @@ class HostStore(Unshared):
                     self._store(stores)
                     stores = []
                     self._fetch(move)
-                case Spill() | Offer():
+                case Spill() | SpillState() | Offer():
                     raise AssertionError("there is no disk")
+                case StoreState():
+                    raise AssertionError("there are no slots for states")
         self._store(stores)
 
     def arrivals(self, timeout: float = 0.0) -> list[Arrival]:
@@ -115,7 +117,7 @@ class HostStore(Unshared):
         arrived, self._arrived = self._arrived, []
         return arrived
 
-    def close(self, hot: Sequence[Spill] = ()) -> None:
+    def close(self, hot: Sequence[Spill | SpillState] = ()) -> None:
         """Waits for copies under way. The memory itself is freed when the process exits."""
         if self._device.type == "cuda":
             self._out.synchronize()

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -116,6 +116,9 @@ class PageDisk:
     def holds(self, digest: bytes) -> bool:
         return digest in self._index or self.is_shared(digest)
 
+    def holds_all(self, digests: Iterable[bytes]) -> bool:
+        return all(self.holds(digest) for digest in digests)
+
     def is_shared(self, digest: bytes) -> bool:
         """Whether other engines can find the page."""
         return self._bundles is not None and self._bundles.holds(digest)
@@ -128,6 +131,18 @@ class PageDisk:
             self._begin(digest, page(), self._order, done)
         else:
             done()
+
+    def write_together(self, pages: Sequence[tuple[bytes, Bytes]]) -> None:
+        """The same for records that are of use together only: writes all of them or none."""
+        if self._is_failing or len(pages) > self.num_records:
+            return
+        for taken in range(len(pages)):
+            if not self._room.acquire(blocking=False):
+                if taken:
+                    self._room.release(taken)
+                return
+        for digest, page in pages:
+            self._begin(digest, page, self._order)
 
     def write_all(self, pages: Sequence[tuple[bytes, Callable[[], Bytes]]]) -> None:
         """Writes the pages that are not there yet, most recently used first; waits where `write` would drop a page.

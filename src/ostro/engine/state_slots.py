@@ -1,0 +1,51 @@
+"""Copies of snapshots in host memory: which node's state is in which slot, and which are worth one. Knows no schedule.
+
+A state takes as much room as the pages of a thousand tokens or more, and most snapshots are never continued from. So
+one is kept in host memory only if it has been, and goes to disk only if it has been twice.
+"""
+
+from collections import OrderedDict
+
+from ostro.engine.radix import NOWHERE, Node
+
+HITS_FOR_HOST = 1
+HITS_FOR_DISK = 2
+
+
+class StateSlots:
+    def __init__(self, num_slots: int) -> None:
+        self.num_slots = num_slots
+        self._free = list(range(num_slots))[::-1]
+        # Least recently stored or fetched first.
+        self._nodes: OrderedDict[int, Node] = OrderedDict()
+
+    @property
+    def num_used(self) -> int:
+        return len(self._nodes)
+
+    def take(self, node: Node) -> tuple[Node, int] | None:
+        """Gives the node a slot, if one can be had. Returns the node that has lost it, and which it was, if any."""
+        lost = None
+        if not self._free:
+            loser = next((each for each in self._nodes.values() if not each.is_state_arriving), None)
+            if loser is None:
+                return None
+            lost = loser, loser.state_slot
+            self.forget(loser)
+        node.state_slot = self._free.pop()
+        self._nodes[node.state_slot] = node
+        return lost
+
+    def note_use(self, node: Node) -> None:
+        self._nodes.move_to_end(node.state_slot)
+
+    def forget(self, node: Node) -> None:
+        if node.state_slot != NOWHERE:
+            del self._nodes[node.state_slot]
+            self._free.append(node.state_slot)
+            node.state_slot = NOWHERE
+
+    def check_integrity(self, nodes: dict[int, Node]) -> None:
+        """Asserts that every slot is free or its node's: `nodes` are those in the tree, by their slots."""
+        assert dict(self._nodes) == nodes, "a state's slot belongs to no node in the tree"
+        assert sorted([*self._free, *self._nodes]) == list(range(self.num_slots)), "state slots were lost"
