@@ -139,6 +139,11 @@ OSTRO_API int ostro_copy_state(Checked* checked, int from, int to) {
   return 1;
 }
 
+// Null if there is no such slot.
+OSTRO_API void* ostro_state(Checked* checked, int slot) {
+  return slot < 0 || slot >= checked->limits.states ? nullptr : checked->plan.state(slot);
+}
+
 OSTRO_API int64_t ostro_page_bytes(const Checked* checked) { return checked->plan.page_bytes(); }
 
 // Null if there is no such page.

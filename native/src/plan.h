@@ -175,6 +175,7 @@ class Plan {
   void run(const Batch& batch, int begin, int end);
   void copy_page(int from, int to);
   void copy_state(int from, int to);
+  float* state(int slot) { return states_.get() + static_cast<long>(slot) * shape_.state_floats; }
   // The keys and values of a page's tokens, in all layers.
   uint8_t* page(int number) { return pages_.get() + number * page_bytes(); }
   long page_bytes() const;
@@ -258,7 +259,6 @@ class Plan {
   float* draft(const Recurrence& how, const Piece& piece, int index) {
     return drafts_.get() + (static_cast<long>(piece.lane) * shape_.most_drafts + index) * shape_.draft_floats + how.draft_at;
   }
-  float* state(int slot) { return states_.get() + static_cast<long>(slot) * shape_.state_floats; }
   float* row(int buffer, int index) const {
     return buffers_[buffer].data + static_cast<long>(index) * buffers_[buffer].shape.cols;
   }

@@ -41,6 +41,11 @@ class DraftLanes:
         self._free_lanes(kept.lane for slot, kept in before.items() if slot not in self._kept)
         return found
 
+    def forget(self, slot: int) -> None:
+        """The slot's state is overwritten between two steps."""
+        if (kept := self._kept.pop(slot, None)) is not None:
+            heapq.heappush(self._free, kept.lane)
+
     def _lane(self, chunk: Chunk, before: _Kept | None) -> Lane:
         applied = 0 if before is None else chunk.start - before.position
         if not chunk.drafts:

@@ -227,6 +227,8 @@ class GpuRunner:
         """Host memory for this many evicted pages."""
         return HostStore(self.part.attention.pages.memory, num_slots)
 
+    stores_states = False
+
     def check_tiers(self, config: EngineConfig) -> None:
         check_host_memory(config, self.page_bytes)
 

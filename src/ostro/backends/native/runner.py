@@ -203,11 +203,27 @@ class NativeRunner:
     def page_bytes(self) -> int:
         return self.program.page_bytes
 
+    stores_states = True
+
     def check_tiers(self, config: EngineConfig) -> None:
         """Accepts any size."""
 
     def page_store(self, config: EngineConfig, disk: PageDisk | None) -> PageStore | None:
-        return None if disk is None else DiskStore(self.program, disk, outlives=config.kv_persist)
+        if disk is None:
+            return None
+        return DiskStore(self.program, disk, outlives=config.kv_persist, states=self if self._spec.num_states else None)
+
+    @property
+    def state_bytes(self) -> int:
+        return self._spec.state_bytes
+
+    def state(self, slot: int) -> npt.NDArray[np.uint8]:
+        """A view of a recurrent state's memory."""
+        return self.program.state(slot)
+
+    def note_overwritten(self, slot: int) -> None:
+        """A state is about to be written to the slot, by no step's doing."""
+        self._lanes.forget(slot)
 
     @contextmanager
     def trial_stores(self) -> Iterator[TrialStores]:

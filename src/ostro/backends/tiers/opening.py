@@ -39,19 +39,18 @@ def open_tiers(checkpoint: Checkpoint, config: EngineConfig, runner: ModelRunner
     """
     if not config.has_tiers:
         return None
-    if runner.spec.num_states:
-        # Pages without the states behind them are of no use to anybody.
-        setting = config.tier_settings[0]
-        raise Unsupported(
-            f"{setting} does not work with models whose layers keep recurrent states: these are not stored there yet. "
-            "Leave it out.",
-            param=setting,
-        )
+    setting = config.tier_settings[0]
     if not isinstance(runner, TieredRunner) or runner.spec.devices != 1:
-        setting = config.tier_settings[0]
         raise Unsupported(
             f"{setting} does not work on {runner.spec.backend}: it is for the native CPU core and for one NVIDIA GPU. "
             "Leave it out.",
+            param=setting,
+        )
+    if runner.spec.num_states and not runner.stores_states:
+        # Pages without the states behind them are of no use to anybody.
+        raise Unsupported(
+            f"{setting} does not work with models whose layers keep recurrent states on {runner.spec.backend}: its "
+            "tiers hold pages only. Leave it out, or serve the model on the native CPU core.",
             param=setting,
         )
     runner.check_tiers(config)
@@ -60,7 +59,10 @@ def open_tiers(checkpoint: Checkpoint, config: EngineConfig, runner: ModelRunner
     store = runner.page_store(config, disk)
     if store is None:
         return None
-    return Tiers(store) if disk is None else Tiers(store, root=_roots(identity, config))
+    pages_per_state = max(1, -(-runner.spec.state_bytes // runner.page_bytes))
+    if disk is None:
+        return Tiers(store, pages_per_state=pages_per_state)
+    return Tiers(store, root=_roots(identity, config), pages_per_state=pages_per_state)
 
 
 @runtime_checkable
@@ -72,6 +74,10 @@ class TieredRunner(Protocol):
 
     @property
     def page_bytes(self) -> int: ...
+
+    @property
+    def stores_states(self) -> bool:
+        """Whether its tiers hold recurrent states too."""
 
     @property
     def computes_with(self) -> list[str]:
@@ -100,6 +106,7 @@ def trial_stores(runner: ModelRunner) -> Iterator[TrialStores | None]:
 def _identity(checkpoint: Checkpoint, config: EngineConfig, runner: TieredRunner) -> bytes:
     spec, size = runner.spec, runner.page_bytes
     how = [__version__, spec.backend, spec.precision, spec.page_size, size, config.quantize, config.max_seq_len]
+    how += [spec.state_bytes, spec.state_every]
     facts = [how, runner.computes_with, dict(checkpoint.config), model_facts(checkpoint)]
     return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).digest()
 

@@ -297,6 +297,10 @@ def panel_of(isa: str) -> int:
     return int(library().ostro_panel(isa.encode()))
 
 
+# Functions that a build of this version may lack: what needs one of them says so.
+_LATER = ("ostro_state",)
+
+
 def _path() -> Path:
     given = os.environ.get("OSTRO_NATIVE_LIBRARY")
     return Path(given) if given else Path(__file__).with_name(f"libostro_native.{_SUFFIX}")
@@ -341,11 +345,14 @@ def _declared(lib: CDLL) -> CDLL:
         "ostro_prepare_rowwise": (c_char_p, [c_void_p, c_int, c_int, c_int, POINTER(CRowwiseRun)]),
         "ostro_run_rowwise": (None, [c_void_p]),
         "ostro_profile": (None, [c_void_p, POINTER(c_double)]),
+        "ostro_state": (c_void_p, [c_void_p, c_int]),
         "ostro_page": (c_void_p, [c_void_p, c_int]),
         "ostro_page_bytes": (c_int64, [c_void_p]),
         "ostro_set_polling": (None, [c_void_p, c_int]),
     }
     for name, (result, arguments) in signatures.items():
+        if name in _LATER and not hasattr(lib, name):
+            continue
         function = getattr(lib, name)
         function.restype, function.argtypes = result, arguments
     return lib

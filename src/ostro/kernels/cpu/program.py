@@ -254,6 +254,14 @@ class Program:
         if not self._lib.ostro_copy_state(self._plan, source, target):
             raise AssertionError(f"There are no states {source} and {target}.")
 
+    def state(self, slot: int) -> npt.NDArray[np.uint8]:
+        """A view of a slot's memory: the recurrent states of all layers."""
+        if not hasattr(self._lib, "ostro_state"):
+            raise Unsupported("The native core was built before its states could be read. Install Ostro again.")
+        address = self._lib.ostro_state(self._plan, slot)
+        assert address is not None, f"There is no state {slot}."
+        return np.ctypeslib.as_array((c_uint8 * self.spec.state_bytes).from_address(address))
+
     @property
     def page_bytes(self) -> int:
         if not hasattr(self._lib, "ostro_page"):
