@@ -45,7 +45,9 @@ class Shape(NamedTuple):
 SHAPES = {"nano": Shape(64, 8), "granite": Shape(64, 1), "granite 1B": Shape(48, 1), "tiny": Shape(6, 2, 12, 16)}
 ROWS = (1, 8, 32, 64, 256)
 CHUNKS = {"64": (64,), "2048": (2048,), "8192": (8192,), "4 x 2048": (2048,) * 4, "64 x 1": (1,) * 64}
-SINGLE_TILINGS = [SinglesTiling(*each) for each in ((None, 1024), (None, 2048), (32, 1024), (16, 1024), (8, 512))]
+SINGLE_TILINGS = [
+    SinglesTiling(*each) for each in ((None, 1024), (None, 2048), (32, 4096), (32, 2048), (16, 2048), (8, 1024))
+]
 SCAN_TILINGS = [
     ScanTiling(*each)
     for each in (
