@@ -65,6 +65,13 @@ def test_recipe_promises_what_planning_says(name: str) -> None:
             assert told == pytest.approx(now, rel=ACROSS_MACHINES), stale
 
 
+def test_no_more_sequences_run_than_there_are_slots_for_states() -> None:
+    checkpoint, gpu = recipes()["nemotron-3-nano"].checkpoint, DEVICES["h100"]
+    slots = plan(checkpoint, EngineConfig(device="cuda", serving=True), memory=gpu.memory).num_states
+    assert planned(checkpoint, gpu, {}).expectation.at_a_time == slots
+    assert planned(checkpoint, gpu, {"max_batch_seqs": 5}).expectation.at_a_time == 5
+
+
 @needs_library
 @pytest.mark.parametrize("name", [name for name in NAMES if recipes()[name].too_large_for])
 def test_model_that_is_too_large_for_a_device_fits_there_with_no_setting(name: str) -> None:

@@ -26,6 +26,7 @@ def planned(checkpoint: Checkpoint, device: NamedDevice, settings: Mapping[str, 
         page_tokens=found.page_size,
         total=found.total_bytes,
         longest=found.max_seq_len,
-        at_a_time=found.max_batch_seqs,
+        # Each sequence that runs has a slot for its state, if its model keeps one.
+        at_a_time=min(found.max_batch_seqs, found.num_states) if found.state_bytes else found.max_batch_seqs,
     )
     return Planned(expectation, found.fits)
