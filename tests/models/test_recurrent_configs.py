@@ -173,6 +173,6 @@ def test_a_step_has_room_for_its_rows_and_its_sequences_matrices() -> None:
     assert state.matrices is not None
     heads, rows, columns = state.matrices
     one, another = (recurrent_bytes(found, 64, sequences) for sequences in (32, 33))
-    assert another - one == 4 * heads * rows * columns + draft_bytes(found)
+    assert another - one == 4 * heads * rows * columns + draft_bytes(found.states)
     assert recurrent_bytes(found, 65, 32) - one > 4 * 4 * heads * columns
     assert recurrent_bytes(described(TINY["llama"]), 64, 8) == 0

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from divided_models import FAMILIES, ThreadGroup, divided
+from every_family import DIVISIBLE_STATES
 from native_models import ModelCheckpoint, savable_model
 
 from ostro import devices as backends
@@ -17,7 +18,7 @@ from ostro.backends.torch.planning import host_parts
 from ostro.backends.torch.step_plan import Forward
 from ostro.config import EngineConfig
 from ostro.devices import Memory
-from ostro.errors import BadRequest
+from ostro.errors import BadRequest, Unsupported
 from ostro.kernels.paged_attention import Piece
 from ostro.models.architecture import Architecture
 from ostro.models.registry import describe
@@ -52,6 +53,39 @@ def test_weights_are_those_of_a_rank(family: str, ranks: int) -> None:
     assert planned.weights_bytes == sum(parameter.nbytes for parameter in part.parameters())
     assert planned.devices == ranks
     assert planned.parameters == sum(place.shape.numel() for place in places_of(whole).values())
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("name", DIVISIBLE_STATES)
+def test_weights_pages_and_states_of_all_ranks_take_what_is_planned(name: str, ranks: int) -> None:
+    config = DIVISIBLE_STATES[name]
+    whole = savable_model(config)
+    asked = EngineConfig(device="cpu", backend="torch", tensor_parallel=ranks)
+    opened, described = open_model(ModelCheckpoint(whole, config), asked), describe(config)
+    assert isinstance(described, Architecture)
+    planned = host_parts(opened, described, Memory(GIB, GIB))
+    models = divided(config, whole, ThreadGroup(ranks))
+    parts = [TorchPart(each, page_size=opened.resolved.page_size, num_pages=3, num_states=2) for each in models]
+    assert sum(part.states.nbytes for part in parts) == 2 * planned.state > 0
+    assert sum(stack.nbytes for part in parts for stack in part.cache.stacks) == 3 * planned.page
+    # Norms of heads are stored once.
+    places = [place for each in models for place in places_of(each).values() if place.repeated]
+    repeated = sum(place.memory[1:].nbytes for place in places)
+    assert sum(each.nbytes for model in models for each in model.parameters()) - repeated == planned.weights
+
+
+def test_states_are_not_divided_over_gpus() -> None:
+    config = DIVISIBLE_STATES["qwen3_5"]
+    checkpoint = ModelCheckpoint(savable_model(config), config)
+    with pytest.raises(Unsupported, match="a recurrent state is not divided over GPUs"):
+        plan(checkpoint, EngineConfig(device="cuda", tensor_parallel=2), memory=16 * GIB)
+
+
+def test_auto_is_one_gpu_for_a_model_with_states(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backends, "count_gpus", lambda: 4)
+    config = DIVISIBLE_STATES["qwen3_5"]
+    asked = EngineConfig(device="cuda", tensor_parallel="auto")
+    assert plan(ModelCheckpoint(savable_model(config), config), asked, memory=16 * GIB).devices == 1
 
 
 @pytest.mark.full

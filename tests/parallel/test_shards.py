@@ -16,7 +16,7 @@ from ostro.errors import BadCheckpoint, BadRequest, UnsupportedModel
 from ostro.models.architecture import Architecture, GatedDelta
 from ostro.models.cut import cut, divisible, most_ranks, rank_shapes, recurrent_shares
 from ostro.models.registry import describe
-from ostro.torch_models.build import build_model
+from ostro.torch_models.build import build_described, build_model
 from ostro.torch_models.loading import load_weights, places_of
 from ostro.torch_models.shard import Shard
 
@@ -52,6 +52,38 @@ def test_parts_give_the_whole_models_logits(family: str, ranks: int) -> None:
     for logits in found:
         torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
         assert torch.equal(logits, found[0])
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("name", DIVISIBLE_STATES)
+def test_parts_of_recurrent_models_give_the_whole_models_logits(name: str, ranks: int) -> None:
+    whole, group = savable_model(DIVISIBLE_STATES[name]), ThreadGroup(ranks)
+    parts = divided(DIVISIBLE_STATES[name], whole, group)
+    found = group.run(lambda rank: dense_logits(parts[rank], IDS, chunk=4))
+    expected = dense_logits(whole, IDS, chunk=4)
+    for logits in found:
+        torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
+        assert torch.equal(logits, found[0])
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_value_heads_may_be_tiled(ranks: int) -> None:
+    """As in GGUF files: a rank's heads do not follow each other."""
+    config = DIVISIBLE_STATES["qwen3_5"]
+    layers = tuple(
+        replace(layer, mixer=replace(layer.mixer, head_map="tiled")) if isinstance(layer.mixer, GatedDelta) else layer
+        for layer in described(config).layers
+    )
+    tiled, group = replace(described(config), layers=layers), ThreadGroup(ranks)
+    stored = list(ModelCheckpoint(savable_model(config), config).tensors())
+    shards = [Shard(rank, cut(tiled, ranks), ThreadCollective(group, rank)) for rank in range(ranks)]
+    whole, *parts = (build_described(tiled, dtype=torch.float32, shard=shard) for shard in (None, *shards))
+    for model in (whole, *parts):
+        load_weights(model, stored)
+    expected = dense_logits(whole, IDS, chunk=4)
+    assert not torch.allclose(expected, dense_logits(savable_model(config), IDS, chunk=4), rtol=1e-2)
+    for logits in group.run(lambda rank: dense_logits(parts[rank], IDS, chunk=4)):
+        torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("ranks", [2, 8])
@@ -92,6 +124,19 @@ def test_what_a_rank_keeps_is_known_without_torch(family: str, ranks: int) -> No
     repeated = sum(place.memory[1:].numel() for place in places_of(part).values() if place.repeated)
     assert shapes.keys() == places_of(part).keys()
     assert sum(map(prod, shapes.values())) == sum(each.numel() for each in part.parameters()) - repeated
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("name", DIVISIBLE_STATES)
+def test_what_a_rank_keeps_of_recurrent_models_is_known_without_torch(name: str, ranks: int) -> None:
+    config = DIVISIBLE_STATES[name]
+    model, own = described(config), cut(described(config), ranks)
+    [part, *_] = divided(config, savable_model(config), ThreadGroup(ranks))
+    repeated = sum(place.memory[1:].numel() for place in places_of(part).values() if place.repeated)
+    assert rank_shapes(model, own).keys() == places_of(part).keys()
+    kept = sum(map(prod, rank_shapes(model, own).values()))
+    assert kept == sum(each.numel() for each in part.parameters()) - repeated
+    assert tuple(part.states) == own.states(model)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])

@@ -4,6 +4,7 @@ Starting a process takes seconds: the tests of this file share one group of two 
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -11,11 +12,14 @@ import numpy as np
 import pytest
 from _pytest.mark import ParameterSet
 from divided_models import FAMILIES
+from every_family import DIVISIBLE_STATES
+from guessed_drafts import ReplayedDrafts
 from model_files import write_checkpoint
 from native_models import savable_model
 from peft_directory import random_adapter
 
 from ostro.backends.backend import open_model
+from ostro.backends.memory import Room
 from ostro.backends.ranks.messages import Begin, Load
 from ostro.backends.ranks.ranks import Ranks
 from ostro.backends.torch.load import first_rank, make_runner
@@ -57,9 +61,12 @@ def group(groups: dict[int, Ranks], number: int) -> Ranks:
     return groups[number]
 
 
+MODELS = {**FAMILIES, **DIVISIBLE_STATES}
+
+
 @cache
 def model_of(family: str) -> Model:
-    return savable_model(FAMILIES[family])
+    return savable_model(MODELS[family])
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +76,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def checkpoint_of(family: str, saved: Path) -> Path:
     directory = saved / family
-    return directory if directory.exists() else write_checkpoint(directory, FAMILIES[family], model_of(family))
+    return directory if directory.exists() else write_checkpoint(directory, MODELS[family], model_of(family))
 
 
 def divided(ranks: Ranks, path: Path, config: EngineConfig = ROOMY) -> ModelRunner:
@@ -115,10 +122,12 @@ def expected(family: str) -> Tokens:
 
 
 def cases() -> Iterator[ParameterSet]:
-    """In the short form, two families on two ranks: OLMo-2 norms across ranks, GPT-2 has biases and odd layouts."""
-    for family in FAMILIES:
+    """In the short form, three families on two ranks: OLMo-2 norms across ranks, GPT-2 has biases and odd layouts, and
+    Granite's states have a group that all ranks share.
+    """
+    for family in MODELS:
         for number in (2, 4):
-            is_short = number == 2 and family in ("olmo2", "gpt2")
+            is_short = number == 2 and family in ("olmo2", "gpt2", "granitemoehybrid")
             yield pytest.param(family, number, marks=() if is_short else pytest.mark.slow, id=f"{family}-{number}")
 
 
@@ -150,6 +159,27 @@ def test_preempted_equals_unpreempted(number: int, groups: dict[int, Ranks], sav
     assert core.scheduler.counters.preemptions > 0
 
 
+@pytest.mark.full
+@NUMBERS
+@pytest.mark.parametrize("name", DIVISIBLE_STATES)
+def test_states_survive_preemption_and_drafts(name: str, number: int, groups: dict[int, Ranks], saved: Path) -> None:
+    asked = [
+        Request(id=id, prompt_ids=prompt, params=replace(KINDS[id % 2], max_tokens=20), seed=id)
+        for id, prompt in enumerate(prompts(10, 14, 9, 12))
+    ]
+    expected = run(engine(make_runner(model_of(name), ROOMY)), asked)
+    ranks, path = group(groups, number), checkpoint_of(name, saved)
+    tight = replace(ROOMY, max_running_tokens=12 * PAGE)
+    for config, accuracy in ((tight, None), (ROOMY, 0.0), (ROOMY, 0.6), (ROOMY, 1.0), (tight, 0.8)):
+        drafts = None if accuracy is None else ReplayedDrafts(expected, accuracy=accuracy, most=8)
+        runner = divided(ranks, path, config)
+        core = EngineCore(runner, Limits(max_batch_tokens=48), speculation=drafts)
+        assert run(core, asked) == expected
+        counters = core.scheduler.counters
+        assert (counters.preemptions > 0) == (config is tight)
+        assert (counters.accepted_tokens > 0) == bool(accuracy)
+
+
 @NUMBERS
 def test_log_probabilities_are_those_of_one_process(number: int, groups: dict[int, Ranks], saved: Path) -> None:
     [prompt] = prompts(33)
@@ -171,11 +201,18 @@ def test_log_probabilities_are_those_of_one_process(number: int, groups: dict[in
     assert [each.logprob for each in together] == pytest.approx([each.logprob for each in alone], abs=1e-4)
 
 
-@pytest.mark.parametrize(("family", "number"), [("llama", 2), pytest.param("phi3", 4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("family", "number"),
+    [
+        ("llama", 2),
+        pytest.param("phi3", 4, marks=pytest.mark.slow),
+        *(pytest.param(name, 4, marks=pytest.mark.full) for name in ("qwen3_5", "granitemoehybrid")),
+    ],
+)
 def test_adapters_are_divided_too(
     family: str, number: int, groups: dict[int, Ranks], saved: Path, tmp_path: Path
 ) -> None:
-    model = savable_model(FAMILIES[family])
+    model = savable_model(MODELS[family])
     names = ("red", "green")
     config = EngineConfig(
         page_size=PAGE,
@@ -212,7 +249,7 @@ def test_a_rank_that_cannot_load_its_part_says_why_and_ends(saved: Path) -> None
         too_long = EngineConfig(max_seq_len=1 << 20, device="cpu")
         ranks.send(Load(str(checkpoint_of("llama", saved)), too_long))
         with pytest.raises(BadRequest, match="knows only 64 positions") as caught:
-            ranks.agree_on_pages(8)
+            ranks.agree_on(Room(8, 0))
         assert caught.value.param == "max_seq_len"
         assert (ranks.failure or "").startswith("Rank 1 of 2 ended (exit status 1): ")
         assert caught.value.message in (ranks.failure or "")
@@ -228,7 +265,7 @@ def test_a_rank_with_an_error_that_nobody_expected_says_so_and_ends(caplog: pyte
         # Of a model that was never loaded.
         ranks.send(Begin(8))
         with pytest.raises(Unavailable, match=r"Rank 1 failed \(AssertionError"):
-            ranks.agree_on_pages(8)
+            ranks.agree_on(Room(8, 0))
         assert "AssertionError" in (ranks.failure or "")
         assert "rank 1 failed" in caplog.text
     finally:

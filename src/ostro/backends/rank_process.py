@@ -17,6 +17,7 @@ from collections.abc import Callable
 import torch
 
 from ostro.backends.backend import open_model
+from ostro.backends.memory import Room
 from ostro.backends.ranks.collective import TorchCollective, join_group
 from ostro.backends.ranks.messages import (
     Begin,
@@ -61,7 +62,7 @@ class Worker:
         self._rank, self._upstream = rank, upstream
         self._join: Join | None = None
         self._collective: TorchCollective | None = None
-        self._loaded: Callable[[int], Part] | None = None
+        self._loaded: Callable[[Room], Part] | None = None
         self._part: Part | None = None
 
     def take(self, message: ToRank) -> None:
@@ -75,17 +76,17 @@ class Worker:
                 self._collective.connect()
             case Load():
                 self._part = None
-                num_pages, self._loaded = self._load(message)
-                self._upstream.send(Loaded(num_pages))
-            case Begin(num_pages=num_pages):
+                room, self._loaded = self._load(message)
+                self._upstream.send(Loaded(room.pages, room.states))
+            case Begin(num_pages=pages, num_states=states):
                 assert self._loaded is not None
-                self._part = self._loaded(num_pages)
+                self._part = self._loaded(Room(pages, states))
             case step:
                 assert self._part is not None
                 with torch.inference_mode():
                     self._part.carry_out(step)
 
-    def _load(self, load: Load) -> tuple[int, Callable[[int], Part]]:
+    def _load(self, load: Load) -> tuple[Room, Callable[[Room], Part]]:
         assert self._join is not None
         assert self._collective is not None
         set_threads(load.config.threads, self._join.ranks)

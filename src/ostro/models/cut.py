@@ -9,6 +9,7 @@ from ostro.models.architecture import (
     MLP,
     Architecture,
     Attention,
+    Convolution,
     GatedDelta,
     Layer,
     Mamba2,
@@ -48,24 +49,27 @@ class Cut:
         """A rank's part of a mixer: it has fewer heads or channels, and its state is as much smaller. Projections,
         names and norms are still those of the whole: see `recurrent_shares`.
         """
-        channels = sum(map(len, recurrent_shares(whole, self, 0).channels))
-        conv = replace(whole.conv, channels=channels)
         match whole:
             case GatedDelta():
-                heads = whole.key_heads // self.ranks, whole.value_heads // self.ranks
-                return replace(whole, conv=conv, key_heads=heads[0], value_heads=heads[1])
+                return self.delta(whole)
             case Mamba2():
-                return replace(
-                    whole,
-                    conv=conv,
-                    heads=whole.heads // self.ranks,
-                    groups=max(1, whole.groups // self.ranks),
-                    norm_groups=max(1, whole.norm_groups // self.ranks),
-                )
+                return self.mamba(whole)
             case ShortConvolution():
-                return replace(whole, conv=conv)
+                return replace(whole, conv=self._convolution(whole))
             case unknown:
                 assert_never(unknown)
+
+    def delta(self, whole: GatedDelta) -> GatedDelta:
+        heads = whole.key_heads // self.ranks, whole.value_heads // self.ranks
+        return replace(whole, conv=self._convolution(whole), key_heads=heads[0], value_heads=heads[1])
+
+    def mamba(self, whole: Mamba2) -> Mamba2:
+        groups, normed = (max(1, each // self.ranks) for each in (whole.groups, whole.norm_groups))
+        heads = whole.heads // self.ranks
+        return replace(whole, conv=self._convolution(whole), heads=heads, groups=groups, norm_groups=normed)
+
+    def _convolution(self, whole: Recurrent) -> Convolution:
+        return replace(whole.conv, channels=sum(map(len, recurrent_shares(whole, self, 0).channels)))
 
     def states(self, described: Architecture) -> tuple[State | None, ...]:
         """What each layer keeps of a sequence on a rank; see `Architecture.states`."""

@@ -162,8 +162,7 @@ def _mixer(described: arch.Mixer, index: int, shape: arch.ModelShape, shard: Sha
         of_both = (_mixer(each, index, shape, shard) for each in (described.attention, described.recurrent))
         return MixerPair(*of_both)
     if not isinstance(described, arch.Attention):
-        assert shard is None, "recurrent mixers are not divided over ranks"
-        return mixer_module(described, index)
+        return mixer_module(described, index, shard)
     if described.kv_layer is None:
         return Attention(described, index, shape, shard)
     return ReadingAttention(described, described.kv_layer, shape)
@@ -301,6 +300,7 @@ class Decoder(CausalLM):
         backbone = Backbone(described, embedding, shard)
         super().__init__(shape, backbone, embedding, described.head, backbone_name=described.backbone, shard=shard)
         self.described = described
+        self._states = described.states if shard is None else shard.cut.states(described)
 
     @property
     def body(self) -> Backbone:
@@ -311,7 +311,7 @@ class Decoder(CausalLM):
 
     @property
     def states(self) -> Sequence[arch.State | None]:
-        return self.described.states
+        return self._states
 
     @property
     def captures(self) -> bool:

@@ -3,7 +3,7 @@
 Each module with weights states their names and layout in checkpoints, so that loading is a lookup.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -137,7 +137,9 @@ class Projection(Linear):
         described, is_matrix = self.described, memory.dim() == 2
         transposed = described.transposed and is_matrix
         scales = described.matrix_scales(part) if is_matrix else part.scales
-        assert not scales or (self.is_whole and not transposed), "scaled parts are neither divided nor transposed"
+        assert not scales or not transposed, "scaled parts are not transposed"
+        if not self.share.summed:
+            scales = _scales_of(scales, ranges)
         place = Place(memory.T if transposed else memory, scales=scales)
         if self.is_whole and part.order is None:
             return place
@@ -152,6 +154,19 @@ class Projection(Linear):
             stored = part.order.stored(part.rows)
             return replace(place, taken=Picked(shape, tuple(stored[row] for own in ranges for row in own)))
         return replace(place, taken=Taken(shape, 1 if transposed else 0, ranges))
+
+
+def _scales_of(scales: Sequence[arch.RowScale], ranges: Sequence[range]) -> tuple[arch.RowScale, ...]:
+    """Those of some of the rows."""
+    found = []
+    for own in ranges:
+        start = 0
+        for rows, factor in scales:
+            count = min(own.stop, start + rows) - max(own.start, start)
+            if count > 0:
+                found.append(arch.RowScale(count, factor))
+            start += rows
+    return tuple(found)
 
 
 class ExactProjection(Projection):
@@ -348,13 +363,14 @@ class Sinks(Weighted):
 class Vector(Weighted):
     """A vector of numbers that is not a matrix's bias."""
 
-    def __init__(self, name: str, size: int, *, dtype: torch.dtype | None = None) -> None:
+    def __init__(self, name: str, size: int, *, dtype: torch.dtype | None = None, taken: Taken | None = None) -> None:
+        """`taken` is a rank's part, of this size; None for all of it."""
         super().__init__()
         self.weight = parameter(size, dtype=dtype)
-        self.name = name
+        self.name, self.taken = name, taken
 
     def places(self, path: str) -> dict[str, Place]:
-        return {self.name: Place(self.weight.data)}
+        return {self.name: Place(self.weight.data, taken=self.taken)}
 
 
 class Attention(Module):

@@ -18,6 +18,7 @@ from ostro.backends.cuda.quantize import quantize_fp8
 from ostro.backends.cuda.quantized_loading import load_quantized
 from ostro.backends.cuda.quantized_weights import why_widened
 from ostro.backends.cuda.runner import GpuRunner, fitting_pages, rank_part
+from ostro.backends.memory import Room
 from ostro.backends.native.load import expert_program
 from ostro.backends.ranks.messages import Join
 from ostro.backends.ranks.ranks import Ranks
@@ -140,7 +141,7 @@ def make_runner(
     _prepare(model, resolved, adapters, group)
     pages = fitting_pages(model, resolved)
     if ranks is not None:
-        pages = ranks.agree_on_pages(pages)
+        pages = ranks.agree_on(Room(pages, 0)).pages
     return GpuRunner.sized(model, resolved, pages, pooling=pooling, adapters=adapters, ranks=ranks, group=group)
 
 
@@ -176,12 +177,12 @@ def first_rank(opened: OpenedModel, ranks: Ranks) -> ModelRunner:
 
 def load_part(
     opened: OpenedModel, rank: int, join: Join, group: Collective
-) -> tuple[int, Callable[[int], on_torch.Part]]:
+) -> tuple[Room, Callable[[Room], on_torch.Part]]:
     """Loads the part of a rank other than the first; the counterpart of `backends.torch.load.load_part`."""
     model = on_torch.load_shard(opened, rank, group)
     config, adapters = opened.resolved, on_torch.adapters_of(model, opened.config)
     _prepare(model, config, adapters, group)
     captures = join.backend == "nccl"
-    return fitting_pages(model, config), lambda number: rank_part(
-        model, config, number, adapters=adapters, group=group, captures=captures
+    return Room(fitting_pages(model, config), 0), lambda room: rank_part(
+        model, config, room.pages, adapters=adapters, group=group, captures=captures
     )

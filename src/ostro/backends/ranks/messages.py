@@ -45,9 +45,10 @@ class Load(Message, frozen=True):
 
 
 class Begin(Message, frozen=True):
-    """Makes this many pages: the model can run."""
+    """Makes this many pages, and slots of recurrent states: the model can run."""
 
     num_pages: int
+    num_states: int = 0
 
 
 class Here(Message, frozen=True):
@@ -55,8 +56,10 @@ class Here(Message, frozen=True):
 
 
 class Loaded(Message, frozen=True):
+    """How many pages and slots of recurrent states there is memory for."""
+
     num_pages: int
-    """How many pages there is memory for."""
+    num_states: int = 0
 
 
 class Failed(Message, frozen=True):

@@ -18,6 +18,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 
+from ostro.backends.memory import Room
 from ostro.backends.ranks.collective import TorchCollective, join_group
 from ostro.backends.ranks.messages import Failed, Group, Here, Join, Loaded, Read, ToRank, encode, receive
 from ostro.backends.ranks.ring import RingClosed, RingWriter
@@ -112,11 +113,13 @@ class Ranks:
             with suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
 
-    def agree_on_pages(self, num_pages: int) -> int:
-        """As many pages as every rank has memory for, including this one. Raises the error of a rank that could not
-        load its part.
+    def agree_on(self, room: Room) -> Room:
+        """As many pages and states as every rank has memory for, including this one. Raises the error of a rank that
+        could not load its part.
         """
-        return min(num_pages, *(loaded.num_pages for loaded in self._from_each() if isinstance(loaded, Loaded)))
+        others = [each for each in self._from_each() if isinstance(each, Loaded)]
+        pages = min(room.pages, *(each.num_pages for each in others))
+        return Room(pages, min(room.states, *(each.num_states for each in others)))
 
     def lost(self, error: Exception) -> Exception:
         """What to raise instead of an error that a lost rank caused; the error itself if none is lost."""

@@ -66,8 +66,8 @@ class _Paged:
         config = self.opened.config
         config.check_causal()
         check_torch_format(self.described, config.quantize)
-        check_states_whole(self.described, config)
         if self.opened.kind.name == "cuda":
+            check_states_whole(self.described, config)
             check_plain_attention(config, reasons["cuda"])
             return
         config.check_tiers(reasons["native"])

@@ -131,10 +131,12 @@ def make_runner(
     resolved, adapters = DEVICE_KINDS[device].resolve(config), adapters_of(model, config)
     _prepare(model, resolved, adapters)
     room = _fitting(model, resolved, 1 if ranks is None else ranks.ranks)
+    if ranks is not None:
+        room = ranks.agree_on(room)
     return TorchRunner(
         model,
         page_size=resolved.page_size,
-        num_pages=room.pages if ranks is None else ranks.agree_on_pages(room.pages),
+        num_pages=room.pages,
         num_states=room.states,
         max_batch_tokens=resolved.max_batch_tokens,
         max_batch_seqs=resolved.max_batch_seqs,
@@ -249,16 +251,20 @@ class Part(Protocol):
         """Carries out a message from the first rank."""
 
 
-def load_part(opened: OpenedModel, rank: int, join: Join, group: Collective) -> tuple[int, Callable[[int], Part]]:
-    """For ranks other than the first: the number of pages that fit into memory, and a function that makes a part with
-    the agreed number of pages.
+def load_part(opened: OpenedModel, rank: int, join: Join, group: Collective) -> tuple[Room, Callable[[Room], Part]]:
+    """For ranks other than the first: the pages and states that fit into memory, and a function that makes a part with
+    those agreed on.
     """
     model = load_shard(opened, rank, group)
     config, adapters = opened.resolved, adapters_of(model, opened.config)
     _prepare(model, config, adapters)
-    pages = _fitting(model, config, join.ranks).pages
-    return pages, lambda number: TorchPart(
-        model, page_size=config.page_size, num_pages=number, adapters=adapters, ranks=join.ranks
+    return _fitting(model, config, join.ranks), lambda room: TorchPart(
+        model,
+        page_size=config.page_size,
+        num_pages=room.pages,
+        num_states=room.states,
+        adapters=adapters,
+        ranks=join.ranks,
     )
 
 

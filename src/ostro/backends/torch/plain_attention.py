@@ -2,13 +2,15 @@
 and recurrent layers take in a step. Imports no torch.
 """
 
+from collections.abc import Iterable
 from math import prod
 
 from ostro.config import EngineConfig
 from ostro.engine.drafter import MOST_DRAFTS
 from ostro.errors import BadRequest, Unsupported
 from ostro.kernels.plain_attention_memory import most_block_bytes
-from ostro.models.architecture import Heads, Mamba2
+from ostro.models.architecture import Architecture, Heads, Mamba2, State
+from ostro.models.cut import Cut, recurrent_shares
 from ostro.models.description import Causal
 
 # Rows as wide as a recurrent layer's inputs that are alive at a time: convolved, normed, spread over heads, read.
@@ -30,23 +32,31 @@ def why_plain_attention(described: Causal) -> str | None:
     return None
 
 
-def recurrent_bytes(described: Causal, max_batch_tokens: int, max_batch_seqs: int) -> int:
+def recurrent_bytes(described: Causal, max_batch_tokens: int, max_batch_seqs: int, cut: Cut | None = None) -> int:
     """The most memory that a recurrent layer takes in a step: its rows, and its matrices of all sequences, which are
     advanced apart from where they are kept; in float32. Also what all layers keep of drafts. 0 without such layers.
+    With a `cut`, it is a rank's.
     """
     found = 0
-    for mixer in (layer.recurrent for layer in described.layers if layer.recurrent is not None):
-        rows, matrices = _FLOAT_ROWS * mixer.inputs.rows, mixer.state.matrices
+    for whole in (layer.recurrent for layer in described.layers if layer.recurrent is not None):
+        mixer = whole if cut is None else cut.mixer(whole)
+        inputs = whole.inputs.rows
+        if cut is not None:
+            inputs = sum(map(len, recurrent_shares(whole, cut, 0).projections[0].rows))
+        rows, matrices = _FLOAT_ROWS * inputs, mixer.state.matrices
         if isinstance(mixer, Mamba2):
             rows += _SPREAD_ROWS * 2 * mixer.heads * mixer.state_size
         found = max(found, 4 * (rows * max_batch_tokens + prod(matrices or (0,)) * max_batch_seqs))
-    return found + max(max_batch_seqs, MOST_DRAFTS) * draft_bytes(described)
+    states = described.states
+    if cut is not None and isinstance(described, Architecture):
+        states = cut.states(described)
+    return found + max(max_batch_seqs, MOST_DRAFTS) * draft_bytes(states)
 
 
-def draft_bytes(described: Causal) -> int:
-    """What all layers keep of a draft: its inputs of convolutions, and what their recurrences read."""
+def draft_bytes(states: Iterable[State | None]) -> int:
+    """What layers with these states keep of a draft: its inputs of convolutions, and what their recurrences read."""
     floats = 0
-    for state in filter(None, described.states):
+    for state in filter(None, states):
         heads, rows, columns = state.matrices or (0, 0, 0)
         _, channels = state.inputs
         # The sides of the matrices, one of them twice, and two numbers.
@@ -75,10 +85,10 @@ def plain_attention_bytes(described: Causal, itemsize: int, max_batch_tokens: in
 
 
 def check_states_whole(described: Causal, config: EngineConfig) -> None:
-    """Raises Unsupported if a model with recurrent states should be divided over devices, which torch does not do."""
+    """Raises Unsupported if a model with recurrent states should be divided over GPUs."""
     if described.states and config.tensor_parallel not in (1, "auto"):
         raise Unsupported(
-            "With torch a model whose layers keep a recurrent state is not divided over devices. Leave out "
+            "With torch a model whose layers keep a recurrent state is not divided over GPUs. Leave out "
             "tensor_parallel.",
             param="tensor_parallel",
         )

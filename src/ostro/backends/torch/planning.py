@@ -22,7 +22,7 @@ from ostro.backends.torch.plain_attention import plain_attention_bytes, recurren
 from ostro.config import ResolvedConfig
 from ostro.devices import Memory
 from ostro.errors import ModelError
-from ostro.models.architecture import ModelShape, state_bytes
+from ostro.models.architecture import ModelShape, State, state_bytes
 from ostro.models.cut import Cut, cut, divisible, rank_shapes
 from ostro.models.description import Causal
 from ostro.models.encoder import Encoder
@@ -68,7 +68,7 @@ def host_parts(opened: OpenedModel, described: Causal, memory: Memory) -> Parts:
     """On a CPU, or on a Mac's GPU, which shares the host's memory. All ranks share it, too."""
     stored, config, dtype = opened.checkpoint.stored(), opened.resolved, opened.compute_dtype
     itemsize, ranks = _ITEMSIZE[dtype], config.tensor_parallel
-    own, shape = _rank(stored, described, ranks)
+    own, shape, states = _rank(stored, described, ranks)
     weights = _count(own, config, itemsize, ranks, one_layout=described.single_layout, exact=described.exact_names)
     # Each rank unpacks whole tensors, of which it then keeps its part.
     unpacked = ranks * _unpacked_bytes(stored)
@@ -77,13 +77,15 @@ def host_parts(opened: OpenedModel, described: Causal, memory: Memory) -> Parts:
     leftover = ranks * _UNPACKING if unpacked else 0
     logits = 2 * config.max_batch_seqs * shape.vocab_size
     step = ranks * (config.max_batch_tokens * _ROWS_ALIVE * described.widest + logits) * itemsize
-    step += recurrent_bytes(described, config.max_batch_tokens, config.max_batch_seqs)
+    divided = cut(described, ranks) if ranks > 1 else None
+    step += ranks * recurrent_bytes(described, config.max_batch_tokens, config.max_batch_seqs, divided)
     free = max(0, memory.free - process - leftover - weights.kept)
     # Each rank's page has its own KV heads.
-    shape = replace(shape, num_kv_heads=ranks * shape.num_kv_heads)
+    heads = tuple(each._replace(kv=ranks * each.kv) for each in shape.layer_heads)
+    shape = replace(shape, num_kv_heads=ranks * shape.num_kv_heads, layer_heads=heads)
     # On a CPU, matrices get a second layout if there is memory for it.
     second = weights.kept_plain if opened.kind.name == "cpu" and second_layout_fits(weights.kept_plain, free) else 0
-    state = state_bytes(described.states, itemsize)
+    state = ranks * state_bytes(states, itemsize)
     try:
         room = host_room(
             shape,
@@ -130,7 +132,7 @@ def gpu_parts(
     """
     stored, config, kept = opened.checkpoint.stored(), opened.resolved, kept or Kept()
     stored = replace(stored, tensors=[tensor for tensor in stored.tensors if tensor.name not in elsewhere])
-    own, shape = _rank(stored, described, config.tensor_parallel)
+    own, shape, states = _rank(stored, described, config.tensor_parallel)
     dtype = opened.compute_dtype
     itemsize = _ITEMSIZE[dtype]
     cells = "fp8" if config.kv_dtype == "fp8" else dtype
@@ -145,7 +147,7 @@ def gpu_parts(
         widened_bytes=itemsize * kept.largest_packed,
         attention_bytes=plain_attention_bytes(described, itemsize, config.max_batch_tokens, config.max_batch_seqs),
     )
-    page, state = page_bytes(shape, config.page_size, kv_itemsize), state_bytes(described.states, itemsize)
+    page, state = page_bytes(shape, config.page_size, kv_itemsize), state_bytes(states, itemsize)
     try:
         room = room_beside(
             page,
@@ -216,14 +218,14 @@ def _backend(device: str, ranks: int) -> str:
     return f"torch ({device}" + (f", {ranks} devices)" if ranks > 1 else ")")
 
 
-def _rank(stored: Stored, described: Causal, ranks: int) -> tuple[Stored, ModelShape]:
-    """The tensors that one of `ranks` ranks keeps, and its shape."""
+def _rank(stored: Stored, described: Causal, ranks: int) -> tuple[Stored, ModelShape, Sequence[State | None]]:
+    """The tensors that one of `ranks` ranks keeps, its shape, and what its layers keep of a sequence."""
     if ranks == 1:
-        return stored, described.shape
-    own = cut(described, ranks)
-    shapes = rank_shapes(divisible(described), own)
+        return stored, described.shape, described.states
+    own, whole = cut(described, ranks), divisible(described)
+    shapes = rank_shapes(whole, own)
     tensors = [_kept(tensor, shapes, described.backbone, own) for tensor in stored.tensors]
-    return replace(stored, tensors=tensors), own.shape(described.shape)
+    return replace(stored, tensors=tensors), own.shape(described.shape), own.states(whole)
 
 
 def _kept(tensor: TensorHeader, shapes: Mapping[str, tuple[int, ...]], backbone: str, own: Cut) -> TensorHeader:

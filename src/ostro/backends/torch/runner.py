@@ -75,9 +75,9 @@ class TorchRunner:
             constrains=True,
             max_sampled=max(max_batch_seqs, MOST_DRAFTS + 1),
             num_states=num_states,
-            state_bytes=model.state_bytes,
-            pages_bytes=number * page_bytes(shape, page_size, parameter.itemsize) * num_pages
-            + num_states * model.state_bytes,
+            state_bytes=number * model.state_bytes,
+            pages_bytes=number
+            * (page_bytes(shape, page_size, parameter.itemsize) * num_pages + num_states * model.state_bytes),
             device=self.device.type,
             devices=number,
             backend=f"torch ({self.device.type}" + (f", {number} devices)" if number > 1 else ")"),
@@ -88,7 +88,7 @@ class TorchRunner:
         )
         self._lanes = DraftLanes(num_states)
         if ranks is not None:
-            ranks.send(Begin(num_pages))
+            ranks.send(Begin(num_pages, num_states))
 
     @property
     def spec(self) -> RunnerSpec:
