@@ -12,9 +12,10 @@ from tiny_models import LLAMA, VOCAB, random_model
 from torch import Tensor
 from triton_device import DEVICE
 
-from ostro.backends.cuda.host_store import HostStore, pinned, unpin
+from ostro.backends.cuda.host_slots import pinned, unpin
+from ostro.backends.cuda.host_store import HostStore
 from ostro.backends.cuda.runner import GpuRunner
-from ostro.backends.cuda.tiers import pinned_store
+from ostro.backends.cuda.tiers import HostRoom, pinned_store
 from ostro.config import EngineConfig
 from ostro.engine.core import EngineCore
 from ostro.engine.page_store import Fetch, Move, Store
@@ -68,7 +69,7 @@ def test_pages_come_back_as_they_were_whatever_is_written_meanwhile(dtype: torch
 
 def test_pages_of_odd_sizes_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     """Segments of few slots, and pages whose bytes no wide number divides."""
-    monkeypatch.setattr("ostro.backends.cuda.host_store._SEGMENT_BYTES", 200)
+    monkeypatch.setattr("ostro.backends.cuda.host_slots._SEGMENT_BYTES", 200)
     memory = filled(torch.float8_e4m3fn, (1, 2, 9, 1, 3, 5))
     store = HostStore(memory, 8)
     before = [as_bytes(memory, page) for page in range(8)]
@@ -166,8 +167,8 @@ def test_memory_to_pin_is_private_since_shared_memory_has_no_huge_pages(monkeypa
     ],
 )
 def test_the_setting_that_asked_for_too_much_memory_is_named(settings: dict[str, Any], advice: str) -> None:
-    def host_store(num_slots: int) -> HostStore:
+    def host_store(num_slots: int, num_state_slots: int) -> HostStore:
         raise MemoryError("4.0 GiB of host memory cannot be pinned")
 
     with pytest.raises(ModelError, match=advice):
-        pinned_store(host_store, EngineConfig(model="any", **settings), 4)
+        pinned_store(host_store, EngineConfig(model="any", **settings), HostRoom(4, 0))

@@ -104,18 +104,20 @@ class StateCache:
 
     def clear(self, slots: Sequence[int]) -> None:
         """Makes them states of no tokens."""
-        for own in self._tensors():
+        for own in self.tensors:
             own[list(slots)] = 0
 
     def copy(self, source: int, target: int) -> None:
-        for own in self._tensors():
+        for own in self.tensors:
             own[target] = own[source]
 
     @property
     def nbytes(self) -> int:
-        return sum(own.nbytes for own in self._tensors())
+        return sum(own.nbytes for own in self.tensors)
 
-    def _tensors(self) -> list[Tensor]:
+    @property
+    def tensors(self) -> list[Tensor]:
+        """Those of all layers, [slots, …] each."""
         return [own for layer in self._layers if layer is not None for own in layer if own is not None]
 
 

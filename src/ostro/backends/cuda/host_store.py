@@ -1,4 +1,5 @@
-"""Host memory below a GPU's pages: pinned slots, and copies that run beside the steps. Knows no engine beyond its port.
+"""Host memory below a GPU's pages and recurrent states: pinned slots (`host_slots`), and copies that run beside the
+steps. Knows no engine beyond its port.
 
     steps    │ step 1 ─────│ gather │ step 2 ─────│ step 3 ─────│      a store costs the steps one copy on the device
     out             └──────────────> staged ──> slot                  and leaves the rest to a stream of its own
@@ -8,33 +9,36 @@ In a burst, stores that fill all staged blocks make the steps wait until the fir
 after the steps launched before it, because the pages that it fills may still be in use by them; and after the stores
 before it, because it may read what they write. It is reported once its copies are done, so that any later step finds
 them.
+
+A state is as large as a block, or larger. It is not staged: it leaves at once, and the next step waits until it has,
+about a millisecond for 50 MiB. There are few such moves.
 """
 
-import mmap
-import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from typing import NamedTuple, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from ostro.backends.cuda.host_slots import HostSlots
 from ostro.backends.tiers.page_file import Bytes
-from ostro.engine.page_store import Arrival, Fetch, Move, Offer, Spill, SpillState, Store, StoreState, Unshared
+from ostro.engine.page_store import (
+    Arrival,
+    Fetch,
+    Move,
+    Offer,
+    Spill,
+    SpillState,
+    StateCopy,
+    Store,
+    StoreState,
+    Unshared,
+)
 
 # Device memory for pages in transit: _BLOCKS blocks out, and one in. Copies across the bus are of one page at a time.
 _BLOCKS = 4
 _BLOCK_BYTES = 32 << 20
-# Host memory is allocated in pieces, by several threads.
-_SEGMENT_BYTES = 1 << 30
-# Pages are copied in the widest numbers that fit, which is several times as fast as byte by byte.
-_WIDTHS = (torch.int64, torch.int32, torch.int16, torch.uint8)
-
-# Threads that allocate host memory, and the size of the system's pages: each page must be touched.
-_THREADS, _PAGE = 8, 4096
 
 T = TypeVar("T")
 
@@ -53,29 +57,31 @@ class _UnderWay(NamedTuple):
 
 
 class HostStore(Unshared):
+    num_state_slots: int
     has_disk = False
     on_disk = 0
 
-    def __init__(self, memory: Tensor, num_slots: int) -> None:
-        """`memory` has the pages: [layers, key or value, pages, …]. Its last page belongs to no sequence."""
-        self.num_slots = num_slots
-        self._pages = _as_numbers(memory)
+    def __init__(
+        self,
+        memory: Tensor,
+        num_slots: int,
+        *,
+        states: Sequence[Tensor] = (),
+        num_state_slots: int = 0,
+        overwritten: Callable[[int], None] = lambda state: None,
+    ) -> None:
+        """`memory` has the pages: [layers, key or value, pages, …]. Its last page belongs to no sequence. `states` have
+        the recurrent states: [states, …] each, and a state is what all of them have at its place. `overwritten` is told
+        which states fetches are about to write.
+        """
+        self.num_slots, self.num_state_slots = num_slots, num_state_slots if states else 0
+        self._pages = HostSlots(memory.flatten(0, 1), num_slots)
+        self._states = [HostSlots(each[None], self.num_state_slots) for each in states]
+        self._overwritten = overwritten
         self._device = memory.device
-        rows, _, numbers = self._pages.shape
-        self.page_bytes = rows * numbers * self._pages.itemsize
-        each = max(1, min(num_slots, _SEGMENT_BYTES // self.page_bytes))
+        self.page_bytes = self._pages.record_bytes
+        self.state_bytes = sum(each.record_bytes for each in self._states)
         is_cuda = self._device.type == "cuda"
-        counts = [min(each, num_slots - at) for at in range(0, num_slots, each)]
-        sizes = [count * self.page_bytes for count in counts]
-        pieces = pinned(sizes) if is_cuda else [torch.empty(size, dtype=torch.uint8) for size in sizes]
-        self._segments = [
-            piece.view(self._pages.dtype).view(count, rows, numbers)
-            for piece, count in zip(pieces, counts, strict=True)
-        ]
-        if is_cuda:
-            # Not at exit, when CUDA may be gone.
-            weakref.finalize(self, unpin, pieces).atexit = False
-        self._slots_each = each
         self._arrived: list[Arrival] = []
         self._under_way: deque[_UnderWay] = deque()
         block = max(1, min(num_slots, _BLOCK_BYTES // self.page_bytes))
@@ -108,7 +114,9 @@ class HostStore(Unshared):
                 case Spill() | SpillState() | Offer():
                     raise AssertionError("there is no disk")
                 case StoreState():
-                    raise AssertionError("there are no slots for states")
+                    self._store(stores)
+                    stores = []
+                    self._store_state(move)
         self._store(stores)
 
     def arrivals(self, timeout: float = 0.0) -> list[Arrival]:
@@ -131,25 +139,22 @@ class HostStore(Unshared):
 
     def slot(self, number: int) -> Bytes:
         """A view of a slot's memory. A page that was stored there has arrived once `stored` says so."""
-        return self._slot(number).view(torch.uint8).view(-1).numpy()
+        return self._pages.slot(number).view(torch.uint8).view(-1).numpy()
 
     def page(self, number: int) -> Bytes:
         """A copy of a page, after all steps and copies so far."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
-        return self._pages[:, number].contiguous().cpu().view(torch.uint8).view(-1).numpy()
-
-    def _slot(self, number: int) -> Tensor:
-        return self._segments[number // self._slots_each][number % self._slots_each]
+        return self._pages.record(number).contiguous().cpu().view(torch.uint8).view(-1).numpy()
 
     def _staging(self, pages: int) -> Tensor:
-        rows, _, numbers = self._pages.shape
-        return torch.empty(pages, rows, numbers, dtype=self._pages.dtype, device=self._device)
+        rows, _, numbers = self._pages.records.shape
+        return torch.empty(pages, rows, numbers, dtype=self._pages.records.dtype, device=self._device)
 
     def _store(self, stores: Sequence[Store]) -> None:
         if self._device.type != "cuda":
             for page, slot in stores:
-                self._slot(slot).copy_(self._pages[:, page])
+                self._pages.slot(slot).copy_(self._pages.record(page))
             return
         steps = torch.cuda.current_stream(self._device)
         for some in _in_parts(stores, len(self._incoming)):
@@ -157,12 +162,34 @@ class HostStore(Unshared):
             self._next_block = (self._next_block + 1) % _BLOCKS
             steps.wait_event(block.free)
             for at, store in enumerate(some):
-                block.pages[at].copy_(self._pages[:, store.page])
+                block.pages[at].copy_(self._pages.record(store.page))
             self._out.wait_stream(steps)
             with torch.cuda.stream(self._out):
                 for at, store in enumerate(some):
-                    self._slot(store.slot).copy_(block.pages[at], non_blocking=True)
+                    self._pages.slot(store.slot).copy_(block.pages[at], non_blocking=True)
                 block.free.record()
+
+    def _store_state(self, move: StoreState) -> None:
+        if self._device.type != "cuda":
+            for each in self._states:
+                each.slot(move.slot).copy_(each.record(move.state))
+            return
+        steps = torch.cuda.current_stream(self._device)
+        self._out.wait_stream(steps)
+        with torch.cuda.stream(self._out):
+            for each in self._states:
+                each.slot(move.slot).copy_(each.record(move.state), non_blocking=True)
+        # The next step may overwrite it.
+        steps.wait_stream(self._out)
+
+    def _fetch_state(self, state: StateCopy | None) -> None:
+        """Into a slot that no step uses: it needs no staging."""
+        if state is None:
+            return
+        assert isinstance(state.source, int), "there is no disk"
+        self._overwritten(state.state)
+        for each in self._states:
+            each.record(state.state).copy_(each.slot(state.source), non_blocking=True)
 
     def _fetch(self, fetch: Fetch) -> None:
         slots = [source for source in fetch.sources if isinstance(source, int)]
@@ -170,8 +197,9 @@ class HostStore(Unshared):
         moves = list(zip(slots, fetch.pages, strict=True))
         if self._device.type != "cuda":
             for slot, page in moves:
-                self._pages[:, page].copy_(self._slot(slot))
-            self._arrived.append(Arrival(fetch.ticket, len(moves), 0.0))
+                self._pages.record(page).copy_(self._pages.slot(slot))
+            self._fetch_state(fetch.state)
+            self._arrived.append(Arrival(fetch.ticket, len(moves), 0.0, has_state=fetch.state is not None))
             return
         self._in.wait_stream(torch.cuda.current_stream(self._device))
         self._in.wait_stream(self._out)
@@ -181,9 +209,10 @@ class HostStore(Unshared):
                 began.record()
                 for some in _in_parts(moves, len(self._incoming)):
                     for at, (slot, _) in enumerate(some):
-                        self._incoming[at].copy_(self._slot(slot), non_blocking=True)
+                        self._incoming[at].copy_(self._pages.slot(slot), non_blocking=True)
                     for at, (_, page) in enumerate(some):
-                        self._pages[:, page].copy_(self._incoming[at])
+                        self._pages.record(page).copy_(self._incoming[at])
+                self._fetch_state(fetch.state)
                 ended.record()
             self._under_way.append(_UnderWay(fetch, began, ended))
         except BaseException:
@@ -196,58 +225,12 @@ class HostStore(Unshared):
         while self._under_way and (wait or self._under_way[0].ended.query()):
             fetch, began, ended = self._under_way.popleft()
             ended.synchronize()
-            self._arrived.append(Arrival(fetch.ticket, len(fetch.pages), began.elapsed_time(ended) / 1e3))
+            seconds = began.elapsed_time(ended) / 1e3
+            arrival = Arrival(fetch.ticket, len(fetch.pages), seconds, has_state=fetch.state is not None)
+            self._arrived.append(arrival)
             wait = False
-
-
-def _as_numbers(memory: Tensor) -> Tensor:
-    """[layers × 2, pages, numbers], the widest numbers that divide a page's part in a layer."""
-    flat = memory.view(torch.uint8).flatten(3).flatten(0, 1)
-    width = next(each for each in _WIDTHS if flat.shape[-1] % each.itemsize == 0)
-    return flat.view(width)
 
 
 def _in_parts(items: Sequence[T], most: int) -> Iterator[Sequence[T]]:
     for at in range(0, len(items), most):
         yield items[at : at + most]
-
-
-# ---- pinned memory
-#
-# Allocated in pieces, by several threads at once: torch does it in one thread, which touches page after page and needs
-# half a second for a gigabyte.
-
-
-def pinned(sizes: Sequence[int]) -> list[Tensor]:
-    """Pinned pieces of these sizes in bytes; give them back with `unpin`. Raises MemoryError, its text without a
-    full stop, if there is not enough memory.
-    """
-    with ThreadPoolExecutor(_THREADS) as pool:
-        asked = [pool.submit(_registered, size) for size in sizes]
-    failed = [error for each in asked if (error := each.exception()) is not None]
-    if failed:
-        unpin([each.result() for each in asked if each.exception() is None])
-        raise MemoryError(f"{sum(sizes) / 2**30:.1f} GiB of host memory cannot be pinned ({failed[0]})") from failed[0]
-    return [each.result() for each in asked]
-
-
-def unpin(pieces: Sequence[Tensor]) -> None:
-    """Gives pieces back. Nothing may be copying from or to them."""
-    for piece in pieces:
-        torch.cuda.cudart().cudaHostUnregister(piece.data_ptr())
-
-
-def _registered(num_bytes: int) -> Tensor:
-    # Shared memory, the default, has no huge pages on most systems.
-    memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with suppress(AttributeError, OSError):
-        # Copy-on-write after a fork must not separate the pages that the GPU knows from those that we write.
-        memory.madvise(mmap.MADV_DONTFORK)
-        # Huge pages, where the system has them, are registered several times as fast.
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    numbers = np.frombuffer(memory, np.uint8)
-    numbers[::_PAGE] = 0
-    piece = torch.from_numpy(numbers)
-    if (code := int(torch.cuda.cudart().cudaHostRegister(piece.data_ptr(), num_bytes, 0))) != 0:
-        raise MemoryError(f"CUDA error {code}")
-    return piece

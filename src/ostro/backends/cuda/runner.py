@@ -46,7 +46,7 @@ from ostro.backends.cuda.step_plan import (
     StepKind,
     Tokens,
 )
-from ostro.backends.cuda.tiers import check_host_memory, page_store, trial_stores
+from ostro.backends.cuda.tiers import check_disk, check_host_memory, page_store, trial_stores
 from ostro.backends.cuda.transfer import fetch, send
 from ostro.backends.memory import gpu_room
 from ostro.backends.pooling import pooled_rows
@@ -223,17 +223,26 @@ class GpuRunner:
     def page_bytes(self) -> int:
         return self.part.attention.pages.memory[:, :, 0].nbytes
 
-    def host_store(self, num_slots: int) -> HostStore:
-        """Host memory for this many evicted pages."""
-        return HostStore(self.part.attention.pages.memory, num_slots)
+    @property
+    def state_memory(self) -> Seq[Tensor]:
+        """The tensors that recurrent states are in, [states, …] each."""
+        return ()
 
-    stores_states = False
+    @property
+    def stores_states(self) -> bool:
+        return bool(self.state_memory)
+
+    def host_store(self, num_slots: int, num_state_slots: int = 0) -> HostStore:
+        """Host memory for this many evicted pages and states."""
+        pages, states = self.part.attention.pages.memory, self.state_memory
+        return HostStore(pages, num_slots, states=states, num_state_slots=num_state_slots)
 
     def check_tiers(self, config: EngineConfig) -> None:
+        check_disk(config, self._spec.state_bytes)
         check_host_memory(config, self.page_bytes)
 
     def page_store(self, config: EngineConfig, disk: PageDisk | None) -> PageStore | None:
-        return page_store(self.host_store, config, disk, self.page_bytes)
+        return page_store(self.host_store, config, disk, self.page_bytes, self._spec.state_bytes)
 
     def trial_stores(self) -> AbstractContextManager[TrialStores]:
         return trial_stores(self.host_store, self.page_bytes)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from typing import NamedTuple
 
 from ostro.backends.cuda.host_disk_store import HostDiskStore
 from ostro.backends.cuda.host_store import HostStore
@@ -10,14 +11,40 @@ from ostro.backends.tiers.page_disk import PageDisk
 from ostro.backends.tiers.page_file import Bytes
 from ostro.config import EngineConfig
 from ostro.engine.page_store import PageStore
-from ostro.errors import BadRequest, ModelError
+from ostro.errors import BadRequest, ModelError, Unsupported
 from ostro.system.machine import free_memory
 
 # Host memory for pages on their way to disk, and as much for those on their way back.
 _PASSING_BYTES = 256 << 20
 _FEWEST_PASSING = 4
 
-MakeHostStore = Callable[[int], HostStore]
+# The share of host memory that is for recurrent states, where the model keeps such: as of the device's.
+_FOR_STATES = 1 / 4
+
+MakeHostStore = Callable[[int, int], HostStore]
+"""Makes one with so many slots for pages, and so many for states."""
+
+
+class HostRoom(NamedTuple):
+    slots: int
+    state_slots: int
+
+
+def host_room(num_bytes: int, page_bytes: int, state_bytes: int) -> HostRoom:
+    """How many evicted pages and states host memory of this size holds."""
+    num_states = int(num_bytes * _FOR_STATES) // state_bytes if state_bytes else 0
+    return HostRoom((num_bytes - num_states * state_bytes) // page_bytes, num_states)
+
+
+def check_disk(config: EngineConfig, state_bytes: int) -> None:
+    """Raises Unsupported if the model keeps states, which do not get to disk, and a disk is asked for."""
+    setting = next((each for each in config.tier_settings if each != "kv_host_memory"), None)
+    if state_bytes and setting is not None:
+        raise Unsupported(
+            f"{setting} does not work on a GPU with models whose layers keep recurrent states: the disk below it holds "
+            "pages only. Leave it out; kv_host_memory keeps states too.",
+            param=setting,
+        )
 
 
 def check_host_memory(config: EngineConfig, page_bytes: int) -> None:
@@ -40,15 +67,16 @@ def check_host_memory(config: EngineConfig, page_bytes: int) -> None:
 
 
 def page_store(
-    host_store: MakeHostStore, config: EngineConfig, disk: PageDisk | None, page_bytes: int
+    host_store: MakeHostStore, config: EngineConfig, disk: PageDisk | None, page_bytes: int, state_bytes: int = 0
 ) -> PageStore | None:
     """Pages move to and from disk through host memory, which needs some extra memory for that."""
-    num_slots = (config.kv_host_memory or 0) // page_bytes
+    room = host_room(config.kv_host_memory or 0, page_bytes, state_bytes)
+    num_slots = room.slots
     if disk is None:
-        return pinned_store(host_store, config, num_slots) if num_slots else None
+        return pinned_store(host_store, config, room) if num_slots else None
     passing = _passing(page_bytes)
     return HostDiskStore(
-        pinned_store(host_store, config, num_slots + 2 * passing),
+        pinned_store(host_store, config, HostRoom(num_slots + 2 * passing, 0)),
         disk,
         num_slots=num_slots,
         num_incoming=passing,
@@ -58,7 +86,7 @@ def page_store(
 
 @contextmanager
 def trial_stores(host_store: MakeHostStore, page_bytes: int) -> Iterator[TrialStores]:
-    host = host_store(TRIAL_PAGES)
+    host = host_store(TRIAL_PAGES, 0)
     with closing(host), trial_disk(_Slots(host), page_bytes) as (store, _):
         yield TrialStores(page_bytes, host, host.most_staged, store, _passing(page_bytes))
 
@@ -77,10 +105,10 @@ def _passing(page_bytes: int) -> int:
     return max(_FEWEST_PASSING, _PASSING_BYTES // page_bytes)
 
 
-def pinned_store(host_store: MakeHostStore, config: EngineConfig, num_slots: int) -> HostStore:
+def pinned_store(host_store: MakeHostStore, config: EngineConfig, room: HostRoom) -> HostStore:
     """Raises ModelError if there is not enough memory to pin."""
     try:
-        return host_store(num_slots)
+        return host_store(*room)
     except MemoryError as error:
         disk = config.tier_settings[0]
         advice = f"Free some, or leave {disk} out" if config.kv_host_memory is None else "Lower kv_host_memory"

@@ -109,6 +109,10 @@ class TorchRunner:
     def states(self) -> StateCache:
         return self._part.states
 
+    def note_overwritten(self, slot: int) -> None:
+        """A state is about to be written to the slot, by no step's doing."""
+        self._lanes.forget(slot)
+
     @property
     def failure(self) -> str | None:
         return None if self._ranks is None else self._ranks.failure
