@@ -193,6 +193,7 @@ class SeenStates:
     stored_states: int = 0
     spilled_states: int = 0
     fetched_states: int = 0
+    resumed: int = 0
 
     def add(self, driver: Driver) -> None:
         counters, batches = driver.engine.scheduler.counters, driver.runner.batches
@@ -202,6 +203,7 @@ class SeenStates:
         self.stored_states += counters.stored_states
         self.spilled_states += counters.spilled_states
         self.fetched_states += counters.fetched_states
+        self.resumed += counters.resumed
         begun: set[int] = set()
         last: dict[int, int] = {}
         for batch in batches:

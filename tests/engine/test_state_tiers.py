@@ -359,7 +359,15 @@ def cases(draw: st.DrawFn) -> Case:
 
 @pytest.mark.examples
 def test_random_schedules_with_states_over_all_tiers_give_what_is_computed_without() -> None:
-    names = ("stored_states", "spilled_states", "fetched_states", "fetched_pages", "fetched_disk_pages", "lost_pages")
+    names = (
+        "resumed",
+        "stored_states",
+        "spilled_states",
+        "fetched_states",
+        "fetched_pages",
+        "fetched_disk_pages",
+        "lost_pages",
+    )
     seen = dict.fromkeys(names, 0)
 
     @settings(max_examples=examples(64), suppress_health_check=[HealthCheck.too_slow])
@@ -404,3 +412,94 @@ def test_an_engine_that_stops_in_the_midst_of_its_work_leaves_no_wrong_state_to_
 
     each_case_holds()
     assert not IS_FULL or found > 0
+
+
+# ---- parking
+
+
+def crowd(count: int = 3, max_tokens: int = 30) -> list[Request]:
+    return [make_request(id, STEMS[id][:7], max_tokens=max_tokens) for id in range(count)]
+
+
+def computed_again(made: Driver) -> int:
+    """Tokens that were computed more than once."""
+    seen: dict[tuple[int, int], int] = {}
+    for chunk in (chunk for batch in made.runner.batches for chunk in batch.chunks):
+        for position in range(chunk.start, chunk.end):
+            seen[chunk.seq.id, position] = seen.get((chunk.seq.id, position), 0) + 1
+    return sum(count - 1 for count in seen.values())
+
+
+@pytest.mark.parametrize("steps_ahead", [0, 1])
+@pytest.mark.parametrize("tiers", TIERS, ids=NAMES)
+def test_a_preempted_sequence_resumes_at_the_same_token(tiers: dict[str, Any], steps_ahead: int) -> None:
+    made = driver(16, steps_ahead=steps_ahead, **{**tiers, "num_slots": 40 if "num_slots" in tiers else 0})
+    made.run(*crowd())
+    made.check_outcomes(*crowd())
+    counters = made.engine.scheduler.counters
+    assert counters.resumed == counters.preemptions > 0
+    assert computed_again(made) == 0
+
+
+def test_without_lower_tiers_it_starts_over() -> None:
+    made = driver(16)
+    made.run(*crowd())
+    made.check_outcomes(*crowd())
+    assert made.engine.scheduler.counters.preemptions > 0
+    assert made.engine.scheduler.counters.resumed == 0
+    assert computed_again(made) > 0
+
+
+def test_a_parked_state_goes_down_as_it_is_when_its_slot_is_needed() -> None:
+    made = driver(16, num_states=3, num_slots=40, num_state_slots=4)
+    requests = [*crowd(), make_request(9, STEMS[5][:5], max_tokens=2, priority=-1)]
+    for request in requests[:3]:
+        made.add(request)
+    while not made.engine.scheduler.counters.preemptions:
+        made.step()
+    made.add(requests[3])
+    made.finish()
+    made.check_outcomes(*requests)
+    counters = made.engine.scheduler.counters
+    assert counters.stored_states > 0
+    assert counters.resumed > 0
+
+
+def test_where_there_is_no_room_for_it_the_sequence_starts_over() -> None:
+    for tiers in ({"num_slots": 1, "num_state_slots": 1}, {"num_slots": 40, "num_state_slots": 0}):
+        made = driver(16, num_states=3, **tiers)
+        requests = [*crowd(), make_request(9, STEMS[5][:5], max_tokens=12, priority=-1)]
+        for request in requests[:3]:
+            made.add(request)
+        while not made.engine.scheduler.counters.preemptions:
+            made.step()
+        made.add(requests[3])
+        made.finish()
+        made.check_outcomes(*requests)
+        counters = made.engine.scheduler.counters
+        assert counters.resumed < counters.preemptions
+
+
+def test_a_parked_sequence_that_is_aborted_leaves_nothing_behind() -> None:
+    made = driver(16, num_slots=40, num_state_slots=4)
+    for request in crowd():
+        made.add(request)
+    while not made.engine.scheduler.counters.preemptions:
+        made.step()
+    [parked] = made.engine.scheduler.waiting
+    made.abort(parked.request.id)
+    made.finish()
+    usage = made.engine.scheduler.kv.usage
+    assert usage.states_free + usage.snapshots == usage.states
+
+
+def test_one_whose_pages_are_forgotten_starts_over() -> None:
+    made = driver(16, num_slots=40, num_state_slots=4)
+    for request in crowd():
+        made.add(request)
+    while not made.engine.scheduler.counters.preemptions:
+        made.step()
+    made.engine.scheduler.kv.clear_cache()
+    made.finish()
+    made.check_outcomes(*crowd())
+    assert computed_again(made) > 0

@@ -116,6 +116,20 @@ def test_a_state_from_disk_equals_the_one_that_was_computed(
     assert given == cold
 
 
+@EVERY
+@pytest.mark.parametrize("drafts", [False, True])
+def test_a_parked_sequence_resumes_to_the_last_bit(name: str, drafts: bool, weights: _Weights, tmp_path: Path) -> None:
+    """At the token where it was preempted, wherever in a page that was, with its pages from disk."""
+    params = replace(PARAMS, max_tokens=40)
+    asked = [ask(id, length, params) for id, length in enumerate((10, 14, 9, 31))]
+    cold = {key: gains for each in asked for key, gains in run(native(weights(name)), each).items()}
+    with over_disk(weights(name), tmp_path, pages=9, states=8, drafts=cold if drafts else None) as core:
+        assert drain(core, *asked) == cold
+        counters = core.scheduler.counters
+        assert counters.resumed > 0
+        assert drafts or counters.resumed == counters.preemptions
+
+
 def engine(model: Path, **settings: object) -> EngineCore:
     given = {"kv_memory": 8 << 20, "threads": 1, "max_batch_seqs": 4, **settings}
     config = EngineConfig(model=str(model), device="cpu", **given)  # type: ignore[arg-type]

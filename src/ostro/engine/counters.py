@@ -16,6 +16,8 @@ class Counters:
     """Guesses verified by speculation, and how many of them were right."""
     accepted_tokens: int = 0
     preemptions: int = 0
+    resumed: int = 0
+    """Sequences that were preempted, and resumed at the same token with the state that they had there."""
     cache_queries: int = 0
     """Prompt tokens looked up in the prefix cache, and how many of them were found."""
     cache_hits: int = 0

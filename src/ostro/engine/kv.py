@@ -15,9 +15,11 @@ then ends at a state, and pages that are cached behind it are computed again, in
 from collections.abc import Callable, Container
 from dataclasses import dataclass, replace
 from enum import Enum, auto
+from typing import NamedTuple
 
 from ostro.engine.page_store import Arrival, StateCopy
 from ostro.engine.radix import NOWHERE, Node, PageKey, RadixCache, Salt
+from ostro.engine.request import Task
 from ostro.engine.sequence import Sequence
 from ostro.engine.states import States, deepest
 from ostro.engine.tiers import Tiers
@@ -117,6 +119,17 @@ class KVUsage:
     snapshots: int = 0
 
 
+class _Parking(NamedTuple):
+    """What a preempted sequence needs to resume where it was, beside its state."""
+
+    node: Node
+    """The end of its full pages, which stay in the tree, or go down."""
+    end: int
+    """How many of its tokens are computed."""
+    page: int | None
+    """Its partly filled page."""
+
+
 class KVCache:
     def __init__(
         self,
@@ -139,6 +152,9 @@ class KVCache:
         if states is not None:
             states.attach(self._tree, tiers)
         self._nodes: dict[int, Node] = {}
+        self._parked: dict[int, _Parking] = {}
+        self.has_resumed = False
+        """Whether the last sequence that was admitted resumed where it had been preempted."""
         self._copies: list[tuple[int, int]] = []
         self.num_evicted = 0
         """Cached pages dropped to make room, since the start."""
@@ -150,7 +166,7 @@ class KVCache:
     @property
     def available(self) -> int:
         """Pages that can be allocated without taking any from a sequence."""
-        return self._allocator.num_free + self._tree.num_evictable
+        return self._allocator.num_free + self._tree.num_evictable + len(self._parked_pages())
 
     @property
     def usage(self) -> KVUsage:
@@ -190,6 +206,12 @@ class KVCache:
         return Admission.GRANTED
 
     def _admit_with_state(self, states: States, seq: Sequence, matched: Node, hit_limit: int, spare: int) -> Admission:
+        self.has_resumed = False
+        if (parking := self._parked.get(seq.id)) is not None and self._tiers is not None:
+            resuming = self._resume(self._tiers, states, seq, parking, spare)
+            if resuming is not None:
+                return resuming
+            self.unpark(seq)
         node = deepest(matched)
         if states.is_coming(seq, node.depth * self.page_size, hit_limit, node.salt):
             return Admission.SOON_CACHED
@@ -203,12 +225,12 @@ class KVCache:
         states.begin(seq, node, matched.depth * self.page_size, keeps=self.prefix_caching)
         return Admission.GRANTED
 
-    def _start(self, seq: Sequence, node: Node) -> None:
-        """Gives the sequence the pages up to a node, and others for the rest of its tokens."""
+    def _start(self, seq: Sequence, node: Node, own: tuple[int, ...] = ()) -> None:
+        """Gives the sequence the pages up to a node, its own if it has any, and others for the rest of its tokens."""
         self._tree.lock(node)
         self._nodes[seq.id] = node
-        seq.pages = [each.page for each in node.path()][::-1]
-        self._grow(seq, self.pages_for(seq.num_tokens) - node.depth, after=None)
+        seq.pages = [*[each.page for each in node.path()][::-1], *own]
+        self._grow(seq, self.pages_for(seq.num_tokens) - len(seq.pages), after=None)
         seq.num_computed = node.depth * self.page_size
 
     def num_lost(self, seq: Sequence) -> int:
@@ -227,7 +249,7 @@ class KVCache:
         node = self._tree.match(seq.token_ids, limit=hit_limit, salt=self._salt(seq))
         if not self._has_room(seq, node, hit_limit, spare):
             return False
-        if self._tiers is None:
+        if self._tiers is None or seq.id in self._parked:
             return True
         if self._states is None:
             self._fetches(self._tiers, seq, node, hit_limit, is_turn=False)
@@ -335,6 +357,85 @@ class KVCache:
         seq.pages = []
         seq.num_computed = 0
 
+    def park(self, seq: Sequence) -> None:
+        """Takes back the pages of a preempted sequence. Where there are lower tiers, its state and its partly filled
+        page are kept until others need them: if its full pages can then be fetched, it resumes at the same token.
+        """
+        node, states, end = self._nodes[seq.id], self._states, seq.num_computed
+        page = seq.pages[node.depth] if end % self.page_size else None
+        if (
+            self._tiers is None
+            or states is None
+            or seq.request.task is not Task.GENERATE
+            or not 0 < end < seq.num_tokens
+            or node.depth != min(end, seq.num_known) // self.page_size
+            or end > seq.num_known
+            or not states.can_park(seq)
+            or any(target == page for _, target in self._copies)
+        ):
+            self.release(seq)
+            return
+        del self._nodes[seq.id]
+        self._allocator.release([each for each in seq.pages[node.depth :] if each != page])
+        node.num_parked += 1
+        self._tree.unlock(node)
+        states.park(seq)
+        self._parked[seq.id] = _Parking(node, end, page)
+        seq.pages = []
+        seq.num_computed = 0
+
+    def unpark(self, seq: Sequence) -> None:
+        """The sequence will not resume where it was, if it could."""
+        if (parking := self._parked.get(seq.id)) is None:
+            return
+        assert self._states is not None
+        self._leave_parking(seq.id)
+        if parking.page is not None:
+            self._allocator.release([parking.page])
+        self._states.unpark(seq)
+
+    def _leave_parking(self, id: int) -> None:
+        node = self._parked.pop(id).node
+        node.num_parked -= 1
+        self._tree.note_stateless(node)
+
+    def _parked_pages(self) -> list[int]:
+        return [parking.page for parking in self._parked.values() if parking.page is not None]
+
+    def _resume(self, tiers: Tiers, states: States, seq: Sequence, parking: _Parking, spare: int) -> Admission | None:
+        """Lets a parked sequence go on where it was, once all of that is on the device. None if some of it is lost."""
+        parked = states.parked(seq)
+        assert parked is not None
+        if parked.is_state_arriving:
+            return Admission.FETCHING
+        depth = parking.end // self.page_size
+        matched = self._tree.match(seq.token_ids, limit=depth * self.page_size, salt=self._salt(seq))
+        found = tiers.find(matched, seq.token_ids, depth * self.page_size, spilling=True)
+        if found is None:
+            return Admission.FETCHING
+        if parked.is_lost or matched.depth + len(found) < depth:
+            return None
+        # Its own page is available to others, and counts as allocated here.
+        if not self._fits(seq, matched, spare):
+            return Admission.NO_ROOM
+        if not found and parked.state != NOWHERE:
+            self._leave_parking(seq.id)
+            self._start(seq, matched, () if parking.page is None else (parking.page,))
+            seq.num_computed = parking.end
+            states.resume(seq)
+            self.has_resumed = True
+            return Admission.GRANTED
+        copy = None
+        if parked.state == NOWHERE:
+            parked.is_state_arriving = True
+            if (slot := states.reserve(sparing=NOWHERE, gives_up=True)) is None:
+                parked.is_state_arriving = False
+                return Admission.NO_ROOM
+            copy = StateCopy(parked.state_slot, slot)
+        held = tiers.hold(matched, found)
+        tiers.fetch(matched, held, found, self._allocate(len(found), sparing=seq.id), copy, parked)
+        return Admission.FETCHING
+
     def clear_cache(self) -> None:
         """Forgets every cached prefix that no sequence uses, except on disk."""
         if self._states is not None:
@@ -352,6 +453,11 @@ class KVCache:
             self._allocator.release(self._tiers.abandon())
         self.clear_cache()
 
+    def _give_up_parked(self, id: int) -> None:
+        assert self._states is not None
+        [seq] = [each.held.seq for each in self._states.all_parked if each.held.seq.id == id]
+        self.unpark(seq)
+
     def check_integrity(self, live: list[Sequence]) -> None:
         """Asserts that every page is free, in the tree, or owned by one live sequence, and only one of these; and the
         like of slots for states.
@@ -365,6 +471,10 @@ class KVCache:
             assert page not in owners, f"page {page} belongs to {owners[page]} and to {owner}"
             owners[page] = owner
 
+        for page in self._parked_pages():
+            claim(page, "a parked sequence")
+        if self._states is not None:
+            assert {each.held.seq.id for each in self._states.all_parked} == set(self._parked)
         locks: dict[int, int] = {}
         for seq in live:
             node = self._nodes[seq.id]
@@ -463,8 +573,17 @@ class KVCache:
         room = min(self.pages_for(seq.max_len) - len(seq.pages), count + _MOST_ROOM)
         seq.pages += self._allocate(count, after=after, room=room)
 
-    def _allocate(self, count: int, *, after: int | None = None, room: int = 0) -> list[int]:
-        """Takes `count` pages, evicting cached ones if need be."""
+    def _allocate(
+        self, count: int, *, after: int | None = None, room: int = 0, sparing: int | None = None
+    ) -> list[int]:
+        """Takes `count` pages, evicting cached ones if need be, or else those of parked sequences but the one to spare:
+        what was preempted last first.
+        """
+        for id in list(self._parked)[::-1]:
+            if count <= self._allocator.num_free + self._tree.num_evictable:
+                break
+            if id != sparing and self._parked[id].page is not None:
+                self._give_up_parked(id)
         short = count - self._allocator.num_free
         if short > 0:
             self.num_evicted += short

@@ -41,6 +41,7 @@ class Node:
         "key",
         "last_used",
         "locks",
+        "num_parked",
         "num_resident",
         "page",
         "parent",
@@ -78,6 +79,8 @@ class Node:
         self.children: dict[PageKey, Node] = {}
         self.num_resident = 0
         """Number of resident children."""
+        self.num_parked = 0
+        """Number of preempted sequences that can resume behind its page: their states count as one at the node."""
         self.locks = 0
         self.last_used = 0
 
@@ -266,7 +269,8 @@ class RadixCache:
         """Makes the node a candidate for eviction if it is an unlocked leaf."""
         if not self._is_leaf(node):
             return
-        entries = self._oldest if self._snapshots is None or node.state != NOWHERE else self._stateless
+        is_behind_states = self._snapshots is not None and node.state == NOWHERE and not node.num_parked
+        entries = self._stateless if is_behind_states else self._oldest
         if len(entries) > 2 * self.num_pages + 64:
             entries[:] = [entry for entry in entries if entry[2].parent and entry[0] == entry[2].last_used]
             heapq.heapify(entries)

@@ -244,6 +244,7 @@ class Scheduler:
         for chunk in batch.chunks:
             seq = chunk.seq
             seq.num_computed = end = chunk.end
+            seq.num_unapplied = 0
             if chunk.scored:
                 seq.scores = range(chunk.scored.stop, seq.scores.stop)
             # A single token fills a page only at every page_size-th position.
@@ -400,8 +401,9 @@ class Scheduler:
                 break
             num_accepted += 1
             if seq.pages:
-                # The step has computed it. Without its pages, the sequence starts over.
+                # The step has computed it. Without its pages, the sequence starts over, or resumes before it.
                 seq.num_computed += 1
+                seq.num_unapplied += 1
             seq.expect()
             self._take_token(seq, sampled, gain)
         self.counters.drafted_tokens += len(chunk.drafts)
@@ -602,7 +604,7 @@ class Scheduler:
         self.counters.preemptions += 1
         self.preempted.append(seq.request.id)
         self.running.remove(seq)
-        self.kv.release(seq)
+        self.kv.park(seq)
         insort(self.waiting, seq, key=_rank)
 
     def _admit(self, waiting: list[Sequence], chunks: list[Chunk], budgets: dict[bool, int]) -> None:
@@ -657,6 +659,7 @@ class Scheduler:
         self.waiting.remove(seq)
         self._looked_ahead.discard(seq.id)
         insort(self.running, seq, key=_rank)
+        self.counters.resumed += self.kv.has_resumed
         if seq.num_cached is None and seq.num_output == 0:
             seq.num_cached = seq.num_computed
             self.begun.append(seq.request.id)
@@ -673,6 +676,7 @@ class Scheduler:
         elif seq in self.waiting:
             self.waiting.remove(seq)
             self._looked_ahead.discard(seq.id)
+            self.kv.unpark(seq)
         siblings = self._live[seq.request.id]
         siblings.remove(seq)
         if not siblings:

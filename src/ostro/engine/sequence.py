@@ -54,6 +54,7 @@ class Sequence:
         "num_forced",
         "num_pending",
         "num_prompt",
+        "num_unapplied",
         "pages",
         "pooled",
         "request",
@@ -101,6 +102,8 @@ class Sequence:
         self.pages: list[int] = []
         self.state = -1
         """Its slot for recurrent states while it runs, if the model has such: the state after `num_computed` tokens."""
+        self.num_unapplied = 0
+        """Accepted drafts behind which its state still is: the next chunk applies them first."""
         self.finish_reason: FinishReason | None = None
         params = request.params
         penalised = params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1.0

@@ -1,15 +1,25 @@
-"""Copies of snapshots in host memory: which node's state is in which slot, and which are worth one. Knows no schedule.
+"""Copies of snapshots in host memory: whose state is in which slot, and which are worth one. Knows no schedule.
 
 A state takes as much room as the pages of a thousand tokens or more, and most snapshots are never continued from. So
 one is kept in host memory only if it has been, and goes to disk only if it has been twice.
 """
 
 from collections import OrderedDict
+from typing import Protocol
 
-from ostro.engine.radix import NOWHERE, Node
+from ostro.engine.radix import NOWHERE
 
 HITS_FOR_HOST = 1
 HITS_FOR_DISK = 2
+
+
+class Kept(Protocol):
+    """Whose state can be kept: a node of the tree, or a preempted sequence."""
+
+    state: int
+    state_slot: int
+    is_state_arriving: bool
+    hits: int
 
 
 class StateSlots:
@@ -17,13 +27,13 @@ class StateSlots:
         self.num_slots = num_slots
         self._free = list(range(num_slots))[::-1]
         # Least recently stored or fetched first.
-        self._nodes: OrderedDict[int, Node] = OrderedDict()
+        self._nodes: OrderedDict[int, Kept] = OrderedDict()
 
     @property
     def num_used(self) -> int:
         return len(self._nodes)
 
-    def take(self, node: Node) -> tuple[Node, int] | None:
+    def take(self, node: Kept) -> tuple[Kept, int] | None:
         """Gives the node a slot, if one can be had. Returns the node that has lost it, and which it was, if any."""
         lost = None
         if not self._free:
@@ -36,16 +46,16 @@ class StateSlots:
         self._nodes[node.state_slot] = node
         return lost
 
-    def note_use(self, node: Node) -> None:
+    def note_use(self, node: Kept) -> None:
         self._nodes.move_to_end(node.state_slot)
 
-    def forget(self, node: Node) -> None:
+    def forget(self, node: Kept) -> None:
         if node.state_slot != NOWHERE:
             del self._nodes[node.state_slot]
             self._free.append(node.state_slot)
             node.state_slot = NOWHERE
 
-    def check_integrity(self, nodes: dict[int, Node]) -> None:
-        """Asserts that every slot is free or its node's: `nodes` are those in the tree, by their slots."""
-        assert dict(self._nodes) == nodes, "a state's slot belongs to no node in the tree"
+    def check_integrity(self, nodes: dict[int, Kept]) -> None:
+        """Asserts that every slot is free or somebody's: `nodes` are those that there are, by their slots."""
+        assert dict(self._nodes) == nodes, "a state's slot is nobody's"
         assert sorted([*self._free, *self._nodes]) == list(range(self.num_slots)), "state slots were lost"

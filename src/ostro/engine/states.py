@@ -12,11 +12,15 @@ hit ends at a snapshot. Where snapshots are matters more than how many there are
 
 A sequence's step captures them on its way, if there is a slot for them: chunks are not cut for their sake.
 
-Every slot is free, a running sequence's, a snapshot, arriving from a lower tier, or due: a step that was scheduled
-captures a state there, and the node at its position is not in the tree yet.
+Where there are lower tiers, a preempted sequence parks: it keeps its slot until others need that more than snapshots,
+and then a copy in host memory, if there is room for one.
+
+Every slot is free, a running or parked sequence's, a snapshot, arriving from a lower tier, or due: a step that was
+scheduled captures a state there, and the node at its position is not in the tree yet.
 """
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Protocol
@@ -44,6 +48,12 @@ class LowerStates(Protocol):
 
     def demote_state(self, node: Node) -> object:
         """The node is about to lose its state: keeps a copy, if that is worth its room."""
+
+    def demote_parked(self, parked: "Parked") -> object:
+        """The same for a parked sequence: keeps a copy, if there is room."""
+
+    def forget_parked(self, parked: "Parked") -> None:
+        """The sequence does not resume: takes back the slot of the copy."""
 
 
 @dataclass(slots=True)
@@ -73,6 +83,23 @@ class _Held:
     """(position, slot) pairs, in order."""
 
 
+@dataclass(slots=True, eq=False)
+class Parked:
+    """A preempted sequence's state, at whatever position it was."""
+
+    held: _Held
+    state: int
+    """Its slot on the device; NOWHERE once it has gone down."""
+    state_slot: int = NOWHERE
+    """The slot of its copy in the tier below; NOWHERE if it has none."""
+    is_state_arriving: bool = False
+    hits: int = 0
+
+    @property
+    def is_lost(self) -> bool:
+        return self.state == NOWHERE and self.state_slot == NOWHERE
+
+
 class States:
     def __init__(self, num_states: int, *, page_size: int, every: int = 1, spacing: Spacing | None = None) -> None:
         """`every` is what positions that can be captured are multiples of."""
@@ -88,6 +115,8 @@ class States:
         self._capturing: dict[int, _Held] = {}
         self._copies: list[tuple[int, int]] = []
         self._arriving: set[int] = set()
+        # By sequence, the one that was preempted first first.
+        self._parked: dict[int, Parked] = {}
         # The worth of the snapshot that was given up last (GreedyDual): what is used from now on is worth that more.
         self._age = 0
 
@@ -104,8 +133,10 @@ class States:
 
     @property
     def has_room(self) -> bool:
-        """Whether a sequence can have a slot: any snapshot can be given up for it, and the one that it needs moved."""
-        return bool(self._free or self._snapshots)
+        """Whether a sequence can have a slot: any snapshot can be given up for it, and the one that it needs moved; and
+        so can the state of a parked sequence.
+        """
+        return bool(self._free or self._snapshots or any(each.state != NOWHERE for each in self._parked.values()))
 
     def is_coming(self, seq: Sequence, start: int, limit: int, salt: Salt) -> bool:
         """Whether a scheduled step captures a state that the sequence could continue from, after more tokens than
@@ -155,6 +186,52 @@ class States:
             self._copies = [copy for copy in self._copies if copy[1] != seq.state]
         self._free += [seq.state, *(slot for _, slot in held.due)]
         seq.state = NOWHERE
+
+    def can_park(self, seq: Sequence) -> bool:
+        """Whether the sequence's slot has the state at its position, or will have after the steps so far."""
+        is_copied = any(target == seq.state for _, target in self._copies)
+        return not (is_copied or self._held[seq.id].due or seq.num_unapplied)
+
+    def park(self, seq: Sequence) -> None:
+        """Keeps the state of a preempted sequence, as long as there is room."""
+        self._parked[seq.id] = Parked(self._held.pop(seq.id), seq.state)
+        seq.state = NOWHERE
+
+    def parked(self, seq: Sequence) -> Parked | None:
+        return self._parked.get(seq.id)
+
+    @property
+    def all_parked(self) -> Collection[Parked]:
+        return self._parked.values()
+
+    def resume(self, seq: Sequence) -> None:
+        """Gives a parked sequence its slot again, which must be on the device."""
+        parked = self._parked.pop(seq.id)
+        self._held[seq.id], seq.state = parked.held, parked.state
+        self._forget_copy(parked)
+
+    def unpark(self, seq: Sequence) -> None:
+        """The sequence does not resume: gives up its state."""
+        parked = self._parked.pop(seq.id)
+        if parked.state != NOWHERE:
+            self._free.append(parked.state)
+        self._forget_copy(parked)
+
+    def arrive_parked(self, parked: Parked, slot: int, *, is_good: bool) -> None:
+        """A parked sequence's state was fetched into a reserved slot; or was not, if not `is_good`."""
+        self._arriving.remove(slot)
+        is_parked = self._parked.get(parked.held.seq.id) is parked
+        if is_good and is_parked:
+            parked.state = slot
+        else:
+            self._free.append(slot)
+        if not is_parked:
+            self._forget_copy(parked)
+
+    def _forget_copy(self, parked: Parked) -> None:
+        # While it is being read, the slot stays its own.
+        if self._below is not None and not parked.is_state_arriving:
+            self._below.forget_parked(parked)
 
     def num_lost(self, seq: Sequence) -> int:
         return self._held[seq.id].num_lost
@@ -242,7 +319,8 @@ class States:
         assert set(self._held) == {seq.id for seq in live}, "a sequence left without releasing its state"
         running = [seq.state for seq in live]
         due = [slot for held in self._held.values() for _, slot in held.due]
-        slots = [*self._free, *self._snapshots, *running, *due, *self._arriving]
+        parked = [each.state for each in self._parked.values() if each.state != NOWHERE]
+        slots = [*self._free, *self._snapshots, *running, *due, *parked, *self._arriving]
         assert sorted(slots) == list(range(self.num_states)), "state slots were lost or are owned twice"
         assert {id for id, held in self._held.items() if held.due} == set(self._capturing)
         nodes = {node.state: node for node in self._tree.nodes() if node.state != NOWHERE}
@@ -277,9 +355,20 @@ class States:
         spared = (each for slot, each in self._snapshots.items() if slot not in sparing)
         victim = min(spared, key=lambda each: each.worth, default=None)
         if victim is None:
-            return None
+            return self._take_parked(sparing)
         self._age = victim.worth
         return self._give_up(victim.node)
+
+    def _take_parked(self, sparing: set[int]) -> int | None:
+        """The slot of the sequence that was preempted last."""
+        on_device = (each for each in self._parked.values() if each.state != NOWHERE and each.state not in sparing)
+        parked = next(reversed(list(on_device)), None)
+        if parked is None:
+            return None
+        if self._below is not None and parked.state_slot == NOWHERE:
+            self._below.demote_parked(parked)
+        slot, parked.state = parked.state, NOWHERE
+        return slot
 
     def _keep(self, node: Node, slot: int) -> None:
         """Makes a state the node's snapshot."""

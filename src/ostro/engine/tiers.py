@@ -41,8 +41,8 @@ from ostro.engine.page_store import (
     StoreState,
 )
 from ostro.engine.radix import NOWHERE, Node, PageKey, RadixCache, Salt
-from ostro.engine.state_slots import HITS_FOR_DISK, HITS_FOR_HOST, StateSlots
-from ostro.engine.states import States, deepest
+from ostro.engine.state_slots import HITS_FOR_DISK, HITS_FOR_HOST, Kept, StateSlots
+from ostro.engine.states import Parked, States, deepest
 
 DIGEST_BYTES = 32
 # The digest of a node whose tokens must not be written to disk.
@@ -86,7 +86,8 @@ class _Fetching(NamedTuple):
     num_slots: int
     """How many of the pages come from slots."""
     state: StateCopy | None = None
-    """The state of the last node, if that is fetched."""
+    """The state of the last node, or of a parked sequence, if that is fetched."""
+    parked: Parked | None = None
 
 
 class _Offering(NamedTuple):
@@ -123,6 +124,8 @@ class Tiers:
         self._oldest: list[tuple[int, int, Node]] = []
         self._pushes = 0
         self._moves: list[Move] = []
+        # Digests of pages that these moves write to disk.
+        self._spilling: set[bytes] = set()
         self._fetching: dict[int, _Fetching] = {}
         self._offering: dict[int, _Offering] = {}
         # Leaves whose paths are still to be offered, one at a time; whether one is in flight; whom to tell at the end.
@@ -150,13 +153,15 @@ class Tiers:
         self._offer_hot()
         # Taken before they begin: after a failure `abandon` asks the store which fetches have begun.
         moves, self._moves = self._moves, []
+        self._spilling.clear()
         if moves:
             self.store.carry_out(moves)
 
     # ---- down: called by the tree, and by `engine.states`
 
     def demote(self, node: Node) -> None:
-        if self._states is not None and not (self.demote_state(node) or node.children or node.states_below):
+        leads = node.children or node.states_below or node.num_parked
+        if self._states is not None and not (self.demote_state(node) or leads):
             # Nobody finds a page that leads to no state.
             return
         if node.slot != NOWHERE:
@@ -186,14 +191,26 @@ class Tiers:
         return node.hits >= HITS_FOR_DISK and self._spill_state(node)
 
     def _store_state(self, node: Node) -> bool:
-        lost = self._state_slots.take(node)
-        if node.state_slot == NOWHERE:
+        if not self._take_state_slot(node):
             return False
-        if lost is not None and lost[0].hits >= HITS_FOR_DISK:
-            self._spill_state(*lost)
         self._moves.append(StoreState(node.state, node.state_slot))
         self.counters.stored_states += 1
         return True
+
+    def demote_parked(self, parked: Parked) -> None:
+        if self._take_state_slot(parked):
+            self._moves.append(StoreState(parked.state, parked.state_slot))
+            self.counters.stored_states += 1
+
+    def forget_parked(self, parked: Parked) -> None:
+        self._state_slots.forget(parked)
+
+    def _take_state_slot(self, kept: Kept) -> bool:
+        """Whether there is a slot for the state now."""
+        lost = self._state_slots.take(kept)
+        if lost is not None and isinstance(lost[0], Node) and lost[0].hits >= HITS_FOR_DISK:
+            self._spill_state(lost[0], lost[1])
+        return kept.state_slot != NOWHERE
 
     def _spill_state(self, node: Node, slot: int | None = None) -> bool:
         digest = self._state_digest(self._digest(node)) if self.store.has_disk else None
@@ -232,7 +249,9 @@ class Tiers:
 
     def _is_of_use_on_disk(self, node: Node) -> bool:
         """Whether the page leads to a state there: perhaps its own, which goes there now if it has been hit enough."""
-        if self._states is None or node.states_below or self._state_on_disk(self._digest(node)) is not None:
+        if self._states is None or node.states_below or node.num_parked:
+            return True
+        if self._state_on_disk(self._digest(node)) is not None:
             return True
         is_hit = node.state_slot != NOWHERE and node.hits >= HITS_FOR_DISK
         return is_hit and self._spill_state(node, node.state_slot)
@@ -261,6 +280,7 @@ class Tiers:
             node.parent.states_below = self._states is not None
         if not self.store.holds(digest):
             self._moves.append(Spill(digest, slot=slot) if slot is not None else Spill(digest, page=node.page))
+            self._spilling.add(digest)
             self.counters.spilled_pages += 1
 
     # ---- up
@@ -268,8 +288,10 @@ class Tiers:
     def attach(self, tree: RadixCache, states: States | None = None) -> None:
         self._tree, self._states = tree, states
 
-    def find(self, node: Node, token_ids: Sequence[int], limit: int) -> list[Below] | None:
-        """What lower tiers hold after a node, within `limit` tokens. None if some of it is arriving already."""
+    def find(self, node: Node, token_ids: Sequence[int], limit: int, *, spilling: bool = False) -> list[Below] | None:
+        """What lower tiers hold after a node, within `limit` tokens; with `spilling` also what is about to be written
+        to disk. None if some of it is arriving already.
+        """
         found: list[Below] = []
         size = self._tree.page_size
         at: Node | None = node
@@ -283,7 +305,7 @@ class Tiers:
                 found.append(Below(key, at.slot))
                 continue
             digest = self._next(self._digest(above) if above is not None else digest, key)
-            if digest is None or not self.store.holds(digest):
+            if digest is None or not (self.store.holds(digest) or (spilling and digest in self._spilling)):
                 break
             found.append(Below(key, digest))
         return found
@@ -379,10 +401,16 @@ class Tiers:
         self._tree.unlock(held, is_use=False)
 
     def fetch(
-        self, node: Node, held: Node, found: Sequence[Below], pages: Sequence[int], state: StateCopy | None = None
+        self,
+        node: Node,
+        held: Node,
+        found: Sequence[Below],
+        pages: Sequence[int],
+        state: StateCopy | None = None,
+        parked: Parked | None = None,
     ) -> None:
         """Begins to fetch what was found below `node` into pages; `held` is what `hold` returned for it. A state is
-        that of the last page, or of the node itself if there are none.
+        that of the last page, or of the node itself if there are none; or that of a `parked` sequence.
         """
         nodes: list[Node] = []
         for (key, _), page in zip(found, pages, strict=True):
@@ -394,11 +422,13 @@ class Tiers:
         self._next_ticket += 1
         sources = tuple(source for _, source in found)
         num_slots = sum(isinstance(source, int) for source in sources)
-        if state is not None:
+        if parked is not None:
+            parked.is_state_arriving = state is not None
+        elif state is not None:
             node.is_state_arriving = True
             if node.state_slot != NOWHERE:
                 self._state_slots.note_use(node)
-        self._fetching[self._next_ticket] = _Fetching(node, tuple(nodes), tuple(pages), num_slots, state)
+        self._fetching[self._next_ticket] = _Fetching(node, tuple(nodes), tuple(pages), num_slots, state, parked)
         self._moves.append(Fetch(self._next_ticket, sources, tuple(pages), state))
 
     def take(self, arrival: Arrival) -> list[int]:
@@ -407,7 +437,7 @@ class Tiers:
             self._end_offer(offering, arrival)
         if arrival.ticket not in self._fetching:
             return []
-        end, nodes, pages, num_slots, state = self._fetching.pop(arrival.ticket)
+        end, nodes, pages, num_slots, state, parked = self._fetching.pop(arrival.ticket)
         from_host, from_disk = min(arrival.num_good, num_slots), max(0, arrival.num_good - num_slots)
         self.counters.fetched_pages += from_host
         self.counters.fetched_disk_pages += from_disk
@@ -422,7 +452,10 @@ class Tiers:
         self.costs.note_fetch(from_host, arrival.seconds - arrival.disk_seconds, disk=False)
         self.costs.note_fetch(from_disk, arrival.disk_seconds, disk=True)
         self._tree.unlock(end)
-        if state is not None and self._states is not None:
+        if state is not None and parked is not None and self._states is not None:
+            parked.is_state_arriving = False
+            self._states.arrive_parked(parked, state.state, is_good=arrival.has_state)
+        elif state is not None and self._states is not None:
             end.is_state_arriving = False
             self._states.arrive(end, state.state, is_good=arrival.has_state)
         free: list[int] = []
@@ -531,6 +564,7 @@ class Tiers:
         that were not made count as made: forget them all.
         """
         self._moves = []
+        self._spilling.clear()
         self._hot.clear()
         ended = sorted((self._fetching.keys() | self._offering.keys()) - set(self.store.under_way))
         return [page for ticket in ended for page in self.take(Arrival(ticket, 0, 0.0))]
@@ -612,9 +646,12 @@ class Tiers:
             if node.slot != NOWHERE:
                 assert node.slot not in owners, f"slot {node.slot} belongs to two nodes"
                 owners[node.slot] = node
-        with_state = (node for node in self._tree.nodes() if node.state_slot != NOWHERE)
-        self._state_slots.check_integrity({node.state_slot: node for node in with_state})
-        ends = {id(each.end) for each in self._fetching.values() if each.state is not None}
+        kept: list[Kept] = [*self._tree.nodes(), *(() if self._states is None else self._states.all_parked)]
+        # Those that ended while their state was being fetched.
+        kept += [each.parked for each in self._fetching.values() if each.parked is not None]
+        self._state_slots.check_integrity({each.state_slot: each for each in kept if each.state_slot != NOWHERE})
+        fetching = [each for each in self._fetching.values() if each.state is not None]
+        ends = {id(each.end) for each in fetching if each.parked is None}
         assert ends == {id(each) for each in self._tree.nodes() if each.is_state_arriving}
         assert not set(self._free) & owners.keys(), "a slot in use is free"
         assert len(self._free) + len(owners) == self.store.num_slots, "slots were lost"

@@ -163,6 +163,7 @@ _GAUGES: Sequence[tuple[str, str, Callable[[Heartbeat], float]]] = (
 )
 _COUNTERS: Sequence[tuple[str, str, Callable[[Counters], float]]] = (
     ("vllm:num_preemptions", "Sequences that were preempted.", lambda totals: totals.preemptions),
+    ("ostro_resumed", "Preempted sequences that resumed with their state.", lambda totals: totals.resumed),
     ("vllm:prefix_cache_queries", "Prompt tokens looked up in the cache.", lambda totals: totals.cache_queries),
     ("vllm:prefix_cache_hits", "Prompt tokens found there.", lambda totals: totals.cache_hits),
     ("ostro_stateless_tokens", "Those found without their state, and computed again.", lambda t: t.stateless_tokens),
