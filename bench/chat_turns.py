@@ -12,6 +12,11 @@ before the end of the question. From the second turn on, a prompt may therefore 
 
 beside its own question, which is new. That is the bar; the exit status is 1 if a turn misses it. Every turn sends all
 that was said before, answers with their `reasoning_content`, as clients do.
+
+The table's `shared` is how many tokens the prompt begins with as the one before it did: the most that any cache could
+give. It ends within the answer's opening, where the turn before began to think. The answer behind it was computed after
+those thoughts, and the question never, so that two messages are new to every server: "at most one message and a page"
+cannot hold for all that is computed, only for what is computed again.
 """
 
 import argparse
@@ -86,24 +91,33 @@ class Turn:
     """Tokens of the answer of the turn before, as this prompt has it; 0 in the first turn."""
     question: int
     """Tokens that are new: the question, and what the template adds behind it. In the first turn that is all."""
+    shared: int = 0
+    """Tokens at its beginning that the prompt of the turn before began with too."""
 
     @property
     def again(self) -> int:
         """Tokens that are computed though the turn before had computed or generated them."""
         return self.prompt - self.cached - self.question
 
+    @property
+    def missed(self) -> int:
+        """Tokens that a cache without pages could have given besides."""
+        return self.shared - self.cached
+
     def holds(self, page_size: int) -> bool:
         """Whether at most one message and a page were computed again; the first turn has none before it."""
         return self.answer == 0 or self.again <= self.answer + page_size
 
 
-def turn_of(ids: Sequence[int], cached: int, ends: Collection[int]) -> Turn:
-    """A turn by its prompt and the tokens that end messages in it."""
+def turn_of(ids: Sequence[int], cached: int, ends: Collection[int], earlier: Sequence[int] = ()) -> Turn:
+    """A turn by its prompt, the tokens that end messages in it, and the prompt of the turn before."""
     *before, question, opening = message_lengths(ids, ends)
     # A system message and a question at most: there is no turn before this one.
     if len(before) < _MESSAGES_OF_A_TURN:
         return Turn(len(ids), cached, answer=0, question=len(ids))
-    return Turn(len(ids), cached, before[-1], question + opening)
+    pairs = enumerate(zip(ids, earlier, strict=False))
+    shared = next((at for at, (ours, theirs) in pairs if ours != theirs), min(len(ids), len(earlier)))
+    return Turn(len(ids), cached, before[-1], question + opening, shared)
 
 
 _MESSAGES_OF_A_TURN = 2
@@ -116,11 +130,12 @@ def message_lengths(ids: Sequence[int], ends: Collection[int]) -> list[int]:
 
 
 def table(turns: Sequence[Turn], page_size: int) -> Iterator[str]:
-    yield f"{'turn':>4} {'prompt':>7} {'cached':>7} {'new':>5} {'again':>6} {'answer + page':>14}"
+    yield f"{'turn':>4} {'prompt':>7} {'shared':>7} {'cached':>7} {'new':>5} {'again':>6} {'answer + page':>14}"
     for number, turn in enumerate(turns, 1):
         most = f"{turn.answer} + {page_size}" if turn.answer else "-"
         verdict = "" if turn.holds(page_size) else "  too many"
-        yield f"{number:>4} {turn.prompt:>7} {turn.cached:>7} {turn.question:>5} {turn.again:>6} {most:>14}{verdict}"
+        counts = f"{turn.prompt:>7} {turn.shared:>7} {turn.cached:>7} {turn.question:>5} {turn.again:>6}"
+        yield f"{number:>4} {counts} {most:>14}{verdict}"
 
 
 def play(url: str, num_turns: int = TURNS) -> list[Turn]:
@@ -128,7 +143,8 @@ def play(url: str, num_turns: int = TURNS) -> list[Turn]:
     dice = random.Random(0)
     [end] = [_ask(url, "/tokenize", {"prompt": END, "add_special_tokens": False})["tokens"]]
     messages: list[Message] = [{"role": "system", "content": "You are terse, and you are never wrong."}]
-    turns = []
+    turns: list[Turn] = []
+    earlier: list[int] = []
     for number in range(num_turns):
         words = " ".join(dice.choice(_WORDS) for _ in range(dice.randrange(4, 24)))
         messages.append({"role": "user", "content": f"Question {number}: {words}?"})
@@ -138,7 +154,8 @@ def play(url: str, num_turns: int = TURNS) -> list[Turn]:
         answered = _ask(url, "/v1/chat/completions", {"messages": messages, **asked})
         usage, message = answered["usage"], answered["choices"][0]["message"]
         assert usage["prompt_tokens"] == len(ids), "the prompt is tokenised alike everywhere"
-        turns.append(turn_of(ids, usage["prompt_tokens_details"]["cached_tokens"], end))
+        turns.append(turn_of(ids, usage["prompt_tokens_details"]["cached_tokens"], end, earlier))
+        earlier = ids
         assert all(message[name] for name in ("reasoning_content", "content")), "thinking, and an answer behind it"
         messages.append({name: message[name] for name in ("role", "content", "reasoning_content")})
     return turns
