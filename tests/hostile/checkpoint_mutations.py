@@ -18,6 +18,7 @@ from every_family import CASES, configs_of
 from gguf_cases import CASES as GGUF_CASES
 from gguf_cases import build as build_gguf
 from gguf_cases import save as save_gguf
+from gguf_factory import fuse_experts
 from model_directory import pickle_weights
 from native_directory import write as write_directory
 from native_models import ModelCheckpoint, savable_model
@@ -113,6 +114,7 @@ def subjects() -> list[Subject]:
         found += [_gguf(root, name, kind) for name, kind in _GGUF_TYPES.items()]
         recurrent = [name for name, case in GGUF_CASES.items() if case.family.recurrent]
         found += [subject for name in recurrent for subject in _converted(root, name)]
+        found.append(_fused(root))
         found += [_quantized(root / name, name) for name in _QUANTIZED]
         found.append(_stacked(root / "mxfp4"))
         found.append(_pickled(root / "pickle"))
@@ -154,6 +156,15 @@ def _gguf(root: Path, name: str, kind: gguf.GGMLQuantizationType) -> Subject:
     _write_gguf(path, savable_model(CONFIGS["llama"]), kind)
     quantized = kind not in (gguf.GGMLQuantizationType.F32, gguf.GGMLQuantizationType.F16)
     return Subject(f"gguf-{name}", {"model.gguf": path.read_bytes()}, "model.gguf", quantized=quantized)
+
+
+def _fused(root: Path) -> Subject:
+    """A mixture whose gates and ups are one tensor for each layer."""
+    case = replace(GGUF_CASES["mixtral"], config={**GGUF_CASES["mixtral"].config, "vocab_size": VOCAB})
+    apart = save_gguf(root / "apart.gguf", case, build_gguf(case.config))
+    return Subject(
+        "gguf-fused-F32", {"model.gguf": fuse_experts(apart, root / "fused.gguf").read_bytes()}, "model.gguf"
+    )
 
 
 def _converted(root: Path, name: str) -> list[Subject]:

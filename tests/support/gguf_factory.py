@@ -40,6 +40,29 @@ def _is_quantized(name: str, array: Array, block: int) -> bool:
     return array.ndim > 1 and array.shape[-1] % block == 0 and not name.endswith((".bias", "_norm.weight"))
 
 
+def fuse_experts(path: Path, fused: Path) -> Path:
+    """Writes the same file with each expert's gate and up in one tensor."""
+    reader = gguf.GGUFReader(path)
+    writer = gguf.GGUFWriter(fused, str(reader.fields["general.architecture"].contents()))
+    for key, each in reader.fields.items():
+        if not key.startswith(("GGUF.", "general.architecture")):
+            value, kinds = each.contents(), each.types
+            writer.add_key_value(key, value, kinds[0], kinds[-1] if len(kinds) > 1 else None)
+    tensors = {each.name: each for each in reader.tensors}
+    for name, each in tensors.items():
+        data = each.data
+        if "ffn_up_exps" in name:
+            continue
+        if "ffn_gate_exps" in name:
+            data = np.concatenate([data, tensors[name.replace("_gate_", "_up_")].data], axis=1)
+        writer.add_tensor(name.replace("ffn_gate_exps", "ffn_gate_up_exps"), data, raw_dtype=each.tensor_type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return fused
+
+
 _TINY = {
     "llama.block_count": 1,
     "llama.context_length": 64,

@@ -12,7 +12,7 @@ import transformers
 from dense_context import dense_logits
 from family_case import GGUF_DECODER, Array, interleaved
 from gguf_cases import CASES, build, save
-from gguf_factory import write_gguf
+from gguf_factory import fuse_experts, write_gguf
 from native_models import needs_library
 from peft_directory import random_adapter
 from transformers.core_model_loading import revert_weight_conversion
@@ -200,29 +200,6 @@ def test_gates_and_ups_of_experts_may_be_one_tensor(tmp_path: Path, name: str, k
     arrays = dict(fused.arrays())
     for key, array in apart.arrays():
         np.testing.assert_array_equal(arrays[key].floats(), array.floats())
-
-
-def fuse_experts(path: Path, fused: Path) -> Path:
-    """The same file with each expert's gate and up in one tensor."""
-    reader = gguf.GGUFReader(path)
-    writer = gguf.GGUFWriter(fused, str(reader.fields["general.architecture"].contents()))
-    for key, each in reader.fields.items():
-        if not key.startswith(("GGUF.", "general.architecture")):
-            value, kinds = each.contents(), each.types
-            writer.add_key_value(key, value, kinds[0], kinds[-1] if len(kinds) > 1 else None)
-    tensors = {each.name: each for each in reader.tensors}
-    for name, each in tensors.items():
-        data = each.data
-        if "ffn_up_exps" in name:
-            continue
-        if "ffn_gate_exps" in name:
-            data = np.concatenate([data, tensors[name.replace("_gate_", "_up_")].data], axis=1)
-        writer.add_tensor(name.replace("ffn_gate_exps", "ffn_gate_up_exps"), data, raw_dtype=each.tensor_type)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return fused
 
 
 def test_gates_and_ups_of_an_odd_number_of_rows_are_refused(tmp_path: Path) -> None:
