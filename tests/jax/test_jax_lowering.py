@@ -1,5 +1,6 @@
 """The programs lower for TPUs and GPUs, which tests have none of: they use nothing that only CPUs have."""
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 import pytest
+from every_family import DIVISIBLE_STATES, some
 from jax import export
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType, Mesh, NamedSharding
 from jax_models import FAMILIES
@@ -26,6 +28,7 @@ from ostro.backends.jax.program import StepProgram, StepResult
 from ostro.backends.jax.programs import on_mesh
 from ostro.backends.jax.sampling import NUM_SETTINGS, DrawKind, Drawn, draw
 from ostro.backends.jax.shapes import Sizes, StepShape
+from ostro.backends.jax.states import Cache
 from ostro.backends.jax.tpu_attention import TpuAttention
 from ostro.backends.jax.weights import BY_COLUMNS, COPIED, load_weights, weight_specs
 from ostro.models.architecture import Architecture
@@ -41,8 +44,8 @@ def step_program(
     described: Architecture, ranks: Cut, attention: Attention, shape: StepShape, mesh: Mesh | AbstractMesh
 ) -> Any:
     step = partial(StepProgram(described, ranks, attention).step, shape=shape)
-    specs = (weight_specs(described), attention.layout.specs(), COPIED, COPIED)
-    results = StepResult(attention.layout.specs(), COPIED, BY_COLUMNS)
+    cache = Cache(attention.layout.specs(), None)
+    specs, results = (weight_specs(described), cache, COPIED, COPIED), StepResult(cache, COPIED, BY_COLUMNS)
     return on_mesh(mesh, step, specs, results, donated=(1,))
 
 
@@ -55,9 +58,10 @@ def on(mesh: Mesh | AbstractMesh, arrays: Any, specs: Any) -> Any:
     )
 
 
-def pages_of(attention: Attention, shape: PagesShape, mesh: Mesh | AbstractMesh, dtype: npt.DTypeLike) -> Any:
+def pages_of(attention: Attention, shape: PagesShape, mesh: Mesh | AbstractMesh, dtype: npt.DTypeLike) -> Cache:
+    """A cache without states."""
     pages = jax.eval_shape(partial(attention.layout.empty, shape, dtype))
-    return on(mesh, pages, attention.layout.specs())
+    return Cache(on(mesh, pages, attention.layout.specs()), None)
 
 
 @pytest.mark.cases(6)
@@ -90,6 +94,19 @@ def test_steps_with_adapters_lower_for_tpu_and_cuda(tmp_path: Path) -> None:
     compiler = Compiler(placed, SIZES)
     for shape in compiler.step_shapes:
         recipe = compiler.step(shape)
+        program = on_mesh(placed.mesh, recipe.function, recipe.specs, recipe.results, donated=recipe.donated)
+        exported = export.export(program, platforms=PLATFORMS)(*recipe.arguments)
+        assert "f64" not in exported.mlir_module()
+
+
+@pytest.mark.parametrize("name", some(["qwen3_5", "granitemoehybrid", "lfm2"], "qwen3_5"))
+def test_steps_with_states_lower_for_tpu_and_cuda(name: str) -> None:
+    config = DIVISIBLE_STATES[name]
+    checkpoint = ModelCheckpoint(savable_model(config), config)
+    placed = PlacedModel.load(describe(config), checkpoint, tensor_parallel=4)
+    compiler = Compiler(placed, replace(SIZES, num_states=16))
+    copies = [recipe for recipe in compiler.recipes() if recipe.key[0] == "copy states"]
+    for recipe in (*map(compiler.step, compiler.shapes), *copies):
         program = on_mesh(placed.mesh, recipe.function, recipe.specs, recipe.results, donated=recipe.donated)
         exported = export.export(program, platforms=PLATFORMS)(*recipe.arguments)
         assert "f64" not in exported.mlir_module()

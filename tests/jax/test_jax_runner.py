@@ -5,6 +5,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any, Literal
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -378,9 +379,9 @@ def test_a_step_writes_its_own_slots_and_no_others() -> None:
     core.add(Request(id=0, prompt_ids=prompt, params=SamplingParams(max_tokens=0), seed=0, task=Task.EMBED))
     batch = core.scheduler.schedule()
     assert isinstance(batch, Batch)
-    before = np.array(runner._pages)
+    before = np.array(runner._cache.pages)
     runner.launch(batch)
-    changed = (np.array(runner._pages) != before).any(axis=(0, 1, 3, 5)).reshape(-1)
+    changed = (np.array(runner._cache.pages) != before).any(axis=(0, 1, 3, 5)).reshape(-1)
     pages = batch.chunks[0].seq.pages
     assert np.flatnonzero(changed).tolist() == sorted(pages[at // 4] * 4 + at % 4 for at in range(6))
 
@@ -389,15 +390,15 @@ def test_a_step_writes_its_own_slots_and_no_others() -> None:
 def test_no_program_copies_the_pages() -> None:
     """Neither all of them nor a layer's."""
     runner = jax_runner(LLAMA, model(), pages=50_000)
-    of_a_layer = sum(own.nbytes for own in runner._pages) // 2
+    of_a_layer = sum(own.nbytes for own in jax.tree.leaves(runner._cache.pages)) // 2
     assert runner.programs.step_bytes() < of_a_layer / 4
 
 
 def test_pages_are_updated_in_place() -> None:
     runner = shared_runner(1)
-    before = [own.unsafe_buffer_pointer() for own in runner._pages]
+    before = [own.unsafe_buffer_pointer() for own in jax.tree.leaves(runner._cache.pages)]
     run(engine(runner), draw_prompts(9))
-    assert [own.unsafe_buffer_pointer() for own in runner._pages] == before
+    assert [own.unsafe_buffer_pointer() for own in jax.tree.leaves(runner._cache.pages)] == before
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ def test_each_rank_holds_its_heads_and_a_copy_of_the_kv_head_they_use() -> None:
         # Eight query heads and two KV heads, four wide.
         kv = rank // 4 * 4
         own = (q[4 * rank : 4 * rank + 4], k[kv : kv + 4], v[kv : kv + 4])
-        np.testing.assert_array_equal(piece(weights.layers[1].qkv, rank), np.concatenate(own))
+        np.testing.assert_array_equal(piece(weights.layers[1].inputs, rank), np.concatenate(own))
         columns = tensors["model.layers.1.self_attn.o_proj.weight"].numpy()[:, 4 * rank : 4 * rank + 4]
         np.testing.assert_array_equal(piece(weights.layers[1].output, rank), columns)
 
@@ -124,7 +124,7 @@ def test_quantised_gguf_is_dequantised_as_torch_reads_it(tmp_path: Path) -> None
     checkpoint = open_checkpoint(path)
     weights, tensors = loaded(checkpoint, 1), dict(checkpoint.tensors())
     parts = [tensors[f"model.layers.0.self_attn.{name}_proj.weight"].numpy() for name in "qkv"]
-    np.testing.assert_array_equal(piece(weights.layers[0].qkv, 0), np.concatenate(parts))
+    np.testing.assert_array_equal(piece(weights.layers[0].inputs, 0), np.concatenate(parts))
     np.testing.assert_array_equal(piece(weights.head, 0)[:vocab], tensors["lm_head.weight"].numpy())
 
 

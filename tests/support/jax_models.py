@@ -75,6 +75,7 @@ def jax_runner_of(
     *,
     tp: int = 1,
     pages: int = 128,
+    states: int = 16,
     budget: int = 64,
     rows: int = ROWS,
     dtype: DTypeLike = np.float32,
@@ -82,9 +83,13 @@ def jax_runner_of(
     steps_ahead: int = 1,
     adapters: Adapters | None = None,
 ) -> JaxRunner:
+    placed = PlacedModel.load(
+        describe(checkpoint.config), checkpoint, tensor_parallel=tp, dtype=dtype, adapters=adapters
+    )
+    num_states = states if placed.described.states else 0
     return JaxRunner(
-        PlacedModel.load(describe(checkpoint.config), checkpoint, tensor_parallel=tp, dtype=dtype, adapters=adapters),
-        Sizes(page_size=4, num_pages=pages, max_batch_tokens=budget, max_batch_seqs=rows),
+        placed,
+        Sizes(page_size=4, num_pages=pages, max_batch_tokens=budget, max_batch_seqs=rows, num_states=num_states),
         pooling=pooling,
         steps_ahead=steps_ahead,
     )

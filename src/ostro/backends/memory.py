@@ -143,9 +143,11 @@ def rounded(pages: int) -> int:
     return pages // step * step
 
 
-def rank_shape(shape: ModelShape, kv_heads: int) -> ModelShape:
-    """The shape with this many KV heads, to size keys and values."""
-    return replace(shape, num_kv_heads=kv_heads)
+def rank_shape(shape: ModelShape, kv_heads: int, head_dim: int | None = None) -> ModelShape:
+    """The shape with this many KV heads, of this width if given, to size keys and values."""
+    own = Heads(kv_heads, head_dim or shape.head_dim)
+    layers = tuple(own if each.kv else each for each in shape.layer_heads)
+    return replace(shape, num_kv_heads=own.kv, head_dim=own.dim, layer_heads=layers)
 
 
 def gpu_room(
@@ -193,7 +195,7 @@ def gpu_room(
     )
 
 
-def device_pages(
+def device_room(
     shape: Shape,
     *,
     page_size: int,
@@ -205,9 +207,12 @@ def device_pages(
     utilization: float,
     limit: int | None = None,
     max_tokens: int | None = None,
-) -> int:
-    """Pages for JAX on each device that has memory of its own, if one step needs `step` bytes; see `room_beside`."""
-    pages = room_beside(
+    slots: StateSlots = NO_STATES,
+) -> Room:
+    """Pages and states for JAX on each device that has memory of its own, if one step needs `step` bytes: see
+    `room_beside`.
+    """
+    room = room_beside(
         page_bytes(shape, page_size, itemsize),
         free=free,
         total=total,
@@ -216,8 +221,9 @@ def device_pages(
         utilization=utilization,
         limit=limit,
         most=pages_within(max_tokens, page_size),
-    ).pages
-    return pages if kv_memory is not None else rounded(pages)
+        slots=slots,
+    )
+    return room if kv_memory is not None else Room(rounded(room.pages), rounded(room.states))
 
 
 def pages_within(max_tokens: int | None, page_size: int) -> int:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from ostro.backends.backend import OpenedModel, Reasons
-from ostro.backends.jax.layout import jax_architecture
+from ostro.backends.jax.layout import check_adapters, jax_architecture
 from ostro.backends.jax.planning import planned_parts
 from ostro.backends.plan import Parts
 from ostro.devices import Memory, runs_on_jax
@@ -18,7 +18,7 @@ class JaxBackend:
         return None if runs_on_jax(opened.config) else "neither a TPU nor the jax backend was requested"
 
     def check(self, opened: OpenedModel, reasons: Reasons) -> None:
-        jax_architecture(opened.description)
+        check_adapters(jax_architecture(opened.description), opened.config.adapters)
         opened.config.check_causal()
 
     def plan(self, opened: OpenedModel, memory: Memory) -> Parts:

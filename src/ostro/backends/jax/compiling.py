@@ -17,7 +17,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from ostro.backends.jax.attention import Attention, LoopAttention
 from ostro.backends.jax.edit_inputs import WORD_BITS, EditInputs
 from ostro.backends.jax.kept_programs import KeptPrograms
-from ostro.backends.jax.layout import fits_tpu_kernel
+from ostro.backends.jax.layout import fits_tpu_kernel, rank_state
 from ostro.backends.jax.logprobs import logprobs
 from ostro.backends.jax.mesh import AXIS, is_over_processes
 from ostro.backends.jax.pages import Pages
@@ -26,12 +26,13 @@ from ostro.backends.jax.program import Generated, StepProgram, StepResult
 from ostro.backends.jax.programs import Recipe
 from ostro.backends.jax.sampling import NUM_SETTINGS, DrawKind, Drawn, draw
 from ostro.backends.jax.shapes import Sizes, StepShape
+from ostro.backends.jax.states import Cache, States
 from ostro.backends.jax.weights import BY_COLUMNS, BY_ROWS, COPIED, weight_specs
 from ostro.models.cut import Cut
 from ostro.sampling_params import MAX_LOGPROBS
 
 COPIES = 8
-"""Pages that one program copies at a time."""
+"""Pages or states that one program copies at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +67,10 @@ class Compiler:
     def recipes(self) -> list[Recipe]:
         """Keys: ("step", shape), ("copy",), ("draw", rows, kind), ("logprobs", rows), ("logits", last shape).
 
-        Also ("generate", shape, kind) for few rows, and ("gather", rows) if the mesh spans several processes.
+        Also ("generate", shape, kind) for few rows, ("copy states",) for a model with states, and ("gather", rows) if
+        the mesh spans several processes.
         """
-        recipes = [*map(self.step, self.step_shapes), self._copy()]
+        recipes = [*map(self.step, self.step_shapes), *self._copies()]
         if self.placed.described.head is not None:
             for rows in sorted({shape.rows for shape in self.shapes}):
                 recipes += self._draws(rows)
@@ -92,9 +94,7 @@ class Compiler:
             function=partial(self._model.step, shape=shape),
             arguments=arguments,
             specs=specs,
-            results=StepResult(
-                self._layout.specs(), COPIED, None if self.placed.described.head is None else BY_COLUMNS
-            ),
+            results=StepResult(self._cache_specs, COPIED, None if self.placed.described.head is None else BY_COLUMNS),
             donated=(1,),
         )
 
@@ -105,7 +105,7 @@ class Compiler:
             function=partial(self._model.generate, shape=shape, kind=kind),
             arguments=arguments,
             specs=specs,
-            results=Generated(self._layout.specs(), Drawn(COPIED, COPIED)),
+            results=Generated(self._cache_specs, Drawn(COPIED, COPIED)),
             donated=(1, 2),
         )
 
@@ -118,19 +118,25 @@ class Compiler:
         tables = () if adapters is None else (adapters.tables,)
         table_specs = () if adapters is None else (adapters.specs(),)
         return (
-            (placed.weights, self._pages, previous, integers, *tables),
-            (weight_specs(placed.described), self._layout.specs(), COPIED, COPIED, *table_specs),
+            (placed.weights, self._cache, previous, integers, *tables),
+            (weight_specs(placed.described), self._cache_specs, COPIED, COPIED, *table_specs),
         )
 
-    def _copy(self) -> Recipe:
-        return Recipe(
-            key=("copy",),
-            function=self._layout.copied,
-            arguments=(self._pages, self._argument((2, COPIES), np.int32, COPIED)),
-            specs=(self._layout.specs(), COPIED),
-            results=self._layout.specs(),
-            donated=(0,),
-        )
+    def _copies(self) -> Iterator[Recipe]:
+        pairs = self._argument((2, COPIES), np.int32, COPIED)
+        for key, copied, kept, specs in (
+            ("copy", self._layout.copied, self._cache.pages, self._cache_specs.pages),
+            ("copy states", States.copied, self._cache.states, self._cache_specs.states),
+        ):
+            if kept is not None:
+                yield Recipe(
+                    key=(key,),
+                    function=copied,
+                    arguments=(kept, pairs),
+                    specs=(specs, COPIED),
+                    results=specs,
+                    donated=(0,),
+                )
 
     def _draws(self, rows: int) -> Iterator[Recipe]:
         vocab = self.placed.cut.vocab * self.placed.cut.ranks
@@ -201,31 +207,52 @@ class Compiler:
     def _layout(self) -> type[Pages]:
         return self._attention.layout
 
-    def pages(self) -> Any:
-        """Empty pages on the mesh."""
-        shardings = jax.tree.map(partial(NamedSharding, self.placed.mesh), self._layout.specs())
-        return jax.jit(self._empty, out_shardings=shardings)()
+    def cache(self) -> Cache:
+        """Empty pages and states on the mesh."""
+        shardings = jax.tree.map(partial(NamedSharding, self.placed.mesh), self._cache_specs)
+        made: Cache = jax.jit(self._empty, out_shardings=shardings)()
+        return made
 
     @property
-    def page_bytes(self) -> int:
-        """The size of all ranks' pages."""
-        return sum(math.prod(each.shape) * each.dtype.itemsize for each in self._pages)
+    def cache_bytes(self) -> int:
+        """The size of all ranks' pages and states."""
+        return _nbytes(self._cache)
+
+    @property
+    def state_bytes(self) -> int:
+        """The size of a slot, on all ranks together."""
+        return _nbytes(self._cache.states) // max(1, self.sizes.num_states)
 
     @property
     def head_dim(self) -> int:
         """The width of heads as pages hold them."""
-        return int(self._pages[0].shape[-1])
+        return int(jax.tree.leaves(self._cache.pages)[0].shape[-1])
 
     @property
-    def _pages(self) -> Any:
-        arrays, specs = jax.eval_shape(self._empty), self._layout.specs()
-        return jax.tree.map(lambda array, spec: self._argument(array.shape, array.dtype, spec), arrays, specs)
+    def _cache(self) -> Cache:
+        arrays, specs = jax.eval_shape(self._empty), self._cache_specs
+        made: Cache = jax.tree.map(lambda array, spec: self._argument(array.shape, array.dtype, spec), arrays, specs)
+        return made
 
-    def _empty(self) -> Any:
-        return self._layout.empty(self.placed.pages_shape(self.sizes), self.placed.dtype)
+    @property
+    def _cache_specs(self) -> Any:
+        state = rank_state(self.placed.described, self.placed.cut)
+        return Cache(self._layout.specs(), None if state is None else States.specs(state))
+
+    def _empty(self) -> Cache:
+        placed = self.placed
+        states = placed.states_shape(self.sizes)
+        return Cache(
+            self._layout.empty(placed.pages_shape(self.sizes), placed.dtype),
+            None if states is None else States.empty(states, placed.dtype),
+        )
 
     def _argument(self, shape: tuple[int, ...], dtype: npt.DTypeLike, spec: PartitionSpec) -> Any:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(self.placed.mesh, spec))
+
+
+def _nbytes(arrays: Any) -> int:
+    return sum(math.prod(each.shape) * each.dtype.itemsize for each in jax.tree.leaves(arrays))
 
 
 def _gathered(logits: jax.Array) -> jax.Array:

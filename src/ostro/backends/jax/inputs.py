@@ -2,9 +2,9 @@
 hundreds of sequences would take longer than the device does.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,6 +38,16 @@ class StepInputs(NamedTuple):
     """The numbers of the tokens whose logits are wanted."""
     adapters: Any
     """The numbers of the tokens' adapters, 0 for none; nothing if the shape is not adapted."""
+    owners: Any
+    """The numbers of the tokens' sequences. From here on, nothing if the shape has no spans: see `recurrent.Spans`."""
+    first: Any
+    """The number of each sequence's first token."""
+    state_slots: Any
+    """The slot of each sequence's state; out of range for padding, as are the slots below."""
+    span_start: Any
+    span_length: Any
+    span_ended: Any
+    span_captured: Any
 
     @classmethod
     def cut(cls, integers: Any, shape: StepShape) -> "StepInputs":
@@ -46,12 +56,14 @@ class StepInputs(NamedTuple):
         return cls(table.reshape(shape.rows, shape.pages), *others)
 
     @classmethod
-    def padding(cls, shape: StepShape, num_slots: int) -> Ints:
+    def padding(cls, shape: StepShape, num_slots: int, num_states: int = 0) -> Ints:
         """An array for a step without tokens."""
         integers = np.zeros(shape.num_integers, np.int32)
         parts = cls.cut(integers, shape)
         parts.slots[:] = num_slots
         parts.tile_first[:] = shape.tokens
+        for slots in (parts.state_slots, parts.span_ended, parts.span_captured):
+            slots[:] = num_states
         return integers
 
 
@@ -67,6 +79,7 @@ class InputWriter:
         """`number` maps an adapter's name to its number."""
         self._number = number
         self._page_size, self._num_slots = sizes.page_size, sizes.num_pages * sizes.page_size
+        self._num_states = sizes.num_states
         self._table = np.zeros((shapes[-1].rows, shapes[-1].pages), np.int32)
         self._held = PageRows(*self._table.shape)
         self._order = np.arange(len(self._table))
@@ -75,7 +88,7 @@ class InputWriter:
     def write(self, chunks: Sequence[Chunk], shape: StepShape, reference: Callable[[int], int]) -> Ints:
         """`reference` maps a sequence to the reference of its token that is still on the device."""
         if shape not in self._padding:
-            self._padding[shape] = StepInputs.padding(shape, self._num_slots)
+            self._padding[shape] = StepInputs.padding(shape, self._num_slots, self._num_states)
         integers = self._padding[shape].copy()
         inputs = StepInputs.cut(integers, shape)
         inputs.table[:] = self._updated(chunks)[: shape.rows]
@@ -101,6 +114,9 @@ class InputWriter:
         inputs.asked[: len(asked)] = asked
         if shape.adapted:
             inputs.adapters[:own] = np.array([self._number(chunk.seq.request.adapter) for chunk in chunks])[rows]
+        if shape.spans:
+            inputs.owners[:own] = rows
+            self._write_spans(inputs, chunks, is_single=shape.width == 1)
         return integers
 
     def _updated(self, chunks: Sequence[Chunk]) -> Ints:
@@ -108,6 +124,18 @@ class InputWriter:
         if cells:
             self._table.reshape(-1)[cells] = pages
         return self._table
+
+    def _write_spans(self, inputs: StepInputs, chunks: Sequence[Chunk], *, is_single: bool) -> None:
+        first = list(accumulate((chunk.length for chunk in chunks[:-1]), initial=0))
+        inputs.first[: len(chunks)] = first
+        inputs.state_slots[: len(chunks)] = [chunk.state for chunk in chunks]
+        cut = (_spans(chunk, start, self._num_states) for chunk, start in zip(chunks, first, strict=True))
+        spans = list(chain.from_iterable(cut))
+        if is_single:
+            spans.sort(key=lambda span: span.captured == self._num_states)
+        columns = np.array(spans, np.int32).T
+        for field, own in zip(_Span._fields, columns, strict=True):
+            getattr(inputs, f"span_{field}")[: len(spans)] = own
 
     def _write_tiles(self, inputs: StepInputs, lengths: Numbers, offsets: Numbers, width: int) -> Numbers:
         """Cuts chunks into tiles. Returns the tiles' rows."""
@@ -117,6 +145,23 @@ class InputWriter:
         inputs.tile_first[: len(rows)] = offsets[rows] + done
         inputs.tile_length[: len(rows)] = np.minimum(width, lengths[rows] - done)
         return rows
+
+
+class _Span(NamedTuple):
+    start: int
+    length: int
+    ended: int
+    captured: int
+
+
+def _spans(chunk: Chunk, first: int, none: int) -> Iterator[_Span]:
+    """The spans of a chunk whose first token has this number in the step; `none` is a slot out of range."""
+    at = 0
+    for offset, slot in chunk.captures:
+        yield _Span(first + at, offset - at, chunk.state if offset == chunk.length else none, slot)
+        at = offset
+    if at < chunk.length:
+        yield _Span(first + at, chunk.length - at, chunk.state, none)
 
 
 def _tokens(chunk: Chunk, reference: Callable[[int], int]) -> list[int]:

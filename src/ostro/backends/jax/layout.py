@@ -2,23 +2,76 @@
 width of keys and values. Imports no JAX, so that planning can read it.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ostro.errors import UnsupportedModel
-from ostro.models.architecture import Architecture, Attention, Norm, Projection
-from ostro.models.cut import Cut, layer_shares
+from ostro.errors import Unsupported, UnsupportedModel
+from ostro.models.architecture import (
+    Architecture,
+    Attention,
+    GatedDelta,
+    Layer,
+    Mamba2,
+    MixerPair,
+    Norm,
+    Projection,
+    Recurrent,
+    State,
+)
+from ostro.models.cut import Cut, RecurrentShares, layer_shares, recurrent_shares
 from ostro.models.description import Description, plain_decoder
 
 
 def jax_architecture(described: Description) -> Architecture:
     """The description of a model that JAX can run. Raises UnsupportedModel for another kind."""
-    found = plain_decoder(described)
-    if not isinstance(found, str) and not found.has_experts:
+    found = plain_decoder(described, hybrid=True)
+    reason = found if isinstance(found, str) else _why_refused(found)
+    if not isinstance(found, str) and reason is None:
         return found
-    reason = found if isinstance(found, str) else "it is a mixture of experts"
     raise UnsupportedModel(f"The JAX backend cannot run this model: {reason}. Use --backend torch.")
+
+
+def _why_refused(described: Architecture) -> str | None:
+    if described.has_experts:
+        return "it is a mixture of experts"
+    if len({state for state in described.states if state is not None}) > 1:
+        return "its layers keep states of several kinds"
+    return next(filter(None, map(_why_refused_layer, described.layers)), None)
+
+
+def _why_refused_layer(layer: Layer) -> str | None:
+    if layer.mixer is None or layer.mlp is None:
+        return "its layers have a mixer or an MLP, not both"
+    if isinstance(layer.mixer, MixerPair):
+        return "its layers attend and keep a state at once"
+    if isinstance(layer.mixer, Mamba2) and layer.mixer.norm_groups > 1:
+        return "its Mamba-2 layers norm groups of their outputs"
+    if layer.dense.activation == "relu2":
+        return "its MLPs square their ReLUs"
+    if any(projection.is_scaled for projection in layer.projections):
+        return "its matrices are scaled on loading"
+    return None
+
+
+def check_adapters(described: Architecture, adapters: Collection[object]) -> None:
+    """Raises Unsupported for adapters of a model with states."""
+    if adapters and described.states:
+        raise Unsupported(
+            "With JAX, a model whose layers keep a recurrent state takes no adapters. Leave them out, or use "
+            "--backend torch.",
+            param="adapters",
+        )
+
+
+def rank_state(described: Architecture, cut: Cut) -> State | None:
+    """What a rank keeps of a sequence in each recurrent layer; None for a model without such."""
+    return next((state for state in cut.states(described) if state is not None), None)
+
+
+def num_stateful(described: Architecture) -> int:
+    """The number of layers that keep a state. All others keep keys and values."""
+    return sum(layer.recurrent is not None for layer in described.layers)
 
 
 class Vector(NamedTuple):
@@ -53,15 +106,30 @@ def whole_norms(described: Architecture) -> Iterator[Norm]:
     """All norms whose weights every rank holds whole."""
     for layer in described.layers:
         yield from layer.norms
-        if (qk_norm := layer.attention.qk_norm) is not None and qk_norm.over == "head":
+        if layer.attends is not None and (qk_norm := layer.attends.qk_norm) is not None and qk_norm.over == "head":
             yield from (qk_norm.query, qk_norm.key)
     yield described.norm
 
 
 def width_norms(described: Architecture) -> Iterator[Attention]:
     for layer in described.layers:
-        if (qk_norm := layer.attention.qk_norm) is not None and qk_norm.over == "width":
-            yield layer.attention
+        if layer.attends is not None and (qk_norm := layer.attends.qk_norm) is not None and qk_norm.over == "width":
+            yield layer.attends
+
+
+def head_vectors(mixer: Recurrent, shares: RecurrentShares) -> Iterator[tuple[str, tuple[range, ...]]]:
+    """A recurrent mixer's stored vectors, but for its filters, and the entries of them that a rank holds."""
+    if mixer.conv.bias:
+        yield f"{mixer.conv.name}.bias", shares.channels
+    match mixer:
+        case GatedDelta():
+            yield mixer.decay, shares.heads
+            yield mixer.decay_bias, shares.heads
+            yield f"{mixer.norm.name}.weight", (range(mixer.norm.size),)
+        case Mamba2():
+            yield from ((name, shares.heads) for name in (mixer.decay, mixer.step_bias, mixer.skip))
+            if mixer.norm is not None:
+                yield f"{mixer.norm.name}.weight", shares.channels[:1]
 
 
 def _vector_sizes(described: Architecture, cut: Cut) -> Iterator[tuple[str, int]]:
@@ -73,14 +141,12 @@ def _vector_sizes(described: Architecture, cut: Cut) -> Iterator[tuple[str, int]
         yield f"{attention.qk_norm.query.name}.weight", cut.heads * head_dim
         yield f"{attention.qk_norm.key.name}.weight", cut.kv_heads * head_dim
     for layer in described.layers:
-        attention, mlp = layer.attention, layer.dense
-        sizes = (
-            (attention.qkv, (cut.heads + 2 * cut.kv_heads) * head_dim),
-            (attention.output, attention.output.rows),
-            (mlp.up, mlp.up.rows // cut.ranks),
-            (mlp.down, mlp.down.rows),
-        )
-        yield from ((bias_name(projection), size) for projection, size in sizes if projection.bias)
+        shares = zip(layer.projections, layer_shares(described.shape, layer, cut, 0), strict=True)
+        yield from ((bias_name(each), sum(map(len, share.rows))) for each, share in shares if each.bias)
+        if (mixer := layer.recurrent) is not None:
+            own = recurrent_shares(mixer, cut, 0)
+            yield f"{mixer.conv.name}.weight", mixer.conv.taps * sum(map(len, own.channels))
+            yield from ((name, sum(map(len, entries))) for name, entries in head_vectors(mixer, own))
 
 
 def matrix_values(described: Architecture, cut: Cut) -> int:
@@ -90,12 +156,8 @@ def matrix_values(described: Architecture, cut: Cut) -> int:
     values = tables * cut.vocab * shape.hidden_size
     if described.embedding.positions is not None:
         values += described.embedding.positions.rows * shape.hidden_size
-    for layer in described.layers:
-        attention, mlp = layer.attention, layer.dense
-        values += (cut.heads + 2 * cut.kv_heads) * shape.head_dim * attention.qkv.columns
-        divided = (attention.output, mlp.up, mlp.down)
-        values += sum(projection.rows * projection.columns for projection in divided) // cut.ranks
-    return values
+    shares = (share for layer in described.layers for share in layer_shares(shape, layer, cut, 0))
+    return values + sum(sum(map(len, share.rows)) * share.num_columns for share in shares)
 
 
 # Adapters

@@ -23,17 +23,18 @@ from ostro.backends.jax.placed import PlacedModel
 from ostro.backends.jax.programs import Programs
 from ostro.backends.jax.runner import JaxRunner
 from ostro.backends.jax.shapes import Sizes
-from ostro.backends.memory import device_pages, host_room, rank_shape
+from ostro.backends.memory import Room, StateSlots, device_room, host_room, rank_shape
 from ostro.config import ResolvedConfig
 from ostro.devices import DEVICE_KINDS
 from ostro.errors import BadRequest, ModelError
+from ostro.models.architecture import state_bytes
 from ostro.models.description import Description
 from ostro.system.mesh_hosts import mesh_hosts
 from ostro.weights import Checkpoint
 from ostro.weights.adapter import read_adapter
 
 _DTYPES: dict[str, npt.DTypeLike] = {"float32": np.float32, "float16": np.float16, "bfloat16": jnp.bfloat16}
-# Pages in the program that measures a step's memory, which does not depend on their number.
+# Pages and states in the program that measures a step's memory, which does not depend on their number.
 _TRIAL_PAGES = 8
 # Weight files are recognised by this many samples of this size.
 _NUM_SAMPLES, _SAMPLE_BYTES = 256, 4096
@@ -81,10 +82,11 @@ def jax_runner(opened: OpenedModel, *, following: Callable[[], None] = lambda: N
         num_pages=_TRIAL_PAGES,
         max_batch_tokens=config.max_batch_tokens,
         max_batch_seqs=config.max_batch_seqs,
+        num_states=_TRIAL_PAGES if placed.described.states else 0,
     )
-    pages = _cpu_pages(placed, config) if placed.platform == "cpu" else _device_pages(placed, sizes, config)
+    room = _cpu_room(placed, config) if placed.platform == "cpu" else _device_room(placed, sizes, config)
     alone = not is_over_processes(placed.mesh)
-    sizes = replace(sizes, num_pages=least(pages))
+    sizes = replace(sizes, num_pages=least(room.pages), num_states=least(room.states))
     runner = JaxRunner(placed, sizes, pooling=checkpoint.pooling, keeps_programs=alone)
     if jax.process_index():
         _log.info("loaded; the first process of the mesh takes the requests, and this one follows it")
@@ -158,8 +160,8 @@ def _prepare(config: ResolvedConfig) -> None:
     join_hosts()
 
 
-def _cpu_pages(placed: PlacedModel, config: ResolvedConfig) -> int:
-    """Pages on a CPU, where all ranks share the machine's memory."""
+def _cpu_room(placed: PlacedModel, config: ResolvedConfig) -> Room:
+    """Pages and states on a CPU, where all ranks share the machine's memory."""
     return host_room(
         rank_shape(placed.described.shape, placed.cut.kv_heads * placed.cut.ranks),
         page_size=config.page_size,
@@ -169,17 +171,23 @@ def _cpu_pages(placed: PlacedModel, config: ResolvedConfig) -> int:
         limit=config.kv_memory_limit,
         max_tokens=config.max_running_tokens,
         coarse=True,
-    ).pages
+        state_bytes=placed.cut.ranks * _state_bytes(placed),
+    )
 
 
-def _device_pages(placed: PlacedModel, sizes: Sizes, config: ResolvedConfig) -> int:
-    """Pages that fit beside the weights and the largest step, whose programs are compiled to measure them."""
+def _state_bytes(placed: PlacedModel) -> int:
+    """What a rank keeps of a sequence."""
+    return state_bytes(placed.cut.states(placed.described), np.dtype(placed.dtype).itemsize)
+
+
+def _device_room(placed: PlacedModel, sizes: Sizes, config: ResolvedConfig) -> Room:
+    """What fits beside the weights and the largest step, whose programs are compiled to measure them."""
     compiler = Compiler(placed, sizes)
     trial = Programs(placed.mesh, None if is_over_processes(placed.mesh) else compiler.kept())
     trial.add(*compiler.largest())
     total, free = _memory(placed)
-    return device_pages(
-        replace(rank_shape(placed.described.shape, placed.cut.kv_heads), head_dim=compiler.head_dim),
+    return device_room(
+        rank_shape(placed.described.shape, placed.cut.kv_heads, compiler.head_dim),
         page_size=config.page_size,
         itemsize=np.dtype(placed.dtype).itemsize,
         free=free,
@@ -190,6 +198,7 @@ def _device_pages(placed: PlacedModel, sizes: Sizes, config: ResolvedConfig) -> 
         utilization=1.0 if placed.platform == "cuda" else config.gpu_memory_utilization,
         limit=config.kv_memory_limit,
         max_tokens=config.max_running_tokens,
+        slots=StateSlots.of(_state_bytes(placed), config.max_batch_seqs),
     )
 
 

@@ -8,12 +8,13 @@ import numpy.typing as npt
 from jax.sharding import Mesh
 
 from ostro.backends.jax.adapters import Adapters, PlacedAdapters
-from ostro.backends.jax.layout import jax_architecture
+from ostro.backends.jax.layout import check_adapters, jax_architecture, num_stateful, rank_state
 from ostro.backends.jax.mesh import make_mesh
 from ostro.backends.jax.pages import PagesShape
 from ostro.backends.jax.shapes import Sizes
+from ostro.backends.jax.states import StatesShape
 from ostro.backends.jax.weights import Weights, load_weights
-from ostro.models.architecture import Architecture
+from ostro.models.architecture import Architecture, State
 from ostro.models.cut import Cut, cut
 from ostro.models.description import Description
 from ostro.weights import Checkpoint
@@ -45,6 +46,7 @@ class PlacedModel:
         Raises UnsupportedModel for a model that cannot run here, BadRequest for a `tensor_parallel` that does not fit.
         """
         model = jax_architecture(described)
+        check_adapters(model, adapters or ())
         ranks, mesh = cut(model, tensor_parallel), make_mesh(tensor_parallel, platform)
         # Adapters first, so that those of another model fail at once.
         placed = PlacedAdapters.load(model, adapters, ranks, mesh, dtype) if adapters else None
@@ -65,4 +67,18 @@ class PlacedModel:
     def pages_shape(self, sizes: Sizes) -> PagesShape:
         """The shape of all ranks' pages together."""
         shape, heads = self.described.shape, self.cut.kv_heads * self.cut.ranks
-        return PagesShape(shape.num_layers, sizes.num_pages, heads, sizes.page_size, shape.head_dim)
+        layers = shape.num_layers - num_stateful(self.described)
+        return PagesShape(layers, sizes.num_pages, heads, sizes.page_size, shape.head_dim)
+
+    def states_shape(self, sizes: Sizes) -> StatesShape | None:
+        """The shape of all ranks' states together; None for a model without any."""
+        state, ranks = rank_state(self.described, self.cut), self.cut.ranks
+        if state is None:
+            return None
+        latest, channels = state.inputs
+        matrices = state.matrices
+        if matrices is not None:
+            heads, rows, columns = matrices
+            matrices = ranks * heads, rows, columns
+        whole = State((latest, ranks * channels), matrices)
+        return StatesShape(num_stateful(self.described), sizes.num_states, whole)

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from math import prod
 
 from ostro.backends.backend import OpenedModel
 from ostro.backends.jax.layout import (
@@ -12,15 +12,16 @@ from ostro.backends.jax.layout import (
     in_whole_rows,
     jax_architecture,
     matrix_values,
+    rank_state,
 )
 from ostro.backends.jax.shapes import PAGES_PER_TURN, Sizes, StepShape
-from ostro.backends.memory import JAX_SPARE, device_pages, host_room, page_bytes, rank_shape
+from ostro.backends.memory import JAX_SPARE, Room, StateSlots, device_room, host_room, page_bytes, rank_shape
 from ostro.backends.plan import Parts, adapter_ranks, stored_as
 from ostro.backends.precision import in_words
 from ostro.config import ResolvedConfig
 from ostro.devices import Memory
 from ostro.errors import ModelError
-from ostro.models.architecture import Architecture, ModelShape
+from ostro.models.architecture import Architecture, ModelShape, state_bytes
 from ostro.models.cut import Cut, cut
 
 _MIB = 1 << 20
@@ -31,6 +32,10 @@ _DEVICE_PROCESS = 2048 * _MIB
 _FLOAT = 4
 # Measured: temporary memory of a draw with edits, top-k and top-p, as a multiple of its logits.
 _DRAW_COPIES = 6
+# Measured: temporary memory of states that are advanced, and of what is convolved and computed from it, as multiples of
+# the states and of the convolved channels.
+_STATE_COPIES = 2
+_CONVOLVED_COPIES = 7
 _ITEMSIZE = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
@@ -44,13 +49,14 @@ def planned_parts(opened: OpenedModel, memory: Memory) -> Parts:
     values = matrix_values(described, own) + adapters.values(described, own)
     weights = ranks_here * (values * _ITEMSIZE[dtype] + VectorLayout.of(described, own).total * _FLOAT)
     step = ranks_here * step_bytes(described, own, config, adapters.widths)
-    shape = rank_shape(described.shape, ranks_here * own.kv_heads)
-    if config.device == "tpu" and fits_tpu_kernel(own.kv_heads, _ITEMSIZE[dtype]):
-        shape = replace(shape, head_dim=in_whole_rows(shape.head_dim))
+    padded = config.device == "tpu" and fits_tpu_kernel(own.kv_heads, _ITEMSIZE[dtype])
+    head_dim = in_whole_rows(described.shape.head_dim) if padded else None
+    shape = rank_shape(described.shape, ranks_here * own.kv_heads, head_dim)
+    state = ranks_here * state_bytes(own.states(described), _ITEMSIZE[dtype])
     try:
-        pages = (_cpu_pages if on_cpu else _device_pages)(shape, config, memory, weights, step, _ITEMSIZE[dtype])
+        room = (_cpu_room if on_cpu else _device_room)(shape, config, memory, weights, step, _ITEMSIZE[dtype], state)
     except ModelError:
-        pages = 0
+        room = Room(0, 0)
     devices = f", {own.ranks} devices" if own.ranks > 1 else ""
     return Parts(
         backend=f"jax ({config.device}{devices})",
@@ -58,7 +64,9 @@ def planned_parts(opened: OpenedModel, memory: Memory) -> Parts:
         parameters=sum(tensor.values for tensor in stored.tensors),
         weights=weights,
         page=page_bytes(shape, config.page_size, _ITEMSIZE[dtype]),
-        pages=pages,
+        pages=room.pages,
+        state=state,
+        states=room.states,
         other=step + (_PROCESS if on_cpu else JAX_SPARE),
         peak=_PROCESS + weights + stored.largest_file if on_cpu else 0,
         host=None if on_cpu else _DEVICE_PROCESS,
@@ -89,14 +97,27 @@ def _step_bytes(described: Architecture, own: Cut, page_size: int, step: StepSha
     turn += 3 * step.tiles * step.width * own.heads * shape.head_dim
     # Rows of the MLP, and of the residual stream before and after; what adapters make of them.
     rows = step.tokens * (2 * described.widest // own.ranks + 4 * shape.hidden_size + adapters)
+    states, convolved = _state_numbers(described, own, step)
+    rows += convolved
     logits = 0 if described.head is None else step.rows * own.vocab
     results = logits + step.tokens * shape.hidden_size
-    return _FLOAT * (max(turn, rows, _DRAW_COPIES * logits) + 2 * results)
+    return _FLOAT * (max(turn, rows, states, _DRAW_COPIES * logits) + 2 * results)
 
 
-def _cpu_pages(
-    shape: ModelShape, config: ResolvedConfig, memory: Memory, weights: int, step: int, itemsize: int
-) -> int:
+def _state_numbers(described: Architecture, own: Cut, step: StepShape) -> tuple[int, int]:
+    """A recurrent layer's temporary numbers: those of states, and those of tokens that are convolved."""
+    state = rank_state(described, own)
+    if state is None:
+        return 0, 0
+    # Sequences with one token each are advanced at once; others one after the other.
+    sequences = step.rows if step.width == 1 else 1
+    matrices = 0 if state.matrices is None else _STATE_COPIES * sequences * prod(state.matrices)
+    return matrices, _CONVOLVED_COPIES * step.tokens * state.inputs[1]
+
+
+def _cpu_room(
+    shape: ModelShape, config: ResolvedConfig, memory: Memory, weights: int, step: int, itemsize: int, state: int
+) -> Room:
     return host_room(
         shape,
         page_size=config.page_size,
@@ -108,13 +129,14 @@ def _cpu_pages(
         free=max(0, memory.free - _PROCESS - weights) if config.kv_memory is None else sys.maxsize,
         max_tokens=config.max_running_tokens,
         coarse=True,
-    ).pages
+        state_bytes=state,
+    )
 
 
-def _device_pages(
-    shape: ModelShape, config: ResolvedConfig, memory: Memory, weights: int, step: int, itemsize: int
-) -> int:
-    return device_pages(
+def _device_room(
+    shape: ModelShape, config: ResolvedConfig, memory: Memory, weights: int, step: int, itemsize: int, state: int
+) -> Room:
+    return device_room(
         shape,
         page_size=config.page_size,
         itemsize=itemsize,
@@ -125,4 +147,5 @@ def _device_pages(
         utilization=config.gpu_memory_utilization,
         limit=config.kv_memory_limit,
         max_tokens=config.max_running_tokens,
+        slots=StateSlots.of(state, config.max_batch_seqs),
     )

@@ -4,7 +4,8 @@ Reads an `Architecture` as the torch modules do. All shapes are a rank's own; `p
 leave on each rank. Knows no batch and no schedule: its inputs are `StepInputs`.
 """
 
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -19,15 +20,17 @@ from ostro.backends.jax.attention import Tiles
 from ostro.backends.jax.inputs import StepInputs
 from ostro.backends.jax.layout import VectorLayout, bias_name
 from ostro.backends.jax.mesh import AXIS
-from ostro.backends.jax.pages import Pages
+from ostro.backends.jax.recurrent import LayerStates, Spans, mixed
 from ostro.backends.jax.sampling import NUM_SETTINGS, DrawKind, Drawn, draw
 from ostro.backends.jax.shapes import StepShape
+from ostro.backends.jax.states import Cache
 from ostro.backends.jax.weights import LayerWeights, Weights
 from ostro.models.architecture import (
     MLP,
     Activation,
     Architecture,
     Attention,
+    GatedDelta,
     Head,
     Layer,
     Norm,
@@ -52,7 +55,7 @@ ACTIVATIONS: Mapping[Activation, Callable[[jax.Array], jax.Array]] = {
 
 
 class StepResult(NamedTuple):
-    pages: Any
+    cache: Any
     hidden: Any
     """[tokens, hidden]"""
     logits: Any
@@ -60,7 +63,7 @@ class StepResult(NamedTuple):
 
 
 class Generated(NamedTuple):
-    pages: Any
+    cache: Any
     drawn: Drawn
 
 
@@ -75,7 +78,7 @@ class StepProgram:
     def step(
         self,
         weights: Weights,
-        pages: Pages,
+        cache: Cache,
         previous: jax.Array,
         integers: jax.Array,
         adapters: AdapterTables | None = None,
@@ -91,17 +94,19 @@ class StepProgram:
         x = self._embed(weights, tokens, inputs.positions)
         rotations = [_rotation(rope, self.described, inputs.positions) for rope in self.described.ropes]
         terms = _added_terms(adapters, inputs.adapters, len(weights.layers))
-        for number, (layer, own) in enumerate(zip(self.described.layers, weights.layers, strict=True)):
-            rope = layer.attention.rope
-            body = _LayerStep(self, layer, own, terms[number], vectors, None if rope is None else rotations[rope])
-            x, pages = body(x, pages, number, inputs.slots, tiles, shape.width)
+        step = _Step(inputs.slots, tiles, shape.width, Spans.of(inputs, shape.width) if shape.spans else None)
+        numbers = _numbered(self.described.layers)
+        for layer, own, added, number in zip(self.described.layers, weights.layers, terms, numbers, strict=True):
+            rope = None if layer.attends is None else layer.attends.rope
+            body = _LayerStep(self, layer, own, added, vectors, None if rope is None else rotations[rope])
+            x, cache = body(x, cache, number, step)
         hidden = _norm(x, self.described.norm, vectors)
-        return StepResult(pages, hidden, self._asked_logits(weights, hidden, inputs.asked))
+        return StepResult(cache, hidden, self._asked_logits(weights, hidden, inputs.asked))
 
     def generate(
         self,
         weights: Weights,
-        pages: Pages,
+        cache: Cache,
         last: jax.Array,
         integers: jax.Array,
         adapters: AdapterTables | None = None,
@@ -111,10 +116,10 @@ class StepProgram:
     ) -> Generated:
         """A step and the draws from its logits as one program. `integers` are the step's, then those of the draws."""
         own, packed = jnp.split(integers, (shape.num_integers,))
-        result = self.step(weights, pages, last, own, adapters, shape=shape)
+        result = self.step(weights, cache, last, own, adapters, shape=shape)
         assert result.logits is not None
         drawn = draw(result.logits, last, packed.reshape(NUM_SETTINGS, shape.rows), kind=kind)
-        return Generated(result.pages, drawn)
+        return Generated(result.cache, drawn)
 
     def logits(self, matrix: jax.Array, hidden: jax.Array, asked: jax.Array) -> jax.Array:
         """The rank's logits of some tokens, in float32; minus infinity beyond the vocabulary."""
@@ -176,6 +181,26 @@ def _rotation(rope: RopeSettings, described: Architecture, positions: jax.Array)
     return _Rotation(jnp.cos(angles) * factor, jnp.sin(angles) * factor)
 
 
+def _numbered(layers: Sequence[Layer]) -> list[int]:
+    """Each layer's number among those with pages, or among those with states."""
+    counts: Counter[bool] = Counter()
+    numbers = []
+    for layer in layers:
+        is_recurrent = layer.recurrent is not None
+        numbers.append(counts[is_recurrent])
+        counts[is_recurrent] += 1
+    return numbers
+
+
+class _Step(NamedTuple):
+    """What layers read of a step."""
+
+    slots: jax.Array
+    tiles: Tiles
+    width: int
+    spans: Spans | None
+
+
 @dataclass(frozen=True, slots=True)
 class _LayerStep:
     """One layer of a step."""
@@ -187,34 +212,57 @@ class _LayerStep:
     vectors: _Vectors
     rotation: _Rotation | None
 
-    def __call__(
-        self, x: jax.Array, pages: Pages, number: int, slots: jax.Array, tiles: Tiles, width: int
-    ) -> tuple[jax.Array, Pages]:
+    def __call__(self, x: jax.Array, cache: Cache, number: int, step: _Step) -> tuple[jax.Array, Cache]:
+        """`number` counts the layers that keep the same in the cache."""
         layer = self.layer
-        before = x
-        queries, keys, values = self._heads(layer.attention, self._normed(x, layer.attention_norm))
-        pages = pages.stored(number, slots, keys, values)
-        attended = self.program.attend(queries, pages, number, tiles, layer.attention.spec, width=width)
-        flat = attended.reshape(len(x), -1)
-        added = self._summed(layer.attention.output, self.weights.output, self.terms.output, flat)
+        before, mixes = x, self._attended if layer.recurrent is None else self._recurred
+        added, cache = mixes(self._normed(x, layer.attention_norm), cache, number, step)
         x = x + layer.residual_scale * self._normed(added, layer.attention_post_norm)
         added = self._mlp(layer.dense, self._normed(before if layer.parallel else x, layer.mlp_norm))
-        return x + layer.residual_scale * self._normed(added, layer.mlp_post_norm), pages
+        return x + layer.residual_scale * self._normed(added, layer.mlp_post_norm), cache
+
+    def _attended(self, x: jax.Array, cache: Cache, number: int, step: _Step) -> tuple[jax.Array, Cache]:
+        attention = self.layer.attention
+        queries, keys, values, gates = self._heads(attention, x)
+        pages = cache.pages.stored(number, step.slots, keys, values)
+        attended = self.program.attend(queries, pages, number, step.tiles, attention.spec, width=step.width)
+        if gates is not None:
+            attended = attended * jax.nn.sigmoid(gates.astype(jnp.float32)).astype(attended.dtype)
+        flat = attended.reshape(len(x), -1)
+        added = self._summed(attention.output, self.weights.output, self.terms.output, flat)
+        return added, cache._replace(pages=pages)
+
+    def _recurred(self, x: jax.Array, cache: Cache, number: int, step: _Step) -> tuple[jax.Array, Cache]:
+        mixer = self.layer.recurrent
+        assert mixer is not None
+        assert step.spans is not None
+        assert cache.states is not None
+        gates = None
+        if isinstance(mixer, GatedDelta):
+            gates = self._biased(mixer.gates, _product(x, self.weights.gates))
+        read = self._biased(mixer.inputs, _product(x, self.weights.inputs)).astype(x.dtype)
+        kept = LayerStates(cache.states, number, step.spans)
+        found = mixed(mixer, self.program.cut.mixer(mixer), read, gates, kept, self.vectors)
+        added = self._summed(mixer.output, self.weights.output, None, found.output)
+        return added, cache._replace(states=found.states)
 
     def _normed(self, x: jax.Array, norm: Norm | None) -> jax.Array:
         return x if norm is None else _norm(x, norm, self.vectors)
 
-    def _heads(self, attention: Attention, x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Queries, keys and values, [tokens, heads, head_dim], normed and rotated."""
+    def _heads(self, attention: Attention, x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array | None]:
+        """Queries, keys and values, [tokens, heads, head_dim], normed and rotated; gates, if it has any."""
         cut, head_dim = self.program.cut, self.program.described.shape.head_dim
-        heads = self._biased(attention.qkv, _adapted_product(x, self.weights.qkv, self.terms.qkv)).astype(x.dtype)
+        heads = self._biased(attention.qkv, _adapted_product(x, self.weights.inputs, self.terms.qkv)).astype(x.dtype)
         heads = heads.reshape(len(x), -1, head_dim)
+        gates = None
+        if attention.gated:
+            gates, heads = jnp.split(heads, (cut.heads,), 1)
         queries, keys, values = jnp.split(heads, (cut.heads, cut.heads + cut.kv_heads), 1)
         if (qk_norm := attention.qk_norm) is not None:
             queries, keys = self._qk_norm(qk_norm, queries, keys)
         if self.rotation is not None:
             queries, keys = self.rotation(queries), self.rotation(keys)
-        return queries, keys, values
+        return queries, keys, values, gates
 
     def _qk_norm(self, qk_norm: QKNorm, queries: jax.Array, keys: jax.Array) -> tuple[jax.Array, jax.Array]:
         if qk_norm.over == "head":

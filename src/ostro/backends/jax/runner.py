@@ -33,7 +33,7 @@ from ostro.backends.jax.inputs import InputWriter
 from ostro.backends.jax.logprobs import Logprobs
 from ostro.backends.jax.placed import PlacedModel
 from ostro.backends.jax.program import Generated, StepResult
-from ostro.backends.jax.programs import Programs, compilations
+from ostro.backends.jax.programs import Key, Programs, compilations
 from ostro.backends.jax.sampling import DrawKind, Drawn
 from ostro.backends.jax.shapes import Sizes, StepShape, smallest_shape
 from ostro.backends.jax.weights import COPIED
@@ -50,7 +50,7 @@ from ostro.weights import Pooling
 
 
 class JaxRunner:
-    """Owns the pages and the programs of one model on a mesh."""
+    """Owns the pages, the states and the programs of one model on a mesh."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class JaxRunner:
         self.strides = 0
         programs = Programs(placed.mesh, compiler.kept() if keeps_programs else None)
         programs.add(*compiler.recipes())
-        self._pages = compiler.pages()
+        self._cache = compiler.cache()
         self._tokens = jax.device_put(np.zeros(self._shapes[-1].rows, np.int32), NamedSharding(self._mesh, COPIED))
         self._last, self._draws = _LastDrawn(), DrawWriter(self._vocab)
         self._spec = _describe(compiler, programs, steps_ahead)
@@ -90,7 +90,12 @@ class JaxRunner:
         return self.programs.failure if isinstance(self.programs, LeadingPrograms) else None
 
     def launch(self, batch: Batch) -> Step:
-        self._copy_pages(batch.page_copies)
+        if batch.page_copies:
+            pages = self._copied(("copy",), self._cache.pages, batch.page_copies, self._sizes.num_pages)
+            self._cache = self._cache._replace(pages=pages)
+        if batch.state_copies:
+            states = self._copied(("copy states",), self._cache.states, batch.state_copies, self._sizes.num_states)
+            self._cache = self._cache._replace(states=states)
         shape = self._shape_of(batch)
         adapted = any(chunk.seq.request.adapter is not None for chunk in batch.chunks)
         step_shape, adapters = shape._replace(adapted=adapted), self._adapters if adapted else ()
@@ -104,8 +109,8 @@ class JaxRunner:
             self._generate(launched, step_shape, integers, adapters, draws)
             return Step(partial(self._results, launched))
         program = self.programs["step", step_shape]
-        result = StepResult(*program(self._weights, self._pages, self._tokens, integers, *adapters))
-        self._pages = result.pages
+        result = StepResult(*program(self._weights, self._cache, self._tokens, integers, *adapters))
+        self._cache = result.cache
         # Freed now if no result needs it: a large batch's takes 100 MB.
         hidden = result.hidden if reads_hidden else None
         launched = _Launched(batch, shape, hidden)
@@ -139,7 +144,7 @@ class JaxRunner:
     @property
     def _arrays(self) -> tuple[Any, ...]:
         """All arrays on the devices that programs read before the first step."""
-        return self._weights, self._pages, self._tokens, self._adapters
+        return self._weights, self._cache, self._tokens, self._adapters
 
     def _shape_of(self, batch: Batch) -> StepShape:
         """The smallest shape that holds the batch."""
@@ -157,8 +162,8 @@ class JaxRunner:
         """A step and its draws by one program."""
         packed, kind = self._draws.write(draws, shape.rows)
         program, both = self.programs["generate", shape, kind], np.concatenate((integers, packed.reshape(-1)))
-        pages, drawn = Generated(*program(self._weights, self._pages, self._tokens, both, *adapters))
-        self._pages, self._tokens = pages, drawn.last
+        self._cache, drawn = Generated(*program(self._weights, self._cache, self._tokens, both, *adapters))
+        self._tokens = drawn.last
         launched.drawn.append(_DrawnBlock([seq for _, seq in draws], drawn))
         self._remember(launched.drawn)
 
@@ -255,13 +260,15 @@ class JaxRunner:
         pooled: list[float] = (own[rows].sum(0) / np.float32(divisor)).tolist()
         return pooled
 
-    def _copy_pages(self, copies: Seq[tuple[int, int]]) -> None:
+    def _copied(self, program: Key, kept: Any, copies: Seq[tuple[int, int]], number: int) -> Any:
+        """What is kept, `number` pages or states, with the copies made."""
         for at in range(0, len(copies), COPIES):
-            # A copy to a page beyond the last one is dropped.
-            pairs = np.full((2, COPIES), self._sizes.num_pages, np.int32)
+            # A copy to a page or slot beyond the last one is dropped.
+            pairs = np.full((2, COPIES), number, np.int32)
             own = np.array(copies[at : at + COPIES], np.int32).T
             pairs[:, : own.shape[1]] = own
-            self._pages = self.programs[("copy",)](self._pages, pairs)
+            kept = self.programs[program](kept, pairs)
+        return kept
 
     # Counting
 
@@ -279,7 +286,7 @@ def _numbering(placed: PlacedModel) -> Callable[[str | None], int]:
 def _describe(compiler: Compiler, programs: Programs, steps_ahead: int) -> RunnerSpec:
     placed, sizes = compiler.placed, compiler.sizes
     shape, ranks, dtype = placed.described.shape, placed.cut.ranks, np.dtype(placed.dtype)
-    pages = compiler.page_bytes // ranks
+    cache = compiler.cache_bytes // ranks
     return RunnerSpec(
         page_size=sizes.page_size,
         num_pages=sizes.num_pages,
@@ -291,8 +298,10 @@ def _describe(compiler: Compiler, programs: Programs, steps_ahead: int) -> Runne
         generates=placed.described.head is not None,
         constrains=True,
         masks_late=True,
+        num_states=sizes.num_states,
+        state_bytes=compiler.state_bytes,
         # On a CPU all of it is the process's own memory, and pages are filled with zeros from the start.
-        device_bytes=0 if placed.platform == "cpu" else placed.rank_bytes + pages + programs.step_bytes(),
+        device_bytes=0 if placed.platform == "cpu" else placed.rank_bytes + cache + programs.step_bytes(),
         device=placed.platform,
         devices=ranks,
         backend=f"jax ({placed.platform}, {ranks} devices)" if ranks > 1 else f"jax ({placed.platform})",

@@ -30,6 +30,8 @@ class StepShape(NamedTuple):
     """Pages per sequence."""
     adapted: bool = False
     """Whether any of its tokens may have an adapter."""
+    spans: int = 0
+    """Spans of tokens that states are advanced by; 0 for a model without states."""
 
     def __str__(self) -> str:
         adapted = ", with adapters" if self.adapted else ""
@@ -39,7 +41,9 @@ class StepShape(NamedTuple):
     def sizes(self) -> tuple[int, ...]:
         """The sizes of the fields of StepInputs, in order."""
         adapters = self.tokens if self.adapted else 0
-        return (self.rows * self.pages, *(self.tokens,) * 3, *(self.tiles,) * 3, self.rows, adapters)
+        owners, sequences = (self.tokens, self.rows) if self.spans else (0, 0)
+        states = (owners, *(sequences,) * 2, *(self.spans,) * 4)
+        return (self.rows * self.pages, *(self.tokens,) * 3, *(self.tiles,) * 3, self.rows, adapters, *states)
 
     @property
     def num_integers(self) -> int:
@@ -63,6 +67,8 @@ class Sizes:
     num_pages: int
     max_batch_tokens: int = 512
     max_batch_seqs: int = 64
+    num_states: int = 0
+    """Slots for recurrent states; 0 for a model without any."""
 
     def shapes(self, max_seq_len: int, *, tile: int = 16) -> list[StepShape]:
         """Shapes for steps of one token per sequence, then shapes for all others; each kind from small to large.
@@ -73,10 +79,15 @@ class Sizes:
         rows = list(_growing(_FEWEST_ROWS, self.max_batch_seqs))
         decoding = [StepShape(tokens=n, tiles=n, width=1, rows=n, pages=pages) for n in rows]
         most = rows[-1]
-        return decoding + [
+        others = [
             # Each sequence may leave its last tile unfilled.
             StepShape(tokens=n, tiles=min(n, -(-n // tile) + most), width=tile, rows=most, pages=pages)
             for n in _growing(_FEWEST_TOKENS, self.max_batch_tokens)
+        ]
+        # A span for each sequence, and one for each slot that is captured to.
+        return [
+            shape._replace(spans=min(shape.tokens, shape.rows + self.num_states) if self.num_states else 0)
+            for shape in decoding + others
         ]
 
 

@@ -15,16 +15,17 @@ import numpy as np
 import numpy.typing as npt
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from ostro.backends.jax.layout import VectorLayout, bias_name, whole_norms, width_norms
+from ostro.backends.jax.layout import VectorLayout, bias_name, head_vectors, whole_norms, width_norms
 from ostro.backends.jax.mesh import AXIS
-from ostro.models.architecture import Architecture, Layer, Projection, StoredTensor
-from ostro.models.cut import Cut, qkv_share, up_share
+from ostro.models.architecture import Architecture, Attention, GatedDelta, Layer, Projection, Recurrent, StoredTensor
+from ostro.models.cut import Cut, RecurrentShares, Share, layer_shares, qkv_share, recurrent_shares
 from ostro.models.tensor_errors import REDUNDANT, lacking, misshapen, no_place, not_finite, not_floats
 from ostro.weights import Checkpoint
 from ostro.weights.arrays import Floats
 from ostro.weights.slices import SlicedWeight
 
 Rows = npt.NDArray[np.intp]
+Slices = tuple[slice, ...]
 T = TypeVar("T", bound=np.generic)
 
 BY_ROWS = PartitionSpec(AXIS, None)
@@ -35,10 +36,13 @@ COPIED = PartitionSpec()
 class LayerWeights(NamedTuple):
     """A layer's matrices, [out, in]; also their specs."""
 
-    qkv: Any
+    inputs: Any
+    """The mixer's: of attention, queries, keys and values."""
     output: Any
     up: Any
     down: Any
+    gates: Any = None
+    """None but for a delta net."""
 
 
 class Weights(NamedTuple):
@@ -61,14 +65,21 @@ class Weights(NamedTuple):
 def weight_specs(described: Architecture) -> Weights:
     """How each array of `Weights` is divided over the mesh."""
     untied = described.head is not None and not described.head.is_tied
-    layer = LayerWeights(qkv=BY_ROWS, output=BY_COLUMNS, up=BY_ROWS, down=BY_COLUMNS)
+    layer = LayerWeights(inputs=BY_ROWS, output=BY_COLUMNS, up=BY_ROWS, down=BY_COLUMNS)
+    deltas = [isinstance(layer.mixer, GatedDelta) for layer in described.layers]
     return Weights(
         vectors=BY_ROWS,
         embedding=BY_ROWS,
         positions=None if described.embedding.positions is None else COPIED,
         head=BY_ROWS if untied else None,
-        layers=(layer,) * len(described.layers),
+        layers=tuple(layer._replace(gates=BY_ROWS) if is_delta else layer for is_delta in deltas),
     )
+
+
+def _named_projections(layer: Layer) -> Mapping[str, Projection]:
+    """A layer's projections, by the names of their arrays in `LayerWeights`."""
+    names = ("inputs", "gates", "output") if isinstance(layer.mixer, GatedDelta) else ("inputs", "output")
+    return dict(zip((*names, "up", "down"), layer.projections, strict=True))
 
 
 def load_weights(
@@ -109,13 +120,9 @@ def _known(
             raise no_place(given)
 
 
-def qkv_rows(described: Architecture, cut: Cut, rank: int) -> Rows:
+def qkv_rows(described: Architecture, attention: Attention, cut: Cut, rank: int) -> Rows:
     """The rows of the whole [q|k|v] matrix that a rank holds."""
-    return numbers_of(qkv_share(described.shape, described.layers[0].attention, cut, rank).rows)
-
-
-def _up_rows(layer: Layer, cut: Cut) -> Callable[[int], Rows]:
-    return lambda rank: numbers_of(up_share(layer.dense, cut, rank).rows)
+    return numbers_of(qkv_share(described.shape, attention, cut, rank).rows)
 
 
 def numbers_of(ranges: Sequence[range]) -> Rows:
@@ -127,24 +134,33 @@ def _rank_vectors(
     described: Architecture, vectors: Mapping[str, Floats], cut: Cut, rank: int
 ) -> Iterator[tuple[str, Floats]]:
     """A rank's part of each vector, by name."""
-    own, num_heads = qkv_rows(described, cut, rank), described.shape.num_heads * described.shape.head_dim
+    num_heads = described.shape.num_heads * described.shape.head_dim
     for norm in whole_norms(described):
         yield from ((tensor.name, vectors[tensor.name]) for tensor in norm.tensors())
     for attention in width_norms(described):
         assert attention.qk_norm is not None
+        own = qkv_rows(described, attention, cut, rank)
         both = [vectors[f"{norm.name}.weight"] for norm in (attention.qk_norm.query, attention.qk_norm.key)]
         queries, keys = cut.heads * described.shape.head_dim, cut.kv_heads * described.shape.head_dim
         yield f"{attention.qk_norm.query.name}.weight", both[0][own[:queries]]
         yield f"{attention.qk_norm.key.name}.weight", both[1][own[queries : queries + keys] - num_heads]
     for layer in described.layers:
-        attention, mlp = layer.attention, layer.dense
-        if attention.qkv.bias:
-            yield bias_name(attention.qkv), _bias(vectors, attention.qkv)[own]
-        if mlp.up.bias:
-            yield bias_name(mlp.up), _bias(vectors, mlp.up)[_up_rows(layer, cut)(rank)]
-        for projection in (attention.output, mlp.down):
+        shares = layer_shares(described.shape, layer, cut, rank)
+        for projection, share in zip(layer.projections, shares, strict=True):
             if projection.bias:
-                yield bias_name(projection), _bias(vectors, projection)
+                yield bias_name(projection), _bias(vectors, projection)[numbers_of(share.rows)]
+        if (mixer := layer.recurrent) is not None:
+            yield from _mixer_vectors(vectors, mixer, recurrent_shares(mixer, cut, rank))
+
+
+def _mixer_vectors(
+    vectors: Mapping[str, Floats], mixer: Recurrent, shares: RecurrentShares
+) -> Iterator[tuple[str, Floats]]:
+    taps = f"{mixer.conv.name}.weight"
+    filters = vectors[taps].reshape(mixer.conv.channels, mixer.conv.taps)
+    yield taps, filters[numbers_of(shares.channels)].T.reshape(-1)
+    for name, entries in head_vectors(mixer, shares):
+        yield name, vectors[name][numbers_of(entries)]
 
 
 def _bias(vectors: Mapping[str, Floats], projection: Projection) -> Floats:
@@ -165,7 +181,9 @@ def _vectors(described: Architecture, vectors: Mapping[str, Floats], cut: Cut, m
 
 
 def _vector(tensor: StoredTensor, weight: SlicedWeight) -> Floats:
-    values = weight.read((slice(0, tensor.shape[0]),)) + np.float32(tensor.offset)
+    """All of a vector's or a filter's numbers in one row."""
+    whole = weight.read(tuple(slice(0, size) for size in tensor.shape))
+    values = whole.reshape(-1) + np.float32(tensor.offset)
     if tensor.order is not None:
         values = values[tensor.order.stored(len(values))]
     if not np.isfinite(values).all():
@@ -193,7 +211,7 @@ class _Place(NamedTuple):
     spec: PartitionSpec
     rows: Callable[[int], Rows]
     """The matrix's rows that a rank holds, with a row per output."""
-    columns: Callable[[int], slice]
+    columns: Callable[[int], Slices]
     height: int
     """Rows of a rank's piece. Zeros pad it if the rank holds fewer."""
 
@@ -212,35 +230,37 @@ def _places(described: Architecture, cut: Cut) -> Iterator[tuple[str, _Place]]:
         place = _Place(positions.name, 0, 1, COPIED, lambda rank: every, _all_columns(hidden), positions.rows)
         yield f"{positions.name}.weight", place
     for layer in described.layers:
-        yield from _row_places(layer.attention.qkv, partial(qkv_rows, described, cut))
-        yield _column_place(layer.attention.output, cut)
-        yield from _row_places(layer.dense.up, _up_rows(layer, cut))
-        yield _column_place(layer.dense.down, cut)
+        for number, projection in enumerate(layer.projections):
+            shares = [layer_shares(described.shape, layer, cut, rank)[number] for rank in range(cut.ranks)]
+            if shares[0].summed:
+                yield _column_place(projection, shares)
+            else:
+                yield from _row_places(projection, shares)
 
 
-def _row_places(projection: Projection, rows: Callable[[int], Rows]) -> Iterator[tuple[str, _Place]]:
-    """Column-parallel: `rows` are a rank's rows of all parts, in order."""
+def _row_places(projection: Projection, shares: Sequence[Share]) -> Iterator[tuple[str, _Place]]:
+    """Column-parallel: the ranks' shares have rows of all parts, in order."""
     start, array = 0, projection.parts[0].name
     for number, part in enumerate(projection.parts):
-        own = partial(_part_rows, rows, start, part.rows)
+        own = partial(_part_rows, shares, start, part.rows)
         columns = _all_columns(projection.columns)
         place = _Place(array, number, len(projection.parts), BY_ROWS, own, columns, len(own(0)))
         yield f"{part.name}.weight", place
         start += part.rows
 
 
-def _part_rows(rows: Callable[[int], Rows], start: int, count: int, rank: int) -> Rows:
-    own = rows(rank) - start
+def _part_rows(shares: Sequence[Share], start: int, count: int, rank: int) -> Rows:
+    own = numbers_of(shares[rank].rows) - start
     return own[(own >= 0) & (own < count)]
 
 
-def _column_place(projection: Projection, cut: Cut) -> tuple[str, _Place]:
+def _column_place(projection: Projection, shares: Sequence[Share]) -> tuple[str, _Place]:
     """Row-parallel: a rank holds the columns of its own inputs."""
-    (part,), each = projection.parts, projection.columns // cut.ranks
+    [part] = projection.parts
     every = np.arange(part.rows)
 
-    def columns(rank: int) -> slice:
-        return slice(rank * each, (rank + 1) * each)
+    def columns(rank: int) -> Slices:
+        return tuple(slice(own.start, own.stop) for own in shares[rank].columns)
 
     place = _Place(part.name, 0, 1, BY_COLUMNS, lambda rank: every, columns, part.rows)
     return f"{part.name}.weight", place
@@ -250,8 +270,8 @@ def _vocabulary_rows(cut: Cut, vocab: int, rank: int) -> Rows:
     return np.arange(rank * cut.vocab, min((rank + 1) * cut.vocab, vocab))
 
 
-def _all_columns(count: int) -> Callable[[int], slice]:
-    return lambda rank: slice(0, count)
+def _all_columns(count: int) -> Callable[[int], Slices]:
+    return lambda rank: (slice(0, count),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,12 +305,7 @@ class _Placer:
             positions=None if positions is None else arrays[positions.name],
             head=None if head is None or head.name is None else arrays[head.name],
             layers=tuple(
-                LayerWeights(
-                    qkv=arrays[layer.attention.qkv.parts[0].name],
-                    output=arrays[layer.attention.output.parts[0].name],
-                    up=arrays[layer.dense.up.parts[0].name],
-                    down=arrays[layer.dense.down.parts[0].name],
-                )
+                LayerWeights(**{name: arrays[own.parts[0].name] for name, own in _named_projections(layer).items()})
                 for layer in described.layers
             ),
         )
@@ -308,15 +323,15 @@ class _Placer:
         piece = np.zeros((place.height, _length(columns)), self.dtype)
         at = 0
         for run in _runs(rows):
-            values = weight.read((columns, run)).T if tensor.transposed else weight.read((run, columns))
+            parts = [weight.read((own, run)).T if tensor.transposed else weight.read((run, own)) for own in columns]
+            values = np.concatenate(parts, 1) if len(parts) > 1 else parts[0]
             piece[at : at + len(values)] = values
             at += len(values)
         return piece
 
 
-def _length(part: slice) -> int:
-    length: int = part.stop - part.start
-    return length
+def _length(parts: Slices) -> int:
+    return sum(part.stop - part.start for part in parts)
 
 
 def _runs(rows: Rows) -> Iterator[slice]:
