@@ -319,7 +319,8 @@ def test_other_models_have_none_for_a_reason() -> None:
         "its layers run several times per token",
         "its router scales what experts read",
         "its layers differ in their heads",
-        "its layers keep a recurrent state",
+        "its layers have a mixer or an MLP, not both",
+        "its router weighs experts by sigmoids",
     }
 
 

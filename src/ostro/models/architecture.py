@@ -269,6 +269,12 @@ class State(NamedTuple):
     matrices: tuple[int, int, int] | None = None
     """A matrix per head, in float32: heads, rows and columns."""
 
+    @property
+    def ring(self) -> "State":
+        """The same with room for one more input, so that a new one replaces none that is still read."""
+        count, channels = self.inputs
+        return self._replace(inputs=(count + 1, channels))
+
     def nbytes(self, itemsize: int) -> int:
         """`itemsize` is that of the model's number format."""
         matrices = 0 if self.matrices is None else 4 * prod(self.matrices)
@@ -278,6 +284,11 @@ class State(NamedTuple):
 def state_bytes(states: Iterable[State | None], itemsize: int) -> int:
     """What one sequence keeps in all layers together."""
     return sum(state.nbytes(itemsize) for state in states if state is not None)
+
+
+def ring_states(states: Iterable[State | None]) -> list[State | None]:
+    """The same with rings for inputs, as GPUs keep them."""
+    return [None if state is None else state.ring for state in states]
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,14 +31,14 @@ def torch_only(described: Architecture, *, hybrid: bool = False) -> str | None:
     """
     if described.states and not hybrid:
         return "its layers keep a recurrent state"
-    if _heads_differ(described):
+    if heads_differ(described):
         return "its layers differ in their heads"
     if described.layer_inputs is not None:
         return "its layers have inputs of their own"
     return next(filter(None, (_torch_only(layer, hybrid) for layer in described.layers)), None)
 
 
-def _heads_differ(described: Architecture) -> bool:
+def heads_differ(described: Architecture) -> bool:
     """Whether layers that attend do so with other heads than the model's."""
     shape = described.shape
     own = Heads(shape.num_kv_heads, shape.head_dim)

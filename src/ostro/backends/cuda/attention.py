@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from ostro.backends.cuda.choices import Gpu
+from ostro.backends.cuda.states import StepStates
 from ostro.backends.cuda.transfer import send
 from ostro.backends.page_rows import PageRows
 from ostro.engine.batch import Chunk
@@ -50,15 +51,18 @@ from ostro.torch_models.base import Model
 
 
 class KVPages:
-    """[layers, key or value, pages, kv_heads, page_size, head_dim]. In fp8 (e4m3), values saturate at ±448."""
+    """[layers, key or value, pages, kv_heads, page_size, head_dim], of layers that have keys and values. In fp8 (e4m3),
+    values saturate at ±448.
+    """
 
     def __init__(
         self, shape: ModelShape, *, num_pages: int, page_size: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         self.page_size = page_size
-        sizes = (shape.num_layers, 2, num_pages + 1, shape.num_kv_heads, page_size, shape.head_dim)
+        kept = [layer for layer in range(shape.num_layers) if shape.of_layer(layer).num_kv_heads]
+        sizes = (len(kept), 2, num_pages + 1, shape.num_kv_heads, page_size, shape.head_dim)
         self.memory = torch.empty(sizes, dtype=dtype, device=device)
-        self.layers = [(layer[0], layer[1]) for layer in self.memory]
+        self.layers = {layer: (own[0], own[1]) for layer, own in zip(kept, self.memory, strict=True)}
 
     def store(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
         """Writes tokens' keys and values to their slots. Slot -1 ends the last page, which no sequence owns."""
@@ -119,6 +123,8 @@ class StepAttention(ABC):
         self._tables = tables
         self._is_padded = is_padded
         self._zeros: Tensor | None = None
+        self.states: StepStates | None = None
+        """For a model some of whose layers keep a recurrent state."""
 
     def attend(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, sinks: Tensor | None = None

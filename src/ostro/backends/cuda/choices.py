@@ -15,7 +15,7 @@ import logging
 import os
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -41,7 +41,7 @@ from ostro.kernels.gpu.tilings import (
     fits,
     slice_candidates,
 )
-from ostro.models.architecture import MLP, Architecture, Experts, Layer, Projection
+from ostro.models.architecture import MLP, Architecture, Experts, GatedDelta, Layer, Projection, Recurrent
 from ostro.models.description import Causal, plain_decoder
 from ostro.sources.cache import cache_root, locked, publish
 from ostro.system.machine import gpu_name
@@ -106,10 +106,15 @@ def described_matmuls(model: Architecture, bits: int, kept: Container[str] = ())
 
 
 def _matrices(layer: Layer) -> Iterable[tuple[str, Projection, EpilogueKind]]:
-    attention, mlp = layer.attention, layer.mlp
+    attention, recurrent, mlp = layer.attends, layer.recurrent, layer.mlp
     waits = layer.attention_post_norm is not None or layer.parallel
-    yield "qkv", attention.qkv, "plain"
-    yield "output", attention.output, adding(normed=waits, reduced=False)
+    added = adding(normed=waits, reduced=False)
+    if attention is not None:
+        yield "qkv", attention.qkv, "plain"
+        yield "output", attention.output, added
+    if recurrent is not None:
+        yield "recurrent inputs", _with_gates(recurrent), "plain"
+        yield "recurrent output", recurrent.output, added
     if isinstance(mlp, Experts):
         yield "router", mlp.whole_router, "plain"
         if mlp.shared is not None:
@@ -118,6 +123,14 @@ def _matrices(layer: Layer) -> Iterable[tuple[str, Projection, EpilogueKind]]:
     elif mlp is not None:
         yield "up", mlp.up, _activated(mlp)
         yield "down", mlp.down, adding(normed=layer.mlp_post_norm is not None, reduced=False)
+
+
+def _with_gates(mixer: Recurrent) -> Projection:
+    """What is multiplied as one matrix."""
+    inputs = mixer.inputs
+    if not isinstance(mixer, GatedDelta):
+        return inputs
+    return replace(inputs, parts=(*inputs.parts, *mixer.gates.parts), hub=None)
 
 
 def _activated(mlp: MLP) -> EpilogueKind:
@@ -211,7 +224,7 @@ def own_kernels(config: ResolvedConfig, described: Causal, kept: Container[str] 
     decided = config.deterministic or config.quantize != "none" or config.tensor_parallel > 1
     if decided:
         return None
-    gpu, decoder = gpu_name(), plain_decoder(described)
+    gpu, decoder = gpu_name(), plain_decoder(described, hybrid=True)
     if gpu is None or isinstance(decoder, str) or why_unfused(described) is not None:
         return None
     choices = known_for(config.kernel_choices, gpu)

@@ -216,7 +216,8 @@ def _attention(
     tables = _integers(like, rows, -(-shape.max_seq_len // scratch.page_size))
     q = like.new_zeros(rows, (heads + 2 * shape.num_kv_heads) * dim)[:, : heads * dim].unflatten(1, (heads, dim))
     out = torch.zeros(q.shape, dtype=q.dtype, device=q.device)
-    specs, sinks = [layer.attention.spec for layer in layers], layers[0].attention.sinks
+    attentions = _attentions(layers)
+    specs, sinks = [attention.spec for attention in attentions], attentions[0].sinks if attentions else None
     for spec in {(spec.window is None, spec.softcap is None): spec for spec in specs}.values():
         yield partial(prefill_attention, q, keys, values, tables, _integers(like, 1, 4), out, spec, sinks=sinks)
         decode = partial(decode_attention, pdl=pdl, leads=leads)
@@ -232,6 +233,10 @@ def _attention(
             if window is None and scratch.prefix is not None and len(lens) >= least:
                 yield partial(plan_decode, lens, scratch, groups=groups)
     yield partial(unpack, _integers(like, FIELDS, 1), _integers(like, 1))
+
+
+def _attentions(layers: Sequence[LayerPlan]) -> list[AttentionPlan]:
+    return [layer.attention for layer in layers if layer.attention is not None]
 
 
 def _half(model: Decoder, attention: AttentionPlan) -> int | None:
@@ -263,7 +268,10 @@ def _matmuls(model: Decoder, layers: Sequence[LayerPlan], like: Tensor, pdl: boo
 
 def _by_form(layers: Sequence[LayerPlan]) -> tuple[LayerPlan, ...]:
     """The first layer of each kind and with each form of weights: a file may mix forms freely."""
-    found = {(type(layer.mlp), *(_form(each.linear) for each in layer.matmuls)): layer for layer in reversed(layers)}
+    found = {
+        (type(layer.mixer), type(layer.mlp), *(_form(each.linear) for each in layer.matmuls)): layer
+        for layer in reversed(layers)
+    }
     return tuple(found.values())
 
 
@@ -294,25 +302,28 @@ def _layer_matmuls(
         done.add(key)
         return tiling
 
-    qkv, output, *of_mlp = layer.matmuls
-    reads = [each for each in of_mlp if each in layer.mlp.reads]
-    adds = [output, *(each for each in of_mlp if each not in reads)]
+    (first, *beside), reads = layer.mixer.reads, layer.mlp.reads
+    adds = [*layer.mixer.writes, *(each for each in layer.mlp.matmuls if each not in reads)]
     head = model.lm_head
     for rows in _ROWS:
-        x, normed = like.new_zeros(rows, len(like)), folds(layer, qkv, rows, choices)
-        if (tiling := chosen(qkv.linear, qkv.key, rows, normed=normed)) is not None:
+        x, normed = like.new_zeros(rows, len(like)), folds(layer, first, rows, choices)
+        if (tiling := chosen(first.linear, first.key, rows, normed=normed)) is not None:
             prologue = layer.attention_prologue if normed else NO_PROLOGUE
-            yield partial(small_matmul, qkv, x, prologue, tiling=tiling, pdl=pdl)
+            yield partial(small_matmul, first, x, prologue, tiling=tiling, pdl=pdl)
             if normed and layer.mlp_post_norm is not None:
                 # All layers but the first have a delta to add.
                 prologue = _with_delta(prologue, x, layer.mlp_post_norm, layer)
-                yield partial(small_matmul, qkv, x, prologue, tiling=tiling, pdl=pdl)
+                yield partial(small_matmul, first, x, prologue, tiling=tiling, pdl=pdl)
+        for each in beside:
+            if (tiling := chosen(each.linear, each.key, rows, normed=normed)) is not None:
+                prologue = layer.attention_prologue if normed else NO_PROLOGUE
+                yield partial(small_matmul, each, x, prologue, tiling=tiling, pdl=pdl)
         # All layers but the first then read what the norm's kernel has added up.
         apart = normed and _is_pending(adds[-1], rows, choices)
-        if apart and (tiling := chosen(qkv.linear, qkv.key, rows)) is not None:
-            yield partial(small_matmul, qkv, x, tiling=tiling, pdl=pdl)
+        if apart and (tiling := chosen(first.linear, first.key, rows)) is not None:
+            yield partial(small_matmul, first, x, tiling=tiling, pdl=pdl)
         for each in reads:
-            normed = folds(layer, each, rows, choices) and not _is_pending(output, rows, choices)
+            normed = folds(layer, each, rows, choices) and not _is_pending(layer.mixer.writes[-1], rows, choices)
             if (tiling := chosen(each.linear, each.key, rows, normed=normed)) is not None:
                 prologue = layer.mlp_prologue if normed else NO_PROLOGUE
                 # The first to read the stream adds to it.
@@ -358,11 +369,13 @@ def _between(model: Decoder, layers: Sequence[LayerPlan], like: Tensor, pages: T
                 yield partial(large_matmul, each, like.new_zeros(rows, each.key.in_features), pdl=pdl)
     # By how many numbers of a head are rotated together.
     norms: dict[int | None, QKNormWeights | None] = {}
-    for attention in (layer.attention for layer in layers):
+    attentions = _attentions(layers)
+    for attention in attentions:
         norms[_half(model, attention)] = attention.norm
     for tokens in _TOKENS:
         x = like.new_zeros(tokens, len(like))
-        qkv = like.new_zeros(tokens, layers[0].attention.qkv.key.out_features)
+        width = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
+        qkv = like.new_zeros(tokens, width)
         positions = torch.zeros(tokens, dtype=torch.int64, device=like.device)
         nowhere = torch.full((tokens,), -1, dtype=torch.int64, device=like.device)
         for half, norm in norms.items():

@@ -15,7 +15,7 @@ on the number of rows.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -30,8 +30,11 @@ from ostro.backends.cuda.layer_plan import (
     CpuMixturePlan,
     GpuMixturePlan,
     LayerPlan,
+    MixerPlan,
     MixturePlan,
     MlpPlan,
+    PairPlan,
+    RecurrentPlan,
     layer_plans,
     norm_weights,
 )
@@ -45,6 +48,7 @@ from ostro.backends.cuda.projections import (
     small_matmul,
 )
 from ostro.kernels.gpu.experts import Ending, Shared, add_up, inner_rows, outer_rows
+from ostro.kernels.gpu.gates import scaled_by_gates
 from ostro.kernels.gpu.invariant_linear import invariant_linear
 from ostro.kernels.gpu.logits import finished_logits
 from ostro.kernels.gpu.mlp import activated
@@ -159,11 +163,10 @@ class FusedDecoder:
     # ---- one layer
 
     def _in_turn(self, layer: LayerPlan, stream: _Stream, step: _Step) -> None:
-        own, attention, mlp = step.own, layer.attention, layer.mlp
+        own, mlp = step.own, layer.mlp
         add = partial(self._add, multiplier=layer.multiplier, own=own)
-        read = self._reads_attention(stream, layer, own)
-        attended = self._attend(attention, self._matmul(attention.qkv, read, own), step)
-        add(attention.output, attended, stream, layer.attention_post_norm)
+        for written, output in self._mixed(layer.mixer, self._read_by_mixer(stream, layer, own), step):
+            add(output, written, stream, layer.attention_post_norm)
         if isinstance(mlp, MixturePlan):
             self._mix(mlp, layer, stream, step)
             return
@@ -171,23 +174,53 @@ class FusedDecoder:
         add(mlp.down, self._inner(mlp, read, own), stream, layer.mlp_post_norm)
 
     def _parallel(self, layer: LayerPlan, stream: _Stream, step: _Step) -> None:
-        own, mlp = step.own, layer.mlp
+        own, attention, mlp = step.own, layer.mixer, layer.mlp
+        assert isinstance(attention, AttentionPlan)
         assert isinstance(mlp, MlpPlan)
         read = _Read(self._joined(stream, layer.attention_norm))
-        qkv = self._matmul(layer.attention.qkv, read, own)
+        qkv = self._matmul(attention.qkv, read, own)
         beside = read if layer.mlp_norm is layer.attention_norm else _Read(self._joined(stream, layer.mlp_norm))
-        attended = self._attend(layer.attention, qkv, step)
+        attended = self._attend(attention, qkv, step)
         # The MLP adds to what attention adds, and the next norm's kernel adds both to the stream.
-        both = _Stream(self._matmul(layer.attention.output, _Read(attended), own))
+        both = _Stream(self._matmul(attention.output, _Read(attended), own))
         self._add(mlp.down, self._inner(mlp, beside, own), both, None, multiplier=1.0, own=own)
         stream.delta = Delta(self._joined(both, None), None, layer.multiplier)
 
     # ---- its parts
 
-    def _reads_attention(self, stream: _Stream, layer: LayerPlan, own: bool) -> _Read:
-        if self._is_folded(stream, layer, layer.attention.qkv, own):
-            return _folded(stream, layer.attention_prologue)
-        return _Read(self._joined(stream, layer.attention_norm))
+    def _read_by_mixer(self, stream: _Stream, layer: LayerPlan, own: bool) -> list[Tensor]:
+        """What the mixer's projections compute of the stream."""
+        reads = layer.mixer.reads
+        if self._is_folded(stream, layer, reads[0], own):
+            read = _folded(stream, layer.attention_prologue)
+        else:
+            read = _Read(self._joined(stream, layer.attention_norm))
+        first = self._matmul(reads[0], read, own)
+        if read.prologue.delta is not None:
+            # Its kernel has added the delta.
+            read = _Read(stream.x, layer.attention_prologue)
+        return [first, *(self._matmul(each, read, own) for each in reads[1:])]
+
+    def _mixed(self, mixer: MixerPlan, rows: Sequence[Tensor], step: _Step) -> Iterator[tuple[Tensor, FusedMatmul]]:
+        """From what a mixer's projections have computed to what the last ones read."""
+        match mixer:
+            case AttentionPlan():
+                yield self._attend(mixer, rows[0], step), mixer.output
+            case RecurrentPlan():
+                yield self._advance(mixer, rows, step), mixer.output
+            case PairPlan():
+                first, *others = rows
+                yield self._attend(mixer.attention, first, step), mixer.attention.output
+                yield self._advance(mixer.recurrent, others, step), mixer.recurrent.output
+
+    def _advance(self, mixer: RecurrentPlan, rows: Sequence[Tensor], step: _Step) -> Tensor:
+        """Advances the mixer's states."""
+        if mixer.gate_rows:
+            [joined] = rows
+            rows = joined.split_with_sizes((joined.shape[1] - mixer.gate_rows, mixer.gate_rows), 1)
+        states = step.attention.states
+        assert states is not None, "the model keeps states"
+        return states.mix(mixer.mixer, *rows, pdl=self.overlaps)
 
     def _reads_mlp(self, stream: _Stream, layer: LayerPlan, own: bool) -> _Read:
         if self._is_folded(stream, layer, layer.mlp.reads[0], own):
@@ -227,6 +260,9 @@ class FusedDecoder:
         """Adds a matmul's result to the stream, or leaves it pending: if a norm comes first, if the ranks' results must
         be summed, or if the library computed it.
         """
+        if stream.delta is not None:
+            # Of the layer's other mixer.
+            self._joined(stream, None)
         if not matmul.epilogue.adds:
             stream.delta = Delta(self._matmul(matmul, _Read(x), own), norm, multiplier)
         elif own and (tiling := matmul.tiling(len(x), self.choices)) is not None:
@@ -313,13 +349,14 @@ class FusedDecoder:
     def _attend(self, attention: AttentionPlan, qkv: Tensor, step: _Step) -> Tensor:
         keys, values = step.attention.pages.layers[attention.layer]
         rotation = None if attention.rope is None else step.rotations[attention.rope]
+        gates, qkv = qkv[:, : attention.gates], qkv[:, attention.gates :]
         if attention.joint_norm is not None:
             qk = qkv.unflatten(1, (-1, keys.shape[-1]))[:, : -keys.shape[1]]
             qk.copy_(attention.joint_norm(qk))
         q = rope_store(
             qkv, rotation, step.slots, keys, values, norm=attention.norm, invariant=self.invariant, pdl=self.overlaps
         )
-        return step.attention.attend_stored(
+        attended = step.attention.attend_stored(
             attention.layer,
             q,
             attention.spec,
@@ -327,6 +364,7 @@ class FusedDecoder:
             pdl=self.overlaps,
             leads=self.leads_from_attention,
         )
+        return attended if not attention.gates else scaled_by_gates(attended, gates, pdl=self.overlaps)
 
 
 def folds(layer: LayerPlan, reader: FusedMatmul, rows: int, choices: Choices) -> bool:
@@ -335,6 +373,9 @@ def folds(layer: LayerPlan, reader: FusedMatmul, rows: int, choices: Choices) ->
     """
     if rows == 1 or not layer.folds_into(reader):
         return layer.folds_into(reader)
+    if reader in layer.mixer.reads and len(layer.mixer.reads) > 1:
+        # The others could not read what only the first one has normed.
+        return False
     tiling = reader.tiling(rows, choices) if isinstance(layer.mlp, MlpPlan) else None
     return norms_itself(tiling, reader.linear.weight.dtype)
 

@@ -6,10 +6,10 @@ the code that carries a plan out (`fused`) knows none of them. The model's own `
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ostro.backends.cuda import fusible
 from ostro.backends.cuda.choices import adding
@@ -19,8 +19,8 @@ from ostro.kernels.gpu.norm import NormWeights
 from ostro.kernels.gpu.prologue import Prologue
 from ostro.kernels.gpu.rope_store import QKNormWeights
 from ostro.models import architecture as arch
-from ostro.torch_models.base import Model
-from ostro.torch_models.decoder import Decoder, DecoderLayer, ReadingAttention
+from ostro.torch_models.base import Model, Module, RecurrentMixer
+from ostro.torch_models.decoder import Decoder, DecoderLayer, MixerPair
 from ostro.torch_models.experts import CpuExperts, CpuSums, Experts
 from ostro.torch_models.layers import (
     Attention,
@@ -33,6 +33,7 @@ from ostro.torch_models.layers import (
     RMSNorm,
     WidthNorm,
 )
+from ostro.torch_models.recurrent import GatedDelta, Mamba2, ShortConvolution
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +41,8 @@ class AttentionPlan:
     layer: int
     qkv: FusedMatmul
     output: FusedMatmul
+    gates: int
+    """The first numbers of what `qkv` computes gate what is attended to; 0 without gates."""
     spec: arch.AttentionSpec
     rope: int | None
     """Which of the model's ropes rotates queries and keys; None for no rotation."""
@@ -49,6 +52,55 @@ class AttentionPlan:
     """The norm of queries and keys before they are rotated."""
     joint_norm: Callable[[Tensor], Tensor] | None
     """The same norm as a module, [tokens, heads, head_dim], for ranks that must add up their sums for it."""
+
+    @property
+    def reads(self) -> tuple[FusedMatmul, ...]:
+        """The matmuls that read the residual stream."""
+        return (self.qkv,)
+
+    @property
+    def writes(self) -> tuple[FusedMatmul, ...]:
+        """The matmuls whose results are added to it."""
+        return (self.output,)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecurrentPlan:
+    mixer: RecurrentMixer
+    """As a module, whose part between the projections the step's states compute."""
+    inputs: FusedMatmul
+    gates: FusedMatmul | None
+    """A small projection beside `inputs`; None if there is none, or if it is the last rows of `inputs`."""
+    gate_rows: int
+    """How many rows of `inputs` those are."""
+    output: FusedMatmul
+
+    @property
+    def reads(self) -> tuple[FusedMatmul, ...]:
+        return (self.inputs,) if self.gates is None else (self.inputs, self.gates)
+
+    @property
+    def writes(self) -> tuple[FusedMatmul, ...]:
+        return (self.output,)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairPlan:
+    """Two mixers that read the same rows; both add to the stream."""
+
+    attention: AttentionPlan
+    recurrent: RecurrentPlan
+
+    @property
+    def reads(self) -> tuple[FusedMatmul, ...]:
+        return *self.attention.reads, *self.recurrent.reads
+
+    @property
+    def writes(self) -> tuple[FusedMatmul, ...]:
+        return *self.attention.writes, *self.recurrent.writes
+
+
+MixerPlan = AttentionPlan | RecurrentPlan | PairPlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +180,7 @@ class CpuMixturePlan(MixturePlan):
 class LayerPlan:
     """See `Architecture` for what is added to what."""
 
-    attention: AttentionPlan
+    mixer: MixerPlan
     mlp: MlpPlan | MixturePlan
     attention_norm: NormWeights | None
     attention_post_norm: NormWeights | None
@@ -147,8 +199,9 @@ class LayerPlan:
         if self.parallel or any(norm is not None and norm.kind != "rms" for norm in before + after):
             return False
         if after == (None, None):
-            return None not in before and self.attention.output.linear.reduce is self.mlp.reduce is None
-        read = (self.attention.qkv, *self.mlp.reads)
+            reduces = {self.mlp.reduce, *(each.linear.reduce for each in self.mixer.writes)}
+            return None not in before and reduces == {None}
+        read = (*self.mixer.reads, *self.mlp.reads)
         return None not in after and not any(isinstance(each.linear, QuantizedLinear) for each in read)
 
     def folds_into(self, reader: FusedMatmul) -> bool:
@@ -166,8 +219,14 @@ class LayerPlan:
         return Prologue(self.mlp_norm)
 
     @property
+    def attention(self) -> AttentionPlan | None:
+        """The mixer, or the one of a pair, that keeps keys and values."""
+        mixer = self.mixer.attention if isinstance(self.mixer, PairPlan) else self.mixer
+        return mixer if isinstance(mixer, AttentionPlan) else None
+
+    @property
     def matmuls(self) -> tuple[FusedMatmul, ...]:
-        return self.attention.qkv, self.attention.output, *self.mlp.matmuls
+        return *self.mixer.reads, *self.mixer.writes, *self.mlp.matmuls
 
 
 def why_unfused(model: Model) -> str | None:
@@ -183,8 +242,8 @@ def can_capture(model: Model) -> bool:
 
 
 def kinds(layers: Sequence[LayerPlan]) -> tuple[LayerPlan, ...]:
-    """The first layer with an MLP, and the first with experts, if there are both: others need the same kernels."""
-    return tuple({type(layer.mlp): layer for layer in reversed(layers)}.values())
+    """The first layer with each kind of mixer, and with an MLP or experts: others need the same kernels."""
+    return tuple({(type(layer.mixer), type(layer.mlp)): layer for layer in reversed(layers)}.values())
 
 
 def layer_plans(model: Decoder) -> tuple[LayerPlan, ...]:
@@ -203,17 +262,18 @@ def _layer(layer: DecoderLayer, described: arch.Layer) -> LayerPlan:
     if layer.mlp_norm is layer.attention_norm:
         mlp_norm = attention_norm
     attention_post_norm, mlp_post_norm = (None if norm is None else norm_weights(norm) for norm in after)
-    parallel, multiplier, attention = described.parallel, described.residual_scale, layer.mixer
-    assert isinstance(attention, Attention | ReadingAttention)
-    assert layer.mlp is not None, "layers have both parts"
-    assert described.mlp is not None, "and so have their descriptions"
+    parallel, multiplier = described.parallel, described.residual_scale
+    assert layer.mixer is not None, "layers have both parts"
+    assert layer.mlp is not None
+    assert described.mixer is not None, "and so have their descriptions"
+    assert described.mlp is not None
     assert not parallel or after == (None, None), "what parallel parts add is added up before it is normed"
     return LayerPlan(
         # What attention and MLP add in parallel is added up first.
-        attention=_attention(
-            attention,
-            described.attention,
-            _adding(attention.o_proj, waits=attention_post_norm is not None or parallel, multiplier=multiplier),
+        mixer=_mixer(
+            layer.mixer,
+            described.mixer,
+            partial(_adding, waits=attention_post_norm is not None or parallel, multiplier=multiplier),
         ),
         mlp=_mlp(layer.mlp, described.mlp, waits=mlp_post_norm is not None, multiplier=1.0 if parallel else multiplier),
         attention_norm=attention_norm,
@@ -274,10 +334,50 @@ def _dense(mlp: GatedMLP | PlainMLP, described: arch.MLP, down: FusedMatmul) -> 
     )
 
 
-def _attention(
-    attention: Attention | ReadingAttention, described: arch.Attention, output: FusedMatmul
-) -> AttentionPlan:
-    assert isinstance(attention, Attention), "fused kernels store every layer's keys and values"
+def _mixer(mixer: Module, described: arch.Mixer, adding: Callable[[Linear], FusedMatmul]) -> MixerPlan:
+    match mixer, described:
+        case MixerPair(), arch.MixerPair():
+            attention = _mixer(mixer.attention, described.attention, adding)
+            recurrent = _mixer(mixer.recurrent, described.recurrent, adding)
+            assert isinstance(attention, AttentionPlan)
+            assert isinstance(recurrent, RecurrentPlan)
+            return PairPlan(attention=attention, recurrent=recurrent)
+        case Attention(), arch.Attention():
+            return _attention(mixer, described, adding(mixer.o_proj))
+        case GatedDelta() | Mamba2() | ShortConvolution(), _:
+            return _recurrent(mixer, adding(mixer.out_proj))
+        case _:
+            raise AssertionError("fused kernels store every layer's keys and values")
+
+
+def _recurrent(mixer: GatedDelta | Mamba2 | ShortConvolution, output: FusedMatmul) -> RecurrentPlan:
+    if not isinstance(mixer, GatedDelta):
+        return RecurrentPlan(mixer=mixer, inputs=fused_matmul(mixer.in_proj), gates=None, gate_rows=0, output=output)
+    if (joined := _joined(mixer)) is not None:
+        rows = len(mixer.gates.weight)
+        return RecurrentPlan(mixer=mixer, inputs=fused_matmul(joined), gates=None, gate_rows=rows, output=output)
+    inputs, gates = fused_matmul(mixer.in_proj), fused_matmul(mixer.gates)
+    return RecurrentPlan(mixer=mixer, inputs=inputs, gates=gates, gate_rows=0, output=output)
+
+
+def _joined(mixer: GatedDelta) -> Linear | None:
+    """One matrix of both projections, whose weights become parts of it; None if they differ in their form, or may have
+    adapters.
+    """
+    parts = mixer.in_proj, mixer.gates
+    plain = all(not isinstance(each, QuantizedLinear) and each.adapt is None for each in parts)
+    if not plain or any(each.bias is not None for each in parts):
+        return None
+    weight = torch.cat([each.weight.data for each in parts])
+    with torch.device("meta"):
+        joined = Linear(weight.shape[1], len(weight))
+    joined.weight = nn.Parameter(weight, requires_grad=False)
+    for part, own in zip(parts, weight.split([len(each.weight) for each in parts]), strict=True):
+        part.weight.data = own
+    return joined
+
+
+def _attention(attention: Attention, described: arch.Attention, output: FusedMatmul) -> AttentionPlan:
     norm = attention.qk_norm
     weights = None
     if isinstance(norm, HeadNorm):
@@ -288,6 +388,7 @@ def _attention(
         layer=attention.layer,
         qkv=fused_matmul(attention.qkv_proj),
         output=output,
+        gates=attention.q_and_k[0] * attention.head_dim if attention.gated else 0,
         spec=attention.spec,
         rope=described.rope,
         sinks=None if attention.sinks is None else attention.sinks.weight,

@@ -17,7 +17,7 @@ from ostro.backends.cuda.precompiling import Precompiler, Request
 from ostro.backends.cuda.quantize import quantize_fp8
 from ostro.backends.cuda.quantized_loading import load_quantized
 from ostro.backends.cuda.quantized_weights import why_widened
-from ostro.backends.cuda.runner import GpuRunner, fitting_pages, rank_part
+from ostro.backends.cuda.runner import GpuRunner, fitting_room, rank_part
 from ostro.backends.memory import Room
 from ostro.backends.native.load import expert_program
 from ostro.backends.ranks.messages import Join
@@ -139,10 +139,10 @@ def make_runner(
     resolved, adapters = DEVICE_KINDS["cuda"].resolve(config), on_torch.adapters_of(model, config)
     group = None if ranks is None else ranks.collective
     _prepare(model, resolved, adapters, group)
-    pages = fitting_pages(model, resolved)
+    room = fitting_room(model, resolved)
     if ranks is not None:
-        pages = ranks.agree_on(Room(pages, 0)).pages
-    return GpuRunner.sized(model, resolved, pages, pooling=pooling, adapters=adapters, ranks=ranks, group=group)
+        room = ranks.agree_on(room)
+    return GpuRunner.sized(model, resolved, room, pooling=pooling, adapters=adapters, ranks=ranks, group=group)
 
 
 def _prepare(model: Model, config: ResolvedConfig, adapters: Adapters | None, group: Collective | None = None) -> None:
@@ -183,6 +183,6 @@ def load_part(
     config, adapters = opened.resolved, on_torch.adapters_of(model, opened.config)
     _prepare(model, config, adapters, group)
     captures = join.backend == "nccl"
-    return Room(fitting_pages(model, config), 0), lambda room: rank_part(
-        model, config, room.pages, adapters=adapters, group=group, captures=captures
+    return fitting_room(model, config), lambda room: rank_part(
+        model, config, room, adapters=adapters, group=group, captures=captures
     )

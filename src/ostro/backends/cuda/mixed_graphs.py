@@ -13,16 +13,20 @@ as those of any other step. Nothing is stored for tokens that pad it.
 
 from collections.abc import Callable, Sequence
 from math import prod
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from ostro.backends.cuda.attention import AttentionWorkspace, StepAttention
 from ostro.backends.cuda.graphs import StepGraphs
+from ostro.backends.cuda.states import GpuStates
 from ostro.backends.cuda.step_plan import Mixed, Padding
-from ostro.kernels.gpu.step_inputs import FIELDS, SLOT, StepInputs, unpack
+from ostro.kernels.gpu.state_rows import CHUNK_FIELDS, PIECE_FIELDS, ChunkTables
+from ostro.kernels.gpu.state_rows import SLOT as STATE_SLOT
+from ostro.kernels.gpu.step_inputs import CAPTURED, FIELDS, SLOT, STATE, StepInputs, unpack
 from ostro.torch_models.base import Model
 from ostro.torch_models.experts import CpuExperts, Experts
 from ostro.torch_models.layers import Linear
@@ -34,6 +38,9 @@ _SINGLES = (16, 64, 256, 1024)
 _CHUNKS = (8, 64, 512)
 # Sizes of a step's inputs, padded to the most tokens.
 _INPUTS = FIELDS * _TOKENS[-1]
+# The most pieces of chunks that advance states, for each tile of queries, and what both tables take for it.
+_PIECES = 2
+_TABLES = CHUNK_FIELDS + _PIECES * PIECE_FIELDS
 # Multiply-adds that an H200 does while the host launches a layer's kernels: 500 µs at 700 TFLOP/s (hosts were seen to
 # take 140 to 900 µs). A step with more work than this in each layer hides its launches, and padding it would only cost.
 _HIDDEN_WORK = 500e-6 * 700e12 / 2
@@ -55,6 +62,7 @@ class MixedGraphs:
         model: Model,
         forward: Callable[[StepInputs, StepAttention], Tensor],
         attention: AttentionWorkspace,
+        states: GpuStates | None = None,
         *,
         tokens: Tensor,
         max_batch_seqs: int,
@@ -63,7 +71,7 @@ class MixedGraphs:
         """`tokens` holds what the latest step drew. Without `captures`, padded steps run directly."""
         self.most = 0
         """The most tokens of a step that is a graph; 0 if none is. Used on the rank that plans."""
-        self._forward, self._attention, self._tokens = forward, attention, tokens
+        self._forward, self._attention, self._states, self._tokens = forward, attention, states, tokens
         self._width, self._dtype = model.shape.hidden_size, next(model.parameters()).dtype
         self._max_batch_seqs = max_batch_seqs
         self._met: set[Padding] = set()
@@ -72,11 +80,11 @@ class MixedGraphs:
             self._step, idle=self._idle, most=_TOKENS[-1], captured=_TOKENS[-1] if captures else 0, sizes=_TOKENS
         )
 
-    def padding_for(self, tokens: int, singles: int, tiles: int) -> Padding | None:
+    def padding_for(self, tokens: int, singles: int, tiles: int, pieces: int = 0) -> Padding | None:
         """The graph for a step of this size, if there is one. Capturing delays a step, so it happens only once a second
-        step of the size comes.
+        step of the size comes. `pieces` are those of chunks that advance states.
         """
-        if tokens > self.most or singles > _SINGLES[-1] or tiles > _CHUNKS[-1]:
+        if tokens > self.most or singles > _SINGLES[-1] or tiles > _CHUNKS[-1] or pieces > _PIECES * tiles:
             return None
         size = self.graphs.size_for(tokens)
         full = size // self._attention.tokens_in_tile
@@ -95,15 +103,19 @@ class MixedGraphs:
         # Before the inputs are set: what is captured for the first time overwrites them.
         run = self.graphs.get(padding.tokens, padding)
         number = step.inputs.shape[1]
-        packed = np.zeros(_INPUTS + 4 * padding.tiles, dtype=np.int32)
-        inputs = packed[:_INPUTS].reshape(FIELDS, -1)
-        inputs[SLOT] = -1
+        memory = self._fixed()
+        packed = np.zeros(memory.packed.shape, dtype=np.int32)
+        inputs, tiles, chunks, pieces = _parts(packed, len(memory.tiles))
+        inputs[[SLOT, STATE, CAPTURED]] = -1
         inputs[:, :number] = step.inputs
         if step.tiles is not None:
-            packed[_INPUTS : _INPUTS + step.tiles.size] = step.tiles.reshape(-1)
-        memory, host = self._fixed(), torch.from_numpy(packed)
-        pinned = host.pin_memory() if memory.packed.is_cuda else host
-        memory.packed[: len(packed)].copy_(pinned, non_blocking=True)
+            tiles[: len(step.tiles)] = step.tiles
+        if step.states is not None:
+            chunks[:, STATE_SLOT] = -1
+            chunks[: len(step.states.chunks)] = step.states.chunks
+            pieces[: len(step.states.pieces)] = step.states.pieces
+        host = torch.from_numpy(packed)
+        memory.packed.copy_(host.pin_memory() if memory.packed.is_cuda else host, non_blocking=True)
         run()
         return memory.hidden[:number]
 
@@ -114,20 +126,25 @@ class MixedGraphs:
         sent = memory.inputs[:, :size]
         inputs = unpack(sent, self._tokens)
         ctx = self._attention.of_padded_tiles(padding.singles, memory.tiles[: padding.tiles], sent, inputs.slots)
+        if self._states is not None:
+            tables = ChunkTables(memory.chunks[: padding.tiles], memory.pieces[: _PIECES * padding.tiles])
+            ctx.states = self._states.of_step(inputs, sent[:, : padding.singles], tables, padded=True)
         memory.hidden[:size].copy_(self._forward(inputs, ctx))
 
     def _idle(self) -> None:
         """Sets inputs that have no effect."""
         memory = self._fixed()
         memory.packed.zero_()
-        memory.inputs[SLOT] = -1
+        memory.inputs[[SLOT, STATE, CAPTURED]] = -1
+        memory.chunks[:, STATE_SLOT] = -1
 
     def _fixed(self) -> "_Memory":
         if self._memory is None:
             tiles = _TOKENS[-1] // self._attention.tokens_in_tile + _CHUNKS[-1]
-            packed = torch.zeros(_INPUTS + 4 * tiles, dtype=torch.int32, device=self._tokens.device)
+            size = _INPUTS + tiles * (4 if self._states is None else 4 + _TABLES)
+            packed = torch.zeros(size, dtype=torch.int32, device=self._tokens.device)
             hidden = torch.empty(_TOKENS[-1], self._width, dtype=self._dtype, device=packed.device)
-            self._memory = _Memory(packed, packed[:_INPUTS].view(FIELDS, -1), packed[_INPUTS:].view(-1, 4), hidden)
+            self._memory = _Memory(packed, *_parts(packed, tiles), hidden)
         return self._memory
 
 
@@ -137,7 +154,25 @@ class _Memory(NamedTuple):
     packed: Tensor
     inputs: Tensor
     tiles: Tensor
+    chunks: Tensor
+    pieces: Tensor
+    """Those of chunks that advance states; both empty for a model without any."""
     hidden: Tensor
+
+
+_Packed = TypeVar("_Packed", Tensor, npt.NDArray[np.int32])
+
+
+def _parts(packed: _Packed, tiles: int) -> tuple[_Packed, _Packed, _Packed, _Packed]:
+    """Inputs, tiles, chunks and pieces within what is sent."""
+    chunks = _INPUTS + 4 * tiles
+    pieces = min(len(packed), chunks + CHUNK_FIELDS * tiles)
+    return (
+        packed[:_INPUTS].reshape(FIELDS, -1),
+        packed[_INPUTS:chunks].reshape(-1, 4),
+        packed[chunks:pieces].reshape(-1, CHUNK_FIELDS),
+        packed[pieces:].reshape(-1, PIECE_FIELDS),
+    )
 
 
 def _at_least(number: int, ladder: Sequence[int]) -> int:

@@ -14,9 +14,11 @@ from ostro.backends.cuda.fused import FusedDecoder
 from ostro.backends.cuda.graphs import StepGraphs
 from ostro.backends.cuda.layer_plan import why_unfused
 from ostro.backends.cuda.mixed_graphs import MixedGraphs
+from ostro.backends.cuda.states import GpuStates
 from ostro.backends.cuda.step_plan import Decode, Head, Mixed, Prelude, StepKind, Tokens
 from ostro.backends.cuda.transfer import send
 from ostro.errors import BadRequest
+from ostro.kernels.gpu.state_rows import ChunkTables
 from ostro.kernels.gpu.step_inputs import FIELDS, LENGTH, TOKEN, StepInputs, unpack
 from ostro.torch_models.base import Model
 from ostro.torch_models.decoder import Decoder
@@ -31,6 +33,7 @@ class GpuPart:
         *,
         page_size: int,
         num_pages: int,
+        num_states: int = 0,
         max_batch_seqs: int,
         tokens: Tensor,
         captured: int,
@@ -61,6 +64,11 @@ class GpuPart:
             cascades=cascades,
             gpu=gpu,
         )
+        self.states = (
+            GpuStates(model.states, num_states, dtype=parameter.dtype, device=self.device, exact=deterministic)
+            if model.states
+            else None
+        )
         unfused = why_unfused(model)
         # None for models without a layer plan: their own `forward` runs on the same attention.
         self.decoder = (
@@ -85,7 +93,13 @@ class GpuPart:
             compile_kernels(self.decoder, self.attention, kernel_choices)
         self.graphs = StepGraphs(self.decode_step, idle=self.idle, most=max_batch_seqs, captured=captured)
         self.mixed = MixedGraphs(
-            model, self._forward, self.attention, tokens=tokens, max_batch_seqs=max_batch_seqs, captures=captured > 0
+            model,
+            self._forward,
+            self.attention,
+            self.states,
+            tokens=tokens,
+            max_batch_seqs=max_batch_seqs,
+            captures=captured > 0,
         )
 
     def launches(self, kernel_choices: str, gpu: Gpu) -> list[Job]:
@@ -111,6 +125,8 @@ class GpuPart:
 
     def prepare(self, prelude: Prelude) -> None:
         self.attention.pages.copy(prelude.copies)
+        if self.states is not None:
+            self.states.copy(prelude.state_copies)
         if self._adapters is not None:
             self._adapters.begin(prelude.adapters)
         self.attention.tables.write(prelude.cells)
@@ -133,6 +149,10 @@ class GpuPart:
         ctx = self.attention.of_tiles(
             step.rows, step.num_single, step.tiles, sent, inputs.slots, shares_prefixes=step.shares_prefixes
         )
+        if self.states is not None:
+            assert step.states is not None
+            tables = ChunkTables(*(send(each, self.device) for each in (step.states.chunks, step.states.pieces)))
+            ctx.states = self.states.of_step(inputs, sent[:, : step.num_single], tables)
         return self._forward(inputs, ctx, adapted=step.adapted)
 
     def head(self, hidden: Tensor) -> Tensor:
@@ -149,6 +169,8 @@ class GpuPart:
         sent = self.inputs[:, :size]
         inputs = unpack(sent, self._tokens)
         ctx = self.attention.of_single_tokens(sent, inputs.slots, shares_prefixes=kind.shares_prefixes)
+        if self.states is not None:
+            ctx.states = self.states.of_single_tokens(inputs, sent)
         logits = self.head(self._forward(inputs, ctx))
         if self._finish is not None:
             self._finish(logits, sent, kind)

@@ -43,12 +43,13 @@ from ostro.backends.cuda.step_plan import (
     Mixed,
     Prelude,
     SamplerKind,
+    StateChunks,
     StepKind,
     Tokens,
 )
 from ostro.backends.cuda.tiers import check_disk, check_host_memory, page_store, trial_stores
 from ostro.backends.cuda.transfer import fetch, send
-from ostro.backends.memory import gpu_room
+from ostro.backends.memory import Room, gpu_room
 from ostro.backends.pooling import pooled_rows
 from ostro.backends.precision import in_words, with_cpu_experts
 from ostro.backends.ranks.messages import Begin, Peers
@@ -56,6 +57,7 @@ from ostro.backends.sampling.logprobs import logprob_table, read_logprobs
 from ostro.backends.tiers.disk_store import TrialStores
 from ostro.backends.tiers.page_disk import PageDisk
 from ostro.backends.torch.devices import format_name, weight_formats
+from ostro.backends.torch.plain_attention import recurrent_rows_bytes
 from ostro.backends.torch.profiler import TorchProfiler
 from ostro.config import EngineConfig, ResolvedConfig
 from ostro.engine.batch import Batch, Chunk
@@ -66,7 +68,9 @@ from ostro.engine.request import Task
 from ostro.engine.runner import RunnerSpec, SampledToken, Step, StepOutput
 from ostro.engine.sequence import PENDING, Sequence
 from ostro.errors import Unavailable
-from ostro.kernels.gpu.step_inputs import FIELDS, LENGTH, POSITION, SAMPLER, SLOT, TOKEN
+from ostro.kernels.gpu.state_rows import StateChunk, chunk_tables
+from ostro.kernels.gpu.step_inputs import CAPTURED, FIELDS, LENGTH, POSITION, SAMPLER, SLOT, STATE, TOKEN
+from ostro.models.architecture import ring_states, state_bytes
 from ostro.sampling_params import MAX_CHOICES
 from ostro.torch_models.base import Model
 from ostro.torch_models.decoder import Decoder
@@ -100,6 +104,7 @@ class GpuRunner:
         *,
         page_size: int,
         num_pages: int,
+        num_states: int = 0,
         max_batch_tokens: int,
         max_batch_seqs: int,
         graphs: bool = True,
@@ -128,7 +133,8 @@ class GpuRunner:
         self.model, self.pooling, self._adapters = model, pooling, adapters
         self.device, self.dtype, self._ranks = parameter.device, parameter.dtype, ranks
         number = 1 if ranks is None else ranks.ranks
-        max_sampled = max(max_batch_seqs, MOST_DRAFTS + 1)
+        # Rejected drafts cannot be taken out of a state.
+        max_sampled = 0 if model.states else max(max_batch_seqs, MOST_DRAFTS + 1)
         self._spec = RunnerSpec(
             page_size=page_size,
             num_pages=num_pages,
@@ -141,13 +147,16 @@ class GpuRunner:
             constrains=True,
             masks_late=True,
             max_sampled=max_sampled,
+            num_states=num_states,
+            state_bytes=state_bytes(ring_states(model.states), self.dtype.itemsize),
             device=self.device.type,
             devices=number,
             backend=f"torch ({self.device.type}" + (f", {number} devices)" if number > 1 else ")"),
             precision=_precision(model, format_name(kv_dtype or self.dtype)),
         )
-        self._sampler = Sampler(max_sampled + MAX_CHOICES, shape.vocab_size, self.device)
-        self._masks = TokenMasks(max_sampled, shape.vocab_size, self.device)
+        most_rows = max(max_batch_seqs, max_sampled)
+        self._sampler = Sampler(most_rows + MAX_CHOICES, shape.vocab_size, self.device)
+        self._masks = TokenMasks(most_rows, shape.vocab_size, self.device)
         self._drawn = DrawnTokens(max_batch_seqs, self.device)
         self._rows = DecodeRows([])
         self._logits: Tensor | None = None
@@ -155,11 +164,12 @@ class GpuRunner:
         captured = _captured_rows(graph_max_rows or max_batch_seqs, graphs=graphs, captures=captures)
         if ranks is not None:
             # The other ranks make their parts at the same time.
-            ranks.send(Begin(num_pages))
+            ranks.send(Begin(num_pages, num_states))
         self.part = GpuPart(
             model,
             page_size=page_size,
             num_pages=num_pages,
+            num_states=num_states,
             max_batch_seqs=max_batch_seqs,
             tokens=self._drawn.tokens,
             captured=captured,
@@ -189,18 +199,19 @@ class GpuRunner:
         cls,
         model: Model,
         config: ResolvedConfig,
-        num_pages: int,
+        room: Room,
         *,
         pooling: Pooling | None = None,
         adapters: Adapters | None = None,
         ranks: Peers | None = None,
         group: Collective | None = None,
     ) -> Self:
-        """A runner with as many pages as `fitting_pages` found, or as the ranks agreed on."""
+        """A runner with as many pages and states as `fitting_room` found, or as the ranks agreed on."""
         return cls(
             model,
             page_size=config.page_size,
-            num_pages=num_pages,
+            num_pages=room.pages,
+            num_states=room.states,
             max_batch_tokens=config.max_batch_tokens,
             max_batch_seqs=config.max_batch_seqs,
             graphs=config.cuda_graphs,
@@ -280,7 +291,7 @@ class GpuRunner:
         if self._prefixes is not None:
             num_single = bisect_left(chunks, True, key=lambda chunk: not _is_single(chunk))
             groups = self._prefixes.update(rows[:num_single], tables.num_replaced)
-        prelude = Prelude(batch.page_copies, cells, slots, groups)
+        prelude = Prelude(batch.page_copies, cells, slots, batch.state_copies, groups)
         self._tell(prelude)
         self.part.prepare(prelude)
         adapted = self._adapters is not None and self._adapters.adapted
@@ -288,7 +299,7 @@ class GpuRunner:
             seqs = [chunk.seq for chunk in chunks]
             if seqs != self._rows.seqs:
                 self._rows = DecodeRows(seqs)
-            return self._launch_decode(self._rows)
+            return self._launch_decode(self._rows, chunks)
         return self._launch_mixed(chunks, adapted=adapted)
 
     def _slot(self, chunk: Chunk) -> int:
@@ -300,7 +311,7 @@ class GpuRunner:
 
     # ---- steps with one token per sequence
 
-    def _launch_decode(self, rows: DecodeRows) -> Step:
+    def _launch_decode(self, rows: DecodeRows, chunks: Seq[Chunk]) -> Step:
         seqs = rows.seqs
         size = self.part.graphs.size_for(len(seqs))
         slots, kind = self._sampler.slots_for(seqs)
@@ -313,7 +324,11 @@ class GpuRunner:
             if samples_apart
             else StepKind(kind, keeps_logits=reads_logits, masks=masks, shares_prefixes=self._shares_prefixes)
         )
-        step = Decode(size, step_kind, self._decode_inputs(rows, slots))
+        inputs = self._decode_inputs(rows, slots)
+        if self.part.states is not None:
+            inputs[STATE, : len(seqs)] = [seq.state for seq in seqs]
+            inputs[CAPTURED, : len(seqs)] = [_captured_behind(chunk) for chunk in chunks]
+        step = Decode(size, step_kind, inputs)
         self._tell(step)
         # Before the inputs are set: what is captured for the first time overwrites them.
         self.part.graphs.get(size, step_kind)
@@ -393,8 +408,19 @@ class GpuRunner:
     def _launch_mixed(self, chunks: list[Chunk], *, adapted: bool) -> Step:
         num_single, tiles = self.part.attention.tile(chunks)
         inputs, num_tiles = self._mixed_inputs(chunks), 0 if tiles is None else len(tiles)
-        padding = None if adapted else self.part.mixed.padding_for(inputs.shape[1], num_single, num_tiles)
-        step = Mixed(inputs, len(chunks), num_single, tiles, adapted, padding, shares_prefixes=self._shares_prefixes)
+        states = None if self.part.states is None else _state_chunks(chunks, num_single)
+        num_pieces = 0 if states is None else len(states.pieces)
+        padding = None if adapted else self.part.mixed.padding_for(inputs.shape[1], num_single, num_tiles, num_pieces)
+        step = Mixed(
+            inputs,
+            len(chunks),
+            num_single,
+            tiles,
+            adapted,
+            padding,
+            shares_prefixes=self._shares_prefixes,
+            states=states,
+        )
         self._tell(step)
         hidden = self.part.forward(step)
         ends = list(accumulate(chunk.num_rows for chunk in chunks))
@@ -427,6 +453,8 @@ class GpuRunner:
             inputs[TOKEN, own] = tokens
             inputs[POSITION, own] = positions
             inputs[LENGTH, own] = chunk.end if _is_single(chunk) else 0
+            if _is_single(chunk):
+                inputs[STATE, own], inputs[CAPTURED, own] = seq.state, _captured_behind(chunk)
             inputs[SLOT, own] = np.array(seq.pages)[positions // page_size] * page_size + positions % page_size
             offset += chunk.num_rows
         return inputs
@@ -607,6 +635,21 @@ def _is_single(chunk: Chunk) -> bool:
     return chunk.length == 1 and not chunk.drafts
 
 
+def _captured_behind(chunk: Chunk) -> int:
+    """The slot that takes the state behind a chunk of one token; -1 if none does."""
+    return chunk.captures[0][1] if chunk.captures else -1
+
+
+def _state_chunks(chunks: Seq[Chunk], num_single: int) -> StateChunks:
+    """The chunks after the first `num_single`, in the format of the kernels that advance states."""
+    firsts = accumulate((chunk.num_rows for chunk in chunks[num_single:]), initial=num_single)
+    found = [
+        StateChunk(first, chunk.num_rows, chunk.state, chunk.start, chunk.captures)
+        for first, chunk in zip(firsts, chunks[num_single:], strict=False)
+    ]
+    return StateChunks(*chunk_tables(found))
+
+
 def _is_decode(chunk: Chunk) -> bool:
     """Whether the chunk is one token, and only its own sequence's next token is wanted."""
     return chunk.length == 1 and len(chunk.samples) == 1 and not chunk.drafts and not chunk.scored
@@ -629,8 +672,8 @@ def kv_format(model: Model, config: ResolvedConfig) -> torch.dtype:
     return torch.float8_e4m3fn if config.kv_dtype == "fp8" else next(model.parameters()).dtype
 
 
-def fitting_pages(model: Model, config: ResolvedConfig) -> int:
-    """The number of pages that fit into GPU memory besides the model and one step's work."""
+def fitting_room(model: Model, config: ResolvedConfig) -> Room:
+    """The pages and states that fit into GPU memory besides the model and one step's work."""
     expert_width = model.described.expert_width if isinstance(model, Decoder) else 0
     packed = [prod(module.shape) for module in model.modules() if isinstance(module, PackedLinear)]
     itemsize = next(model.parameters()).itemsize
@@ -646,13 +689,19 @@ def fitting_pages(model: Model, config: ResolvedConfig) -> int:
         max_tokens=config.max_running_tokens,
         expert_bytes=itemsize * expert_width,
         widened_bytes=itemsize * max(packed, default=0),
-    ).pages
+        attention_bytes=_recurrent_bytes(model, config),
+        state_bytes=state_bytes(ring_states(model.states), itemsize),
+    )
+
+
+def _recurrent_bytes(model: Model, config: ResolvedConfig) -> int:
+    return recurrent_rows_bytes(model.described, config.max_batch_tokens) if isinstance(model, Decoder) else 0
 
 
 def rank_part(
     model: Model,
     config: ResolvedConfig,
-    num_pages: int,
+    room: Room,
     *,
     adapters: Adapters | None,
     group: Collective,
@@ -664,7 +713,8 @@ def rank_part(
     return GpuPart(
         model,
         page_size=config.page_size,
-        num_pages=num_pages,
+        num_pages=room.pages,
+        num_states=room.states,
         max_batch_seqs=config.max_batch_seqs,
         tokens=DrawnTokens(config.max_batch_seqs, device).tokens,
         captured=_captured_rows(most, graphs=config.cuda_graphs, captures=captures),

@@ -43,6 +43,8 @@ class Prelude(msgspec.Struct, frozen=True, tag=True):
     """[2, changes]: cells of the page tables, and the pages to write there; None if nothing has changed."""
     adapters: Sequence[tuple[int, int]]
     """Adapters' slots and their numbers of rows, in order; empty if the model has none."""
+    state_copies: Sequence[tuple[int, int]] = ()
+    """(from, to) slots of recurrent states to copy, in order."""
     groups: Array | None = None
     """int32 [GROUP_ARRAYS, most rows]: single-token rows with common prefixes, for the steps that share them (see
     `kernels.gpu.prefix_attention`); None if those sent before still hold, or if there are none."""
@@ -67,6 +69,13 @@ class Padding(NamedTuple):
     tiles: int
 
 
+class StateChunks(msgspec.Struct, frozen=True):
+    """Chunks that advance recurrent states; see `kernels.gpu.state_rows`."""
+
+    chunks: Array
+    pieces: Array
+
+
 class Mixed(msgspec.Struct, frozen=True, tag=True):
     """A step with prompts or adapters."""
 
@@ -83,6 +92,8 @@ class Mixed(msgspec.Struct, frozen=True, tag=True):
     """The graph's sizes; None if the step is not a graph."""
     shares_prefixes: bool = False
     """As in `StepKind`, for the rows with one token."""
+    states: StateChunks | None = None
+    """For a model with recurrent states: the chunks other than the single tokens that come first."""
 
 
 class Head(msgspec.Struct, frozen=True, tag=True):

@@ -11,25 +11,31 @@ from ostro.errors import BadRequest, Unsupported
 from ostro.kernels.plain_attention_memory import most_block_bytes
 from ostro.models.architecture import Architecture, Heads, Mamba2, State
 from ostro.models.cut import Cut, recurrent_shares
-from ostro.models.description import Causal
+from ostro.models.description import Causal, heads_differ
 
 # Rows as wide as a recurrent layer's inputs that are alive at a time: convolved, normed, spread over heads, read.
 _FLOAT_ROWS = 6
+# The same where kernels advance states: what is projected, convolved and mixed.
+_KERNEL_ROWS = 3
 # Copies of the rows that a Mamba's heads read, each with its own: in the rows' order, and in the order of time.
 _SPREAD_ROWS = 2
 
 
 def why_plain_attention(described: Causal) -> str | None:
     """The reason why torch's plain attention runs a model on a GPU, without graphs; None if kernels do."""
-    if described.states:
-        return "its layers keep a recurrent state"
-    if described.shape.layer_heads:
+    if isinstance(described, Architecture) and heads_differ(described):
         return "its layers differ in their heads"
     served = described.shape.max_seq_len
-    chunks = {layer.attention.spec.chunk for layer in described.layers} - {None}
+    chunks = {layer.attends.spec.chunk for layer in described.layers if layer.attends is not None} - {None}
     if any(chunk is not None and chunk < served for chunk in chunks):
         return f"its layers attend within chunks, and max_seq_len, {served}, is longer than a chunk"
     return None
+
+
+def recurrent_rows_bytes(described: Causal, max_batch_tokens: int) -> int:
+    """The most memory that a recurrent layer's rows take in a step where kernels advance its states."""
+    mixers = (layer.recurrent for layer in described.layers if layer.recurrent is not None)
+    return max((4 * _KERNEL_ROWS * mixer.inputs.rows * max_batch_tokens for mixer in mixers), default=0)
 
 
 def recurrent_bytes(described: Causal, max_batch_tokens: int, max_batch_seqs: int, cut: Cut | None = None) -> int:
@@ -66,10 +72,10 @@ def draft_bytes(states: Iterable[State | None]) -> int:
 
 def plain_attention_bytes(described: Causal, itemsize: int, max_batch_tokens: int, max_batch_seqs: int) -> int:
     """The most GPU memory that plain attention takes in a step: a block's scores, and one sequence's keys and values.
-    Or what a recurrent layer takes, if that is more. 0 if kernels run the model.
+    Or what a recurrent layer takes, if that is more or if kernels run the model.
     """
     if why_plain_attention(described) is None:
-        return 0
+        return recurrent_rows_bytes(described, max_batch_tokens)
     shape = described.shape
     heads = shape.layer_heads or [Heads(shape.num_kv_heads, shape.head_dim)] * shape.num_layers
     gathered = 0

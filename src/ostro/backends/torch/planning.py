@@ -18,11 +18,11 @@ from ostro.backends.memory import (
 )
 from ostro.backends.plan import Parts, adapter_values, stored_as
 from ostro.backends.precision import in_words
-from ostro.backends.torch.plain_attention import plain_attention_bytes, recurrent_bytes
+from ostro.backends.torch.plain_attention import plain_attention_bytes, recurrent_bytes, why_plain_attention
 from ostro.config import ResolvedConfig
 from ostro.devices import Memory
 from ostro.errors import ModelError
-from ostro.models.architecture import ModelShape, State, state_bytes
+from ostro.models.architecture import ModelShape, State, ring_states, state_bytes
 from ostro.models.cut import Cut, cut, divisible, rank_shapes
 from ostro.models.description import Causal
 from ostro.models.encoder import Encoder
@@ -147,6 +147,9 @@ def gpu_parts(
         widened_bytes=itemsize * kept.largest_packed,
         attention_bytes=plain_attention_bytes(described, itemsize, config.max_batch_tokens, config.max_batch_seqs),
     )
+    if why_plain_attention(described) is None:
+        # Kernels keep inputs of convolutions in rings.
+        states = ring_states(states)
     page, state = page_bytes(shape, config.page_size, kv_itemsize), state_bytes(states, itemsize)
     try:
         room = room_beside(

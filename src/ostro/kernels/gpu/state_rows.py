@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
 PIECE_ROWS = 64
@@ -71,6 +72,15 @@ class StateChunk(NamedTuple):
     """Of its first row, in the sequence."""
     captures: Sequence[tuple[int, int]] = ()
     """(rows, slot) pairs: after so many of the rows, the slot takes the state, too. In order."""
+
+
+def tables_of_singles(rows: SingleRows) -> ChunkTables:
+    """The same rows as chunks, made on the device."""
+    number = torch.arange(len(rows.slots), dtype=torch.int32, device=rows.slots.device)
+    one, none = torch.ones_like(number), torch.zeros_like(number)
+    chunks = torch.stack((rows.slots, rows.positions.to(torch.int32), 2 * number, 2 * number + 2), 1)
+    computed, kept = (number, one, rows.captured, number), (number + 1, none, rows.slots, number)
+    return ChunkTables(chunks, torch.stack((*computed, *kept), 1).view(-1, PIECE_FIELDS))
 
 
 def chunk_tables(chunks: Sequence[StateChunk]) -> tuple[Array, Array]:

@@ -16,8 +16,8 @@ import triton.language as tl
 from torch import Tensor
 
 # Rows of the array that the host sends.
-TOKEN, POSITION, LENGTH, SLOT, SAMPLER = range(5)
-FIELDS = 5
+TOKEN, POSITION, LENGTH, SLOT, SAMPLER, STATE, CAPTURED = range(7)
+FIELDS = 7
 
 _BLOCK = 256
 
@@ -42,7 +42,7 @@ def unpack(sent: Tensor, sampled: Tensor) -> StepInputs:
 
 
 def unpack_plain(sent: Tensor, sampled: Tensor) -> StepInputs:
-    token, position, _, slot, _ = sent.long()
+    token, position, slot = sent[[TOKEN, POSITION, SLOT]].long()
     token = torch.where(token < 0, sampled[(-1 - token).clamp(min=0)].long(), token)
     return StepInputs(token, position, slot)
 
