@@ -14,6 +14,7 @@ of its own, but for single rows without a norm.
 The plain twin is `torch_models.recurrent.Mamba2`.
 """
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
@@ -23,7 +24,14 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ostro.kernels.gpu import state_rows
-from ostro.kernels.gpu.state_conv import convolve_chunks, convolved_single, keep_inputs, keep_single, silu_of
+from ostro.kernels.gpu.state_conv import (
+    convolve_chunks,
+    convolved_single,
+    keep_inputs,
+    keep_single,
+    piece_at,
+    silu_of,
+)
 from ostro.kernels.gpu.state_rows import ChunkTables, KeptState, SingleRows
 from ostro.kernels.gpu.tilings import power_of_two
 
@@ -40,6 +48,8 @@ _PIECE_FIELDS = tl.constexpr(state_rows.PIECE_FIELDS)
 # Programs that are enough to fill the device, for single rows.
 _ENOUGH_PROGRAMS = 256
 _STEP_ROWS = 8
+# Programs that share a piece's rows.
+_GATE_LANES = 8
 
 
 class SinglesTiling(NamedTuple):
@@ -143,7 +153,7 @@ def ssm_singles(
         launch_pdl=pdl,
     )
     if not fused:
-        _gate(inputs, y, weights, out, rows.slots, pdl=pdl)
+        _gate(inputs, y, weights, out, rows, pdl=pdl)
 
 
 def ssm_chunks(
@@ -157,8 +167,8 @@ def ssm_chunks(
     pdl: bool = False,
     tiling: ScanTiling = SCAN,
 ) -> None:
-    """The same for chunks; `out` is undefined for rows of none. If `exact`, a row's bits depend neither on where chunks
-    and pieces are cut nor on other chunks.
+    """The same for chunks; rows of none are left alone. If `exact`, a row's bits depend neither on where chunks and
+    pieces are cut nor on other chunks.
     """
     matrices = _check(inputs, weights, state, out)
     mixed = inputs[:, weights.width : weights.width + weights.channels]
@@ -166,7 +176,7 @@ def ssm_chunks(
     keep_inputs(mixed, state.inputs, tables, pdl=pdl)
     y = torch.empty(out.shape, dtype=torch.float32, device=out.device)
     _scan(convolved, _steps(inputs, weights, pdl=pdl), weights, matrices, tables, y, tiling, pdl=pdl)
-    _gate(inputs, y, weights, out, None, pdl=pdl)
+    _gate_chunks(inputs, y, weights, out, tables, pdl=pdl)
 
 
 def _check(inputs: Tensor, weights: SsmWeights, state: KeptState, out: Tensor) -> Tensor:
@@ -248,29 +258,44 @@ def _scan(
     )
 
 
-def _gate(inputs: Tensor, y: Tensor, weights: SsmWeights, out: Tensor, slots: Tensor | None, *, pdl: bool) -> None:
+def _gate(inputs: Tensor, y: Tensor, weights: SsmWeights, out: Tensor, rows: SingleRows, *, pdl: bool) -> None:
     """Gates and norms y: out. Rows whose slot is -1 become zeros."""
+    _gate_kernel[(len(inputs), weights.norm_groups)](
+        *_gate_arguments(inputs, y, weights, out), rows.slots, **_gate_settings(weights, pdl=pdl)
+    )
+
+
+def _gate_chunks(
+    inputs: Tensor, y: Tensor, weights: SsmWeights, out: Tensor, tables: ChunkTables, *, pdl: bool
+) -> None:
+    """The same for the rows of chunks; others are left alone."""
+    _gate_chunks_kernel[(len(tables.pieces), _GATE_LANES, weights.norm_groups)](
+        *_gate_arguments(inputs, y, weights, out),
+        *tables,
+        len(tables.chunks),
+        lanes=_GATE_LANES,
+        **_gate_settings(weights, pdl=pdl),
+    )
+
+
+def _gate_arguments(inputs: Tensor, y: Tensor, weights: SsmWeights, out: Tensor) -> tuple[object, ...]:
+    norm = y if weights.norm is None else weights.norm
+    return inputs, y, norm, out, weights.eps, inputs.stride(0), out.stride(0)
+
+
+def _gate_settings(weights: SsmWeights, *, pdl: bool) -> Mapping[str, object]:
     group = weights.width // weights.norm_groups
     block = power_of_two(group)
-    _gate_kernel[(len(inputs), weights.norm_groups)](
-        inputs,
-        y,
-        y if weights.norm is None else weights.norm,
-        y if slots is None else slots,
-        out,
-        weights.eps,
-        inputs.stride(0),
-        out.stride(0),
-        width=weights.width,
-        group=group,
-        block=block,
-        norms=weights.norm is not None,
-        gates_normed=weights.gates_normed,
-        has_slots=slots is not None,
-        pdl=pdl,
-        num_warps=max(1, min(16, block // 256)),
-        launch_pdl=pdl,
-    )
+    return {
+        "width": weights.width,
+        "group": group,
+        "block": block,
+        "norms": weights.norm is not None,
+        "gates_normed": weights.gates_normed,
+        "pdl": pdl,
+        "num_warps": max(1, min(16, block // 256)),
+        "launch_pdl": pdl,
+    }
 
 
 @triton.jit
@@ -467,38 +492,91 @@ def _gate_kernel(
     inputs: tl.tensor,
     y: tl.tensor,
     norm: tl.tensor,
-    slots: tl.tensor,
     out: tl.tensor,
     eps: tl.tensor,
     inputs_stride: tl.tensor,
     out_stride: tl.tensor,
+    slots: tl.tensor,
     width: tl.constexpr,
     group: tl.constexpr,
     block: tl.constexpr,
     norms: tl.constexpr,
     gates_normed: tl.constexpr,
-    has_slots: tl.constexpr,
     pdl: tl.constexpr,
 ) -> None:
-    row = tl.program_id(0).to(tl.int64)
-    of_group = tl.arange(0, block)
-    at = tl.program_id(1) * group + of_group
-    inside = of_group < group
-    if norms:
-        scale = tl.load(norm + at, mask=inside, other=0.0)
+    row, number = tl.program_id(0).to(tl.int64), tl.program_id(1)
     if pdl:
         gdc_launch_dependents()
         gdc_wait()
-    value = tl.load(y + row * width + at, mask=inside, other=0.0)
-    gate = silu_of(tl.load(inputs + row * inputs_stride + at, mask=inside, other=0.0).to(tl.float32))
+    value = _gated(inputs + row * inputs_stride, y + row * width, norm, eps, number, group, block, norms, gates_normed)
+    value = tl.where(tl.load(slots + row) >= 0, value, 0.0)
+    of_group = tl.arange(0, block)
+    at = out + row * out_stride + number * group + of_group
+    tl.store(at, value.to(out.dtype.element_ty), mask=of_group < group)
+
+
+@triton.jit(do_not_specialize=["num_chunks"], do_not_specialize_on_alignment=["chunks", "pieces"])
+def _gate_chunks_kernel(
+    inputs: tl.tensor,
+    y: tl.tensor,
+    norm: tl.tensor,
+    out: tl.tensor,
+    eps: tl.tensor,
+    inputs_stride: tl.tensor,
+    out_stride: tl.tensor,
+    chunks: tl.tensor,
+    pieces: tl.tensor,
+    num_chunks: tl.tensor,
+    lanes: tl.constexpr,
+    width: tl.constexpr,
+    group: tl.constexpr,
+    block: tl.constexpr,
+    norms: tl.constexpr,
+    gates_normed: tl.constexpr,
+    pdl: tl.constexpr,
+) -> None:
+    piece, lane, number = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    if pdl:
+        gdc_launch_dependents()
+        gdc_wait()
+    slot, _, _, _, _ = piece_at(chunks, pieces, piece, num_chunks)
+    if slot < 0:
+        return
+    first = tl.load(pieces + piece * _PIECE_FIELDS + _FIRST_ROW)
+    count = tl.load(pieces + piece * _PIECE_FIELDS + _ROWS)
+    of_group = tl.arange(0, block)
+    for of_piece in range(lane, count, lanes):
+        row = (first + of_piece).to(tl.int64)
+        read = inputs + row * inputs_stride
+        value = _gated(read, y + row * width, norm, eps, number, group, block, norms, gates_normed)
+        at = out + row * out_stride + number * group + of_group
+        tl.store(at, value.to(out.dtype.element_ty), mask=of_group < group)
+
+
+@triton.jit
+def _gated(
+    inputs: tl.tensor,
+    y: tl.tensor,
+    norm: tl.tensor,
+    eps: tl.tensor,
+    number: tl.tensor,
+    group: tl.constexpr,
+    block: tl.constexpr,
+    norms: tl.constexpr,
+    gates_normed: tl.constexpr,
+) -> tl.tensor:
+    """One group of a row."""
+    of_group = tl.arange(0, block)
+    at = number * group + of_group
+    inside = of_group < group
+    value = tl.load(y + at, mask=inside, other=0.0)
+    gate = silu_of(tl.load(inputs + at, mask=inside, other=0.0).to(tl.float32))
     if norms:
         if not gates_normed:
             value *= gate
-        value *= tl.rsqrt(tl.sum(value * value, 0) / group + eps) * scale
+        value *= tl.rsqrt(tl.sum(value * value, 0) / group + eps) * tl.load(norm + at, mask=inside, other=0.0)
         if gates_normed:
             value *= gate
     else:
         value *= gate
-    if has_slots:
-        value = tl.where(tl.load(slots + row) >= 0, value, 0.0)
-    tl.store(out + row * out_stride + at, value.to(out.dtype.element_ty), mask=inside)
+    return value
