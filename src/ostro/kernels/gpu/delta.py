@@ -491,6 +491,38 @@ def _keep(
 
 
 @triton.jit
+def _keep_of_head(
+    to: tl.tensor,
+    x: tl.tensor,
+    ring: tl.tensor,
+    head: tl.tensor,
+    position: tl.tensor,
+    rows: tl.tensor,
+    row_stride: tl.tensor,
+    key_heads: tl.constexpr,
+    value_heads: tl.constexpr,
+    key_dim: tl.constexpr,
+    value_dim: tl.constexpr,
+    key_block: tl.constexpr,
+    value_block: tl.constexpr,
+    taps: tl.constexpr,
+    tiled: tl.constexpr,
+) -> None:
+    """The same for the channels of a value head, and for those of its key head if no lower value head reads that."""
+    keys: tl.constexpr = key_heads * key_dim
+    channels: tl.constexpr = 2 * keys + value_heads * value_dim
+    value = tl.arange(0, value_block)
+    _keep(
+        to, x, ring, 2 * keys + head * value_dim + value, value < value_dim, position, rows, row_stride, channels, taps
+    )  # fmt: skip
+    if _is_first_reader(head, key_heads, value_heads, tiled):
+        key = tl.arange(0, key_block)
+        q_channel = _key_head(head, key_heads, value_heads, tiled) * key_dim + key
+        _keep(to, x, ring, q_channel, key < key_dim, position, rows, row_stride, channels, taps)
+        _keep(to, x, ring, keys + q_channel, key < key_dim, position, rows, row_stride, channels, taps)
+
+
+@triton.jit
 def _piece(pieces: tl.tensor, chunks: tl.tensor, number: tl.tensor) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
     """The first row of a piece, its rows, which are none if nobody uses it, and its chunk."""
     own = pieces + number * _PIECE_FIELDS
@@ -544,44 +576,47 @@ def _prepare_kernel(
         position = tl.load(chunk + 1)
         # The row's number in its chunk.
         skipped = (first - before).to(tl.int32)
+        # What both branches name must have the same shape.
         if tl.program_id(0) < key_heads:
-            head = tl.program_id(0)
-            part = tl.arange(0, key_block)
-            channel, inside = head * key_dim + part, part < key_dim
+            key_head = tl.program_id(0)
+            key = tl.arange(0, key_block)
+            q_channel, is_key = key_head * key_dim + key, key < key_dim
             for start in range(0, rows, rows_block):
                 number = start + tl.arange(0, rows_block)
                 row = first + number
                 x = mixed + row * mixed_stride
-                mask = (number < rows)[:, None] & inside[None, :]
+                mask = (number < rows)[:, None] & is_key[None, :]
                 offset = skipped + number
                 q = _convolved_rows(
-                    x, mixed_stride, ring, filters, bias, channel, inside, mask, offset, position, channels, taps,
+                    x, mixed_stride, ring, filters, bias, q_channel, is_key, mask, offset, position, channels, taps,
                     has_bias,
                 )  # fmt: skip
                 k = _convolved_rows(
-                    x, mixed_stride, ring, filters, bias, keys + channel, inside, mask, offset, position, channels,
+                    x, mixed_stride, ring, filters, bias, keys + q_channel, is_key, mask, offset, position, channels,
                     taps, has_bias,
                 )  # fmt: skip
                 q = _unit(q, 1) * (key_dim**-0.5)
                 k = _unit(k, 1)
-                to = prepared + (row * channels)[:, None] + channel[None, :]
+                to = prepared + (row * channels)[:, None] + q_channel[None, :]
                 tl.store(to, q, mask=mask)
                 tl.store(to + keys, k, mask=mask)
-                tl.store(factors + row * factor_count + 2 * value_heads + head, tl.sum(q * k, 1), mask=number < rows)
+                tl.store(
+                    factors + row * factor_count + 2 * value_heads + key_head, tl.sum(q * k, 1), mask=number < rows
+                )
         else:
             head = tl.program_id(0) - key_heads
-            part = tl.arange(0, value_block)
-            channel, inside = 2 * keys + head * value_dim + part, part < value_dim
+            value = tl.arange(0, value_block)
+            v_channel, is_value = 2 * keys + head * value_dim + value, value < value_dim
             speed, shift = tl.exp(tl.load(decay + head)), tl.load(decay_bias + head)
             for start in range(0, rows, rows_block):
                 number = start + tl.arange(0, rows_block)
                 row = first + number
-                mask = (number < rows)[:, None] & inside[None, :]
+                mask = (number < rows)[:, None] & is_value[None, :]
                 v = _convolved_rows(
-                    mixed + row * mixed_stride, mixed_stride, ring, filters, bias, channel, inside, mask,
+                    mixed + row * mixed_stride, mixed_stride, ring, filters, bias, v_channel, is_value, mask,
                     skipped + number, position, channels, taps, has_bias,
                 )  # fmt: skip
-                tl.store(prepared + (row * channels)[:, None] + channel[None, :], v, mask=mask)
+                tl.store(prepared + (row * channels)[:, None] + v_channel[None, :], v, mask=mask)
                 of_row = gates + row * gates_stride + head
                 b = tl.load(of_row, mask=number < rows, other=0.0).to(tl.float32)
                 a = tl.load(of_row + value_heads, mask=number < rows, other=0.0).to(tl.float32) + shift
@@ -715,17 +750,11 @@ def _scan_kernel(
             if kept_slot >= 0:
                 tl.store(matrices + kept_slot * matrices_stride + place, s, mask=there)
                 if tl.program_id(0) == 0:
-                    to, ring = inputs + kept_slot * inputs_stride, inputs + slot * inputs_stride
-                    x = mixed + before * mixed_stride
-                    known = first - before + rows
-                    part = tl.arange(0, value_block)
-                    channel, inside = 2 * keys + head * value_dim + part, part < value_dim
-                    _keep(to, x, ring, channel, inside, position, known, mixed_stride, channels, taps)
-                    if _is_first_reader(head, key_heads, value_heads, tiled):
-                        part = tl.arange(0, key_block)
-                        channel, inside = key_head * key_dim + part, part < key_dim
-                        _keep(to, x, ring, channel, inside, position, known, mixed_stride, channels, taps)
-                        _keep(to, x, ring, keys + channel, inside, position, known, mixed_stride, channels, taps)
+                    _keep_of_head(
+                        inputs + kept_slot * inputs_stride, mixed + before * mixed_stride,
+                        inputs + slot * inputs_stride, head, position, first - before + rows, mixed_stride, key_heads,
+                        value_heads, key_dim, value_dim, key_block, value_block, taps, tiled,
+                    )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["chunks", "pieces"])
