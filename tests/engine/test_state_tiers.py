@@ -1,4 +1,4 @@
-"""States below the device's slots: a snapshot that has been hit is found again, and nobody can tell from the tokens."""
+"""States below the device's slots: a snapshot that was given up is found again, and nobody can tell from the tokens."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -42,6 +42,11 @@ def prompt(stem: int, id: int = 0, length: int = 17, **settings: Any) -> Request
     return make_request(id, STEMS[stem][:length], anchors=(16,), **{"max_tokens": 3, **settings})
 
 
+def fill(made: Driver) -> None:
+    """Takes all pages for a while, and leaves no snapshot."""
+    run(made, make_request(999, (12, 11, 12), max_tokens=made.runner.spec.num_pages * SIZE - 3))
+
+
 def run(made: Driver, *requests: Request) -> None:
     """One after the other, each held to what it must be given."""
     for request in requests:
@@ -52,7 +57,7 @@ def run(made: Driver, *requests: Request) -> None:
 def run_hot(made: Driver, stem: int = 0, hits: int = 2) -> None:
     """Hits a prompt's snapshot so many times, then evicts it with its pages."""
     run(made, *(prompt(stem, id) for id in range(1 + hits)))
-    run(made, *(prompt(other, 10 + other) for other in range(6) if other != stem))
+    fill(made)
 
 
 def hits(made: Driver) -> int:
@@ -71,20 +76,26 @@ def test_a_hot_prefix_is_fetched_with_its_state_from_any_tier(tiers: dict[str, A
     assert made.engine.scheduler.counters.fetched_states == 1
 
 
-def test_a_state_goes_to_host_memory_once_hit_and_to_disk_once_hit_again() -> None:
-    for num_hits, tiers, is_kept in (
-        (0, {"num_slots": 40, "num_state_slots": 4}, False),
-        (1, {"num_slots": 40, "num_state_slots": 4}, True),
-        (1, {"disk_pages": 64}, False),
-        (2, {"disk_pages": 64}, True),
-    ):
-        made = driver(**tiers)
-        run_hot(made, hits=num_hits)
-        counters = made.engine.scheduler.counters
-        assert counters.stored_states + counters.spilled_states == is_kept
-        # Nobody would find pages that lead to no state.
-        assert counters.stored_pages + counters.spilled_pages == (4 if is_kept else 0)
-        assert made.engine.num_found(STEMS[0][:17]) == (16 if is_kept else 0)
+@pytest.mark.parametrize(
+    ("tiers", "hits_before", "kept"),
+    [(TIERS[0], 0, [16]), (TIERS[0], 1, [8, 16]), (TIERS[1], 1, [16]), (TIERS[1], 2, [8, 16])],
+)
+def test_the_last_state_of_a_path_goes_down_and_one_before_it_if_it_is_hit(
+    tiers: dict[str, Any], hits_before: int, kept: list[int]
+) -> None:
+    """Once for host memory, twice for disk."""
+    made = driver(**tiers)
+    run(made, make_request(0, STEMS[0][:17], anchors=(8, 16), max_tokens=3))
+    run(made, *(make_request(1 + id, (*STEMS[0][:8], 12, id), max_tokens=1) for id in range(hits_before)))
+    assert hits(made) == 8 * hits_before
+    fill(made)
+    assert made.engine.scheduler.kv.usage.snapshots == 0
+    states = [*made.store._state_slots, *(each for each in made.store._disk.values() if not isinstance(each, list))]
+    assert sorted(state.end for state in states if state is not None) == kept
+    counters = made.engine.scheduler.counters
+    # Nobody would find pages that lead to no state.
+    assert counters.stored_pages + counters.spilled_pages == 4
+    assert made.engine.num_found(STEMS[0][:17]) == 16
 
 
 def test_a_state_whose_slot_was_needed_is_fetched_to_the_page_that_stayed() -> None:
@@ -104,10 +115,10 @@ def test_with_a_single_slot_the_state_arrives_in_it_and_is_taken_from_there() ->
     run(made, prompt(0, 4), prompt(1, 5), prompt(0, 6))
 
 
-def test_of_states_in_host_memory_the_least_recently_used_goes_first_to_disk_if_hit_twice() -> None:
+def test_of_states_in_host_memory_the_least_recently_used_goes_to_disk() -> None:
     made = driver(num_slots=40, num_state_slots=1, disk_pages=64)
     run(made, prompt(0, 0), prompt(0, 1), prompt(0, 2), prompt(1, 3), prompt(1, 4))
-    run(made, *(prompt(stem, 10 + stem) for stem in range(2, 6)))
+    fill(made)
     counters = made.engine.scheduler.counters
     assert (counters.stored_states, counters.spilled_states) == (2, 1)
     assert [made.engine.num_found(STEMS[stem][:17]) for stem in (0, 1)] == [16, 16]
@@ -147,7 +158,7 @@ def test_a_shallower_state_on_the_device_serves_when_the_deeper_is_lost() -> Non
     both = {"length": 21, "max_tokens": 1}
     for id in range(3):
         run(made, make_request(id, STEMS[0][:21], anchors=(8, 20), max_tokens=1))
-    run(made, *(prompt(stem, 10 + stem) for stem in range(1, 6)))
+    fill(made)
     assert made.engine.num_found(STEMS[0][:21]) == 20
     [deepest] = [digest for digest, record in made.store._disk.items() if not isinstance(record, list)]
     del made.store._disk[deepest]
@@ -178,7 +189,8 @@ def test_a_request_that_is_aborted_while_its_state_arrives_leaves_nothing_behind
 
 def test_states_of_a_salt_are_found_under_it_alone_and_never_go_to_disk() -> None:
     made = driver(num_slots=40, num_state_slots=4, disk_pages=64)
-    run(made, *(prompt(0, id, cache_salt="mine") for id in range(3)), *(prompt(at, 10 + at) for at in range(1, 6)))
+    run(made, *(prompt(0, id, cache_salt="mine") for id in range(3)))
+    fill(made)
     before = hits(made)
     run(made, prompt(0, 50, cache_salt="yours"))
     assert hits(made) == before
@@ -259,6 +271,18 @@ def test_what_is_offered_ends_at_a_state_and_others_continue_from_it() -> None:
     assert second.engine.num_found(STEMS[0][:30]) == 16
     run(second, prompt(0, 0, 30))
     assert hits(second) == 16
+
+
+def test_a_conversation_that_pauses_goes_on_where_it_was() -> None:
+    """Nothing hits its last state before it comes back: conversations that had no room once began anew each turn."""
+    made, said = driver(20, num_slots=200, num_state_slots=20), [list(STEMS[stem][:9]) for stem in range(5)]
+    for turn in range(4):
+        for stem, history in enumerate(said):
+            history += [(turn + at * at) % 11 for at in range(6)] + [12]
+            before, request = hits(made), make_request(10 * turn + stem, history, max_tokens=3, anchors=(len(history),))
+            run(made, request)
+            assert not turn or hits(made) - before >= len(history) - 7 - 3 - 2 * SIZE
+            history += made.outcomes[request.id, 0].token_ids
 
 
 def test_a_prompt_computed_for_others_leaves_a_state_at_the_last_page_that_they_can_use() -> None:

@@ -1,16 +1,39 @@
 """Copies of snapshots in host memory: whose state is in which slot, and which are worth one. Knows no schedule.
 
-A state takes as much room as the pages of a thousand tokens or more, and most snapshots are never continued from. So
-one is kept in host memory only if it has been, and goes to disk only if it has been twice.
+A state takes as much room as the pages of a thousand tokens or more, and most snapshots are never continued from. One
+is kept if it is the last of its path, from which the conversation goes on if it does; or if it has been continued from:
+once for host memory, twice for disk.
 """
 
 from collections import OrderedDict
 from typing import Protocol
 
-from ostro.engine.radix import NOWHERE
+from ostro.engine.radix import NOWHERE, Node
 
 HITS_FOR_HOST = 1
 HITS_FOR_DISK = 2
+
+
+# A path is not searched further than this for a later state.
+_MOST_BEHIND = 256
+
+
+def is_worth_room(node: Node, least_hits: int) -> bool:
+    """Whether the node's state has been continued from so many times, or no other is known behind it."""
+    return node.hits >= least_hits or _is_last(node)
+
+
+def _is_last(node: Node) -> bool:
+    behind = [node]
+    for _ in range(_MOST_BEHIND):
+        if not behind:
+            return True
+        each = behind.pop()
+        has_state = each.state != NOWHERE or each.state_slot != NOWHERE
+        if each.states_below or (has_state and each is not node):
+            return False
+        behind += each.children.values()
+    return False
 
 
 class Kept(Protocol):

@@ -11,9 +11,9 @@ found by a digest of the model and of every token up to its end, also after a re
 Where engines share pages, a prefix is offered to the others, who then find it as if it were on their own disk. Its path
 is locked meanwhile, so that its pages stay what they are.
 
-Where models keep recurrent states, pages are of use up to a state only. A snapshot that has been hit is stored too when
-its page is evicted or its slot is given up (`engine.state_slots`), pages are stored if they lead to one, and what is
-fetched or offered ends at one. Its digest is that of its page with a prefix.
+Where models keep recurrent states, pages are of use up to a state only. A snapshot is stored too when its page is
+evicted or its slot is given up, if that is worth its room (`engine.state_slots`), pages are stored if they lead to one,
+and what is fetched or offered ends at one. Its digest is that of its page with a prefix.
 """
 
 import heapq
@@ -41,7 +41,7 @@ from ostro.engine.page_store import (
     StoreState,
 )
 from ostro.engine.radix import NOWHERE, Node, PageKey, RadixCache, Salt
-from ostro.engine.state_slots import HITS_FOR_DISK, HITS_FOR_HOST, Kept, StateSlots
+from ostro.engine.state_slots import HITS_FOR_DISK, HITS_FOR_HOST, Kept, StateSlots, is_worth_room
 from ostro.engine.states import Parked, States, deepest
 
 DIGEST_BYTES = 32
@@ -184,11 +184,11 @@ class Tiers:
         digest = self._state_digest(self._digest(node))
         if digest is not None and self.store.holds_state(digest):
             return True
-        if node.state == NOWHERE or node.hits < HITS_FOR_HOST:
+        if node.state == NOWHERE:
             return False
         if self._state_slots.num_slots:
-            return self._store_state(node)
-        return node.hits >= HITS_FOR_DISK and self._spill_state(node)
+            return is_worth_room(node, HITS_FOR_HOST) and self._store_state(node)
+        return is_worth_room(node, HITS_FOR_DISK) and self._spill_state(node)
 
     def _store_state(self, node: Node) -> bool:
         if not self._take_state_slot(node):
@@ -208,7 +208,7 @@ class Tiers:
     def _take_state_slot(self, kept: Kept) -> bool:
         """Whether there is a slot for the state now."""
         lost = self._state_slots.take(kept)
-        if lost is not None and isinstance(lost[0], Node) and lost[0].hits >= HITS_FOR_DISK:
+        if lost is not None and isinstance(lost[0], Node) and is_worth_room(lost[0], HITS_FOR_DISK):
             self._spill_state(lost[0], lost[1])
         return kept.state_slot != NOWHERE
 
@@ -253,8 +253,8 @@ class Tiers:
             return True
         if self._state_on_disk(self._digest(node)) is not None:
             return True
-        is_hit = node.state_slot != NOWHERE and node.hits >= HITS_FOR_DISK
-        return is_hit and self._spill_state(node, node.state_slot)
+        is_wanted = node.state_slot != NOWHERE and is_worth_room(node, HITS_FOR_DISK)
+        return is_wanted and self._spill_state(node, node.state_slot)
 
     def _can_lose_slot(self, node: Node) -> bool:
         """Not while a fetch reads the slot; and a node that is not resident leaves the tree with its slot, so its
