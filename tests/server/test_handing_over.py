@@ -10,8 +10,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from every_family import config_of
+from family_case import SIZES
 from live_server import LiveServer, live_server
 from model_directory import write_model
+from native_directory import write
 
 from ostro.errors import BadRequest
 from ostro.server.settings import Given, read_settings
@@ -61,6 +64,23 @@ def metric(live: LiveServer, name: str) -> float:
     with live.client() as client:
         lines = client.get("/metrics").text.splitlines()
     return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"{name}{{"))
+
+
+@pytest.mark.full
+def test_a_prompt_of_a_model_with_recurrent_states_is_handed_over_with_its_state(tmp_path: Path) -> None:
+    """Only the tokens behind the last page boundary are computed by the decode server."""
+    directory = write_model(tmp_path / "model")
+    vocabulary = json.loads((directory / "config.json").read_text())["vocab_size"]
+    write(directory, config_of("qwen3_5", {**SIZES, "vocab_size": vocabulary, "max_position_embeddings": 256}))
+    with prefill(tmp_path, directory) as first, decode(tmp_path, directory, first.url) as second:
+        cold, _ = complete(first, PROMPT)
+        text, cached = complete(second)
+        assert text == cold
+        assert cached >= 32
+        assert cached % 16 == 0
+        assert metric(second, "ostro_remote_prefills_total") == 1
+        assert metric(second, "ostro_remote_prefills_failed_total") == 0
+        wait_for(second, "ostro_states_fetched_total")
 
 
 @pytest.mark.full
