@@ -6,10 +6,9 @@
                        |       y = S C + skip * u
                        └─ gate, norm ─> out
 
-A single row takes one kernel, in which a program has some rows of one head's matrix. Chunks are convolved first. A
-program then takes a chunk's tokens one after the other, with some rows of one head's matrix in registers: a token's
-sums have one order, wherever chunks and pieces are cut. As a norm is over several heads, gating and norming is a kernel
-of its own, but for single rows without a norm.
+Rows are convolved first. A program then advances some rows of one head's matrix: by one row of inputs, or by a chunk's
+tokens one after the other, with that part in registers. A token's sums have one order, wherever chunks and pieces are
+cut. As a norm is over several heads, gating and norming is a kernel of its own, but for single rows without a norm.
 
 The plain twin is `torch_models.recurrent.Mamba2`.
 """
@@ -24,14 +23,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ostro.kernels.gpu import state_rows
-from ostro.kernels.gpu.state_conv import (
-    convolve_chunks,
-    convolved_single,
-    keep_inputs,
-    keep_single,
-    piece_at,
-    silu_of,
-)
+from ostro.kernels.gpu.state_conv import convolve_chunks, convolve_singles, keep_inputs, piece_at, silu_of
 from ostro.kernels.gpu.state_rows import ChunkTables, KeptState, SingleRows
 from ostro.kernels.gpu.tilings import power_of_two
 
@@ -45,17 +37,15 @@ _FIRST_ROW, _ROWS, _KEPT = (
 )
 _PIECE_FIELDS = tl.constexpr(state_rows.PIECE_FIELDS)
 
-# Programs that are enough to fill the device, for single rows.
-_ENOUGH_PROGRAMS = 256
 _STEP_ROWS = 8
 # Programs that share a piece's rows.
 _GATE_LANES = 8
 
 
 class SinglesTiling(NamedTuple):
-    part: int | None = None
-    """Rows of a head's matrix in a program, a power of two; None for as many as leave enough programs."""
-    numbers: int = 1024
+    part: int
+    """Rows of a head's matrix in a program; a power of two."""
+    numbers: int
     """Of a matrix, for each warp."""
 
 
@@ -71,7 +61,9 @@ class ScanTiling(NamedTuple):
     warps: int = 1
 
 
-SINGLES, SCAN = SinglesTiling(), ScanTiling()
+# Few heads' matrices in all leave most of the device idle, unless each is shared by many programs.
+FEW_SINGLES, SINGLES, SCAN = SinglesTiling(8, 1024), SinglesTiling(32, 512), ScanTiling()
+_FEW = 256
 
 
 class SsmWeights(NamedTuple):
@@ -112,39 +104,36 @@ def ssm_singles(
     out: Tensor,
     *,
     pdl: bool = False,
-    tiling: SinglesTiling = SINGLES,
+    tiling: SinglesTiling | None = None,
 ) -> None:
     """Advances the states of rows that are their sequences' only ones. `inputs` are [rows, 2 * width + 2 * groups *
     state_size + heads], `out` is [rows, width], both in the model's number format; zeros for rows without a slot.
     """
     matrices = _check(inputs, weights, state, out)
     height, columns = power_of_two(weights.head_dim), power_of_two(weights.state_size)
-    part = height if tiling.part is None else min(tiling.part, height)
-    while tiling.part is None and part > 8 and len(inputs) * weights.heads * (height // part) < _ENOUGH_PROGRAMS:
-        part //= 2
+    if tiling is None:
+        tiling = FEW_SINGLES if len(inputs) * weights.heads < _FEW else SINGLES
+    part = min(tiling.part, height)
     fused = weights.norm is None
     y = out if fused else torch.empty(out.shape, dtype=torch.float32, device=out.device)
+    mixed = inputs[:, weights.width : weights.width + weights.channels]
+    convolved = convolve_singles(mixed, weights.taps, weights.bias, state.inputs, rows, silu=True, pdl=pdl)
     _single_kernel[(len(inputs), weights.heads, triton.cdiv(weights.head_dim, part))](
         inputs,
-        weights.taps,
-        weights.taps if weights.bias is None else weights.bias,
+        convolved,
         weights.decay,
         weights.step_bias,
         weights.skip,
-        state.inputs,
         matrices,
         *rows,
         y,
         inputs.stride(0),
-        state.inputs.stride(0),
         matrices.stride(0),
         y.stride(0),
         heads=weights.heads,
         head_dim=weights.head_dim,
         state_size=weights.state_size,
         groups=weights.groups,
-        taps=len(weights.taps),
-        has_bias=weights.bias is not None,
         gates=fused,
         part=part,
         columns=columns,
@@ -312,27 +301,22 @@ def _step_of(t: tl.tensor, bias: tl.tensor, decay: tl.tensor) -> tuple[tl.tensor
 @triton.jit
 def _single_kernel(
     inputs: tl.tensor,
-    weight: tl.tensor,
-    bias: tl.tensor,
+    convolved: tl.tensor,
     decay: tl.tensor,
     step_bias: tl.tensor,
     skip: tl.tensor,
-    rings: tl.tensor,
     matrices: tl.tensor,
     slots: tl.tensor,
     positions: tl.tensor,
     captured: tl.tensor,
     y: tl.tensor,
     inputs_stride: tl.tensor,
-    ring_stride: tl.tensor,
     matrix_stride: tl.tensor,
     y_stride: tl.tensor,
     heads: tl.constexpr,
     head_dim: tl.constexpr,
     state_size: tl.constexpr,
     groups: tl.constexpr,
-    taps: tl.constexpr,
-    has_bias: tl.constexpr,
     gates: tl.constexpr,
     part: tl.constexpr,
     columns: tl.constexpr,
@@ -340,56 +324,41 @@ def _single_kernel(
 ) -> None:
     width: tl.constexpr = heads * head_dim
     channels: tl.constexpr = width + 2 * groups * state_size
-    per_group: tl.constexpr = heads // groups
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    height = tl.program_id(2) * part + tl.arange(0, part)
-    column = tl.arange(0, columns)
+    # Vectors are matrices of one row or column, so that each thread reads what it needs of them itself.
+    height = tl.program_id(2) * part + tl.arange(0, part)[:, None]
+    column = tl.arange(0, columns)[None, :]
     of_head, of_state = height < head_dim, column < state_size
-    group = head // per_group
+    # Before the wait: rows' slots, and the states, were there before the convolution.
+    slot, position, other = tl.load(slots + row), tl.load(positions + row), tl.load(captured + row)
+    at = (head * head_dim + height) * state_size + column
+    there = of_head & of_state
+    own = matrices + slot.to(tl.int64) * matrix_stride
+    s = tl.load(own + at, mask=there & (slot >= 0) & (position > 0), other=0.0)
     own_bias, own_decay, own_skip = tl.load(step_bias + head), tl.load(decay + head), tl.load(skip + head)
+    x = inputs + row * inputs_stride
+    t, kept = _step_of(tl.load(x + width + channels + head), own_bias, own_decay)
     if pdl:
         gdc_launch_dependents()
         gdc_wait()
-    slot = tl.load(slots + row)
-    to = y + row * y_stride + head * head_dim + height
-    if slot < 0:
-        tl.store(to, tl.zeros([part], y.dtype.element_ty), mask=of_head)
-        return
-    position = tl.load(positions + row)
-    other = tl.load(captured + row)
-    at = (head * head_dim + height[:, None]) * state_size + column[None, :]
-    there = of_head[:, None] & of_state[None, :]
-    own = matrices + slot.to(tl.int64) * matrix_stride
-    s = tl.load(own + at, mask=there & (position > 0), other=0.0)
-
-    x = inputs + row * inputs_stride
-    mixed = x + width
-    ring = rings + slot.to(tl.int64) * ring_stride
     u_at = head * head_dim + height
-    b_at = width + group * state_size + column
-    c_at = b_at + groups * state_size
-    new_u = tl.load(mixed + u_at, mask=of_head, other=0.0)
-    new_b = tl.load(mixed + b_at, mask=of_state, other=0.0)
-    new_c = tl.load(mixed + c_at, mask=of_state, other=0.0)
-    t, kept = _step_of(tl.load(mixed + channels + head), own_bias, own_decay)
-    u = convolved_single(new_u, ring, weight, bias, position, u_at, of_head, channels, taps, has_bias)
-    b = convolved_single(new_b, ring, weight, bias, position, b_at, of_state, channels, taps, has_bias)
-    c = convolved_single(new_c, ring, weight, bias, position, c_at, of_state, channels, taps, has_bias)
-    u, b, c = silu_of(u), silu_of(b), silu_of(c)
-
-    s = s * kept + (t * u)[:, None] * b[None, :]
+    to = y + row * y_stride + u_at
+    if slot < 0:
+        tl.store(to, tl.zeros([part, 1], y.dtype.element_ty), mask=of_head)
+        return
+    mixed = convolved + row * channels
+    b_at = width + head // (heads // groups) * state_size + column
+    u = tl.load(mixed + u_at, mask=of_head, other=0.0)
+    b = tl.load(mixed + b_at, mask=of_state, other=0.0)
+    c = tl.load(mixed + b_at + groups * state_size, mask=of_state, other=0.0)
+    s = s * kept + (t * u) * b
     tl.store(own + at, s, mask=there)
     if other >= 0:
         tl.store(matrices + other.to(tl.int64) * matrix_stride + at, s, mask=there)
-    seen = tl.sum(s * c[None, :], 1) + own_skip * u
+    seen = tl.sum(s * c, 1, keep_dims=True) + own_skip * u
     if gates:
         seen *= silu_of(tl.load(x + u_at, mask=of_head, other=0.0).to(tl.float32))
     tl.store(to, seen.to(y.dtype.element_ty), mask=of_head)
-
-    keep_single(new_u, rings, ring_stride, slot, other, position, u_at, of_head, channels, taps)
-    if (head % per_group == 0) & (tl.program_id(2) == 0):
-        keep_single(new_b, rings, ring_stride, slot, other, position, b_at, of_state, channels, taps)
-        keep_single(new_c, rings, ring_stride, slot, other, position, c_at, of_state, channels, taps)
 
 
 @triton.jit(do_not_specialize=["rows"])

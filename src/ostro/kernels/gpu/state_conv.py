@@ -59,6 +59,25 @@ def keep_inputs(x: Tensor, inputs: Tensor, tables: ChunkTables, *, pdl: bool = F
     _keep(x, inputs, tables, gated=False, pdl=pdl)
 
 
+def convolve_singles(
+    x: Tensor,
+    taps: Tensor,
+    bias: Tensor | None,
+    inputs: Tensor,
+    rows: SingleRows,
+    *,
+    silu: bool,
+    pdl: bool = False,
+) -> Tensor:
+    """The same for rows that are their sequences' only ones, whose inputs are kept, too. Zeros for rows without a slot.
+
+    The next kernel begins when this one no longer waits: what was there before, it may read at once.
+    """
+    out = torch.empty(x.shape, dtype=torch.float32, device=x.device)
+    _convolve_singles(x, taps, bias, inputs, rows, out, silu=silu, gated=False, pdl=pdl)
+    return out
+
+
 def short_singles(
     bcu: Tensor,
     taps: Tensor,
@@ -72,27 +91,7 @@ def short_singles(
     """For each row [b | c | u] the convolution of b * u, times c; the inputs are kept. `out` is [rows, channels] in the
     model's number format, zero for rows without a slot.
     """
-    channels = _check(bcu, taps, inputs, gated=True)
-    assert out.shape == (len(bcu), channels)
-    assert out.stride(1) == 1
-    _short_singles_kernel[(len(bcu), triton.cdiv(channels, _BLOCK))](
-        bcu,
-        taps,
-        taps if bias is None else bias,
-        inputs,
-        *rows,
-        out,
-        bcu.stride(0),
-        inputs.stride(0),
-        out.stride(0),
-        channels=channels,
-        taps=len(taps),
-        has_bias=bias is not None,
-        block=_BLOCK,
-        pdl=pdl,
-        num_warps=2,
-        launch_pdl=pdl,
-    )
+    _convolve_singles(bcu, taps, bias, inputs, rows, out, silu=False, gated=True, pdl=pdl)
 
 
 def short_chunks(
@@ -121,6 +120,43 @@ def _check(x: Tensor, taps: Tensor, inputs: Tensor, *, gated: bool) -> int:
     assert inputs.shape[1:] == (number, channels)
     assert inputs.stride()[1:] == (channels, 1)
     return channels
+
+
+def _convolve_singles(
+    x: Tensor,
+    taps: Tensor,
+    bias: Tensor | None,
+    inputs: Tensor,
+    rows: SingleRows,
+    out: Tensor,
+    *,
+    silu: bool,
+    gated: bool,
+    pdl: bool,
+) -> None:
+    channels = _check(x, taps, inputs, gated=gated)
+    assert out.shape == (len(x), channels)
+    assert out.stride(1) == 1
+    _singles_kernel[(len(x), triton.cdiv(channels, _BLOCK))](
+        x,
+        taps,
+        taps if bias is None else bias,
+        inputs,
+        *rows,
+        out,
+        x.stride(0),
+        inputs.stride(0),
+        out.stride(0),
+        channels=channels,
+        taps=len(taps),
+        has_bias=bias is not None,
+        silu=silu,
+        gated=gated,
+        block=_BLOCK,
+        pdl=pdl,
+        num_warps=2,
+        launch_pdl=pdl,
+    )
 
 
 def _convolve(
@@ -198,61 +234,6 @@ def piece_at(
     used = (slot >= 0) & (first <= number) & (number < end)
     first_row = tl.load(pieces + first * _PIECE_FIELDS + _FIRST_ROW, mask=used, other=0)
     return tl.where(used, slot, -1), position, first_row, first, end
-
-
-@triton.jit
-def convolved_single(
-    newest: tl.tensor,
-    ring: tl.tensor,
-    weight: tl.tensor,
-    bias: tl.tensor,
-    position: tl.tensor,
-    channel: tl.tensor,
-    wanted: tl.tensor,
-    channels: tl.constexpr,
-    taps: tl.constexpr,
-    has_bias: tl.constexpr,
-) -> tl.tensor:
-    """The convolution of a row that is its sequence's only one, from the inputs in its ring and the newest, in
-    float32.
-    """
-    total = tl.zeros(channel.shape, tl.float32)
-    for tap in tl.static_range(taps):
-        before = position - (taps - 1 - tap)
-        value = newest
-        if tap < taps - 1:
-            value = tl.load(ring + (before % taps) * channels + channel, mask=wanted & (before >= 0), other=0.0)
-        scale = tl.load(weight + tap * channels + channel, mask=wanted, other=0.0)
-        total = tl.fma(scale, value.to(tl.float32), total)
-    if has_bias:
-        total += tl.load(bias + channel, mask=wanted, other=0.0)
-    return total
-
-
-@triton.jit
-def keep_single(
-    newest: tl.tensor,
-    inputs: tl.tensor,
-    slot_stride: tl.tensor,
-    slot: tl.tensor,
-    captured: tl.tensor,
-    position: tl.tensor,
-    channel: tl.tensor,
-    wanted: tl.tensor,
-    channels: tl.constexpr,
-    taps: tl.constexpr,
-) -> None:
-    """Keeps a single row's input in its slot, and with those before it in the captured one, if any."""
-    ring = inputs + slot.to(tl.int64) * slot_stride
-    tl.store(ring + (position % taps) * channels + channel, newest, mask=wanted)
-    if captured >= 0:
-        other = inputs + captured.to(tl.int64) * slot_stride
-        tl.store(other + (position % taps) * channels + channel, newest, mask=wanted)
-        for back in tl.static_range(1, taps - 1):
-            before = position - back
-            at = (before % taps) * channels + channel
-            there = wanted & (before >= 0)
-            tl.store(other + at, tl.load(ring + at, mask=there, other=0.0), mask=there)
 
 
 @triton.jit
@@ -429,8 +410,8 @@ def _keep_piece(
 
 
 @triton.jit
-def _short_singles_kernel(
-    bcu: tl.tensor,
+def _singles_kernel(
+    x: tl.tensor,
     weight: tl.tensor,
     bias: tl.tensor,
     inputs: tl.tensor,
@@ -438,12 +419,14 @@ def _short_singles_kernel(
     positions: tl.tensor,
     captured: tl.tensor,
     out: tl.tensor,
-    bcu_stride: tl.tensor,
+    x_stride: tl.tensor,
     slot_stride: tl.tensor,
     out_stride: tl.tensor,
     channels: tl.constexpr,
     taps: tl.constexpr,
     has_bias: tl.constexpr,
+    silu: tl.constexpr,
+    gated: tl.constexpr,
     block: tl.constexpr,
     pdl: tl.constexpr,
 ) -> None:
@@ -451,18 +434,76 @@ def _short_singles_kernel(
     channel = tl.program_id(1) * block + tl.arange(0, block)
     wanted = channel < channels
     if pdl:
-        gdc_launch_dependents()
         gdc_wait()
+        gdc_launch_dependents()
     slot = tl.load(slots + row)
     to = out + row * out_stride + channel
     if slot < 0:
         tl.store(to, tl.zeros([block], out.dtype.element_ty), mask=wanted)
         return
     position = tl.load(positions + row)
-    newest = _input(bcu, row * bcu_stride, channel, wanted, channels, True)
+    newest = _input(x, row * x_stride, channel, wanted, channels, gated)
     ring = inputs + slot.to(tl.int64) * slot_stride
-    total = convolved_single(newest, ring, weight, bias, position, channel, wanted, channels, taps, has_bias)
-    gate = tl.load(bcu + row * bcu_stride + channels + channel, mask=wanted, other=0.0)
-    total = total.to(gate.dtype).to(tl.float32) * gate.to(tl.float32)
+    total = _convolved_single(newest, ring, weight, bias, position, channel, wanted, channels, taps, has_bias)
+    if silu:
+        total = silu_of(total)
+    if gated:
+        gate = tl.load(x + row * x_stride + channels + channel, mask=wanted, other=0.0)
+        total = total.to(gate.dtype).to(tl.float32) * gate.to(tl.float32)
     tl.store(to, total.to(out.dtype.element_ty), mask=wanted)
-    keep_single(newest, inputs, slot_stride, slot, tl.load(captured + row), position, channel, wanted, channels, taps)
+    _keep_single(newest, inputs, slot_stride, slot, tl.load(captured + row), position, channel, wanted, channels, taps)
+
+
+@triton.jit
+def _convolved_single(
+    newest: tl.tensor,
+    ring: tl.tensor,
+    weight: tl.tensor,
+    bias: tl.tensor,
+    position: tl.tensor,
+    channel: tl.tensor,
+    wanted: tl.tensor,
+    channels: tl.constexpr,
+    taps: tl.constexpr,
+    has_bias: tl.constexpr,
+) -> tl.tensor:
+    """The convolution of a row that is its sequence's only one, from the inputs in its ring and the newest, in
+    float32.
+    """
+    total = tl.zeros(channel.shape, tl.float32)
+    for tap in tl.static_range(taps):
+        before = position - (taps - 1 - tap)
+        value = newest
+        if tap < taps - 1:
+            value = tl.load(ring + (before % taps) * channels + channel, mask=wanted & (before >= 0), other=0.0)
+        scale = tl.load(weight + tap * channels + channel, mask=wanted, other=0.0)
+        total = tl.fma(scale, value.to(tl.float32), total)
+    if has_bias:
+        total += tl.load(bias + channel, mask=wanted, other=0.0)
+    return total
+
+
+@triton.jit
+def _keep_single(
+    newest: tl.tensor,
+    inputs: tl.tensor,
+    slot_stride: tl.tensor,
+    slot: tl.tensor,
+    captured: tl.tensor,
+    position: tl.tensor,
+    channel: tl.tensor,
+    wanted: tl.tensor,
+    channels: tl.constexpr,
+    taps: tl.constexpr,
+) -> None:
+    """Keeps a single row's input in its slot, and with those before it in the captured one, if any."""
+    ring = inputs + slot.to(tl.int64) * slot_stride
+    tl.store(ring + (position % taps) * channels + channel, newest, mask=wanted)
+    if captured >= 0:
+        other = inputs + captured.to(tl.int64) * slot_stride
+        tl.store(other + (position % taps) * channels + channel, newest, mask=wanted)
+        for back in tl.static_range(1, taps - 1):
+            before = position - back
+            at = (before % taps) * channels + channel
+            there = wanted & (before >= 0)
+            tl.store(other + at, tl.load(ring + at, mask=there, other=0.0), mask=there)
