@@ -10,6 +10,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import gguf
+import gguf_cases
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,7 +19,7 @@ import pytest
 import torch
 import transformers
 from every_family import CASES, DIVISIBLE_STATES
-from jax_models import ROWS, compilations, jax_runner
+from jax_models import ROWS, compilations, jax_runner, jax_runner_of
 from native_models import ModelCheckpoint, savable_model
 from peft_directory import random_adapter
 from safetensors.torch import save_file
@@ -38,12 +40,13 @@ from ostro.engine.batch import Batch, Chunk
 from ostro.engine.request import Request
 from ostro.engine.runner import ModelRunner, Step
 from ostro.errors import BadRequest, Unsupported, UnsupportedModel
+from ostro.models.architecture import Architecture
 from ostro.models.cut import cut
 from ostro.models.registry import describe
 from ostro.sampling_params import SamplingParams
 from ostro.torch_models import recurrent as plain
 from ostro.torch_models.base import Model
-from ostro.torch_models.build import build_model
+from ostro.torch_models.build import build_described, build_model
 from ostro.torch_models.loading import load_weights
 from ostro.weights import open_checkpoint
 from ostro.weights.adapter import read_adapter
@@ -161,6 +164,23 @@ def test_tokens_are_those_of_the_torch_runner(name: str, tp: int) -> None:
     prompts, params = draw_prompts(2, 9, 21, 70), SamplingParams(max_tokens=12, temperature=1.0, n=2)
     torchs = TorchRunner(model_of(name), page_size=4, num_pages=256, num_states=STATES)
     assert run(engine(shared_runner(name, tp)), prompts, params) == run(engine(torchs), prompts, params)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["qwen3_5", "granitemoehybrid-dense"])
+def test_a_divided_gguf_file_gives_the_tokens_of_the_torch_runner(name: str, tmp_path: Path) -> None:
+    """Though its value heads are tiled, so that a rank holds some of each tile."""
+    case = gguf_cases.CASES[name]
+    kind = gguf.GGMLQuantizationType.Q8_0
+    path = gguf_cases.save(tmp_path / "tiny.gguf", case, gguf_cases.build(case.config), kind)
+    described = describe(open_checkpoint(path).config)
+    assert isinstance(described, Architecture)
+    whole = build_described(described, dtype=torch.float32)
+    load_weights(whole, open_checkpoint(path).tensors())
+    prompts = [tuple(token % 96 for token in prompt) for prompt in draw_prompts(3, 20, 9)]
+    torchs = TorchRunner(whole, page_size=4, num_pages=128, num_states=16)
+    divided = jax_runner_of(open_checkpoint(path), tp=2)
+    assert run(engine(divided), prompts) == run(engine(torchs), prompts)
 
 
 # Oracles
@@ -309,26 +329,43 @@ def test_weights_are_counted_as_each_rank_holds_them(name: str, tp: int) -> None
     assert counted * np.dtype(np.float32).itemsize == placed.rank_bytes
 
 
+def write(directory: Path, name: str) -> None:
+    """A checkpoint of the model."""
+    tensors = ModelCheckpoint(savable_model(CONFIGS[name]), CONFIGS[name]).tensors()
+    (directory / "config.json").write_text(json.dumps(CONFIGS[name]))
+    save_file({key: tensor.contiguous() for key, tensor in tensors}, directory / "model.safetensors")
+
+
+@pytest.mark.cases(3)
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_plan_counts_each_devices_states(name: str, tmp_path: Path) -> None:
+    write(tmp_path, name)
+    asked = EngineConfig(device="tpu", backend="jax", max_batch_seqs=4, max_batch_tokens=64)
+    one, two = (plan(tmp_path, replace(asked, tensor_parallel=ranks), memory=16 << 30) for ranks in (1, 2))
+    assert (one.num_states, two.num_states) == (8, 8)
+    assert one.state_bytes / 2 <= two.state_bytes < one.state_bytes
+    assert one.fits
+    assert two.fits
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("name", ["qwen3_5", "granitemoehybrid"])
 def test_the_plan_of_a_cpu_is_what_is_loaded(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pages and states of all ranks; few states fit, and then as many as sequences and snapshots need."""
+    """Pages and states of all ranks, where fewer fit than sequences and snapshots could use."""
     monkeypatch.setenv("OSTRO_CACHE", str(tmp_path / "cache"))
-    checkpoint = ModelCheckpoint(model_of(name), CONFIGS[name])
-    (tmp_path / "config.json").write_text(json.dumps(CONFIGS[name]))
-    save_file({key: tensor.contiguous() for key, tensor in checkpoint.tensors()}, tmp_path / "model.safetensors")
+    write(tmp_path, name)
     asked = EngineConfig(backend="jax", device="cpu", max_batch_seqs=4, max_batch_tokens=64, tensor_parallel=2)
-    for kv_memory, states in ((1 << 16, None), (1 << 22, 8)):
-        own = replace(asked, kv_memory=kv_memory)
-        planned = plan(tmp_path, own, memory=8 << 30, device="cpu")
-        runner = load_jax(open_model(open_checkpoint(tmp_path), own))
-        spec, arrays = runner.spec, jax.tree.leaves(runner._cache)
-        assert (planned.num_pages, planned.num_states) == (spec.num_pages, spec.num_states)
-        assert planned.num_states < 8 if states is None else planned.num_states == states
-        assert planned.state_bytes == spec.state_bytes
-        allocated = sum(own.nbytes for own in arrays)
-        assert planned.num_pages * planned.page_bytes + planned.num_states * planned.state_bytes == allocated
-        assert 0.9 * kv_memory < allocated <= kv_memory or states is not None
+    memory = 8 << 30
+    kv_memory = 6 * plan(tmp_path, asked, memory=memory, device="cpu").state_bytes
+    own = replace(asked, kv_memory=kv_memory)
+    planned = plan(tmp_path, own, memory=memory, device="cpu")
+    runner = load_jax(open_model(open_checkpoint(tmp_path), own))
+    spec = runner.spec
+    assert (planned.num_pages, planned.num_states) == (spec.num_pages, spec.num_states)
+    assert (planned.state_bytes, planned.num_states) == (spec.state_bytes, 3)
+    allocated = sum(array.nbytes for array in jax.tree.leaves(runner._cache))
+    assert planned.num_pages * planned.page_bytes + planned.num_states * planned.state_bytes == allocated
+    assert 0.9 * kv_memory < allocated <= kv_memory
 
 
 def test_slots_take_the_memory_that_the_spec_says() -> None:

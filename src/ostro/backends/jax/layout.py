@@ -183,6 +183,9 @@ class AdapterLayout:
     @classmethod
     def of(cls, described: Architecture, ranks: Mapping[str, Mapping[str, int]]) -> "AdapterLayout":
         """Built from each adapter's ranks, by the names of the parts that it changes."""
+        # Layers of models that take no adapters may differ in their projections.
+        if not ranks:
+            return cls((), (), {})
         starts: list[dict[str, int]] = []
         widths: list[int] = []
         for projections in zip(*(layer.projections for layer in described.layers), strict=True):
@@ -210,6 +213,8 @@ class AdapterLayout:
 
     def values(self, described: Architecture, cut: Cut) -> int:
         """How many numbers a rank's tables have."""
+        if not self.widths:
+            return 0
         return sum(
             width * (share.num_columns + sum(map(len, share.rows)))
             for layer in described.layers
