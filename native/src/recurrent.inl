@@ -30,38 +30,60 @@ static void multiply(const float* gates, int count, ostro::After after, float* x
   }
 }
 
+// What a token reads of a tile, by turns: Sᵀk and Sᵀq.
+struct DeltaReads {
+  Floats a[kTurns][kVectors], b[kTurns][kVectors];
+};
+
+// Rows of a tile, one after the other. If `updates`, each is first advanced by a token with key k and what d brings; if
+// `reads`, the next token, with key k_next and query q_next, reads it then.
+template <bool updates, bool reads>
+OSTRO_INLINE void delta_rows(int rows, float* state, const float* k, float kept, const Floats (&d)[kVectors],
+                             const float* k_next, const float* q_next, DeltaReads& sums) {
+  if constexpr (reads)
+    for (int turn = 0; turn < kTurns; ++turn)
+      for (int i = 0; i < kVectors; ++i) sums.a[turn][i] = sums.b[turn][i] = zeros();
+  const auto advance = [&](int row, int turn) OSTRO_BODY {
+    for (int i = 0; i < kVectors; ++i) {
+      float* at = state + static_cast<long>(row) * kStateLanes + i * kPanel;
+      Floats s = load(at);
+      if constexpr (updates) {
+        s = madd(s * kept, d[i], k[row]);
+        store(at, s);
+      }
+      if constexpr (reads) {
+        sums.a[turn][i] = madd(sums.a[turn][i], s, k_next[row]);
+        sums.b[turn][i] = madd(sums.b[turn][i], s, q_next[row]);
+      }
+    }
+  };
+  int row = 0;
+  for (; row + kTurns <= rows; row += kTurns)
+    each_lane<kTurns>([&]<int turn>() OSTRO_BODY { advance(row + turn, turn); });
+  for (; row < rows; ++row) advance(row, 0);
+}
+
 // A tile of a delta net's state, [rows][kStateLanes], over some tokens. What is read of the state is read before it
 // changes: with kept = e, a = Sᵀk and b = Sᵀq,
 //     d = strength * (v - e a)        out = e b + (q·k) d        S = e S + k dᵀ
+// While a row is at hand, it is advanced by one token and read by the next.
 static void delta_tile(int rows, const DeltaTokens& tokens, float* state) {
-  for (int t = 0; t < tokens.count; ++t) {
-    const float *q = tokens.q + static_cast<long>(t) * rows, *k = tokens.k + static_cast<long>(t) * rows;
-    Floats a[kTurns][kVectors], b[kTurns][kVectors];
-    for (int turn = 0; turn < kTurns; ++turn)
-      for (int i = 0; i < kVectors; ++i) a[turn][i] = b[turn][i] = zeros();
-    const auto read = [&](int row, int turn) OSTRO_BODY {
-      for (int i = 0; i < kVectors; ++i) {
-        const Floats s = load(state + static_cast<long>(row) * kStateLanes + i * kPanel);
-        a[turn][i] = madd(a[turn][i], s, k[row]);
-        b[turn][i] = madd(b[turn][i], s, q[row]);
-      }
-    };
-    int row = 0;
-    for (; row + kTurns <= rows; row += kTurns) each_lane<kTurns>([&]<int turn>() OSTRO_BODY { read(row + turn, turn); });
-    for (; row < rows; ++row) read(row, 0);
+  if (!tokens.count) return;
+  DeltaReads sums;
+  Floats d[kVectors];
+  const float *q = tokens.q, *k = tokens.k;
+  delta_rows<false, true>(rows, state, nullptr, 0.0f, d, k, q, sums);
+  for (int t = 0; t < tokens.count; ++t, q += rows, k += rows) {
     const float kept = tokens.kept[t], strength = tokens.strength[t], likeness = tokens.likeness[t];
     float* v = tokens.v + static_cast<long>(t) * kStateLanes;
-    Floats d[kVectors];
     for (int i = 0; i < kVectors; ++i) {
-      for (int turn = 1; turn < kTurns; ++turn) a[0][i] = a[0][i] + a[turn][i], b[0][i] = b[0][i] + b[turn][i];
-      d[i] = (load(v + i * kPanel) - a[0][i] * kept) * strength;
-      store(v + i * kPanel, madd(b[0][i] * kept, d[i], likeness));
+      Floats a = sums.a[0][i], b = sums.b[0][i];
+      for (int turn = 1; turn < kTurns; ++turn) a = a + sums.a[turn][i], b = b + sums.b[turn][i];
+      d[i] = (load(v + i * kPanel) - a * kept) * strength;
+      store(v + i * kPanel, madd(b * kept, d[i], likeness));
     }
-    for (row = 0; row < rows; ++row)
-      for (int i = 0; i < kVectors; ++i) {
-        float* at = state + static_cast<long>(row) * kStateLanes + i * kPanel;
-        store(at, madd(load(at) * kept, d[i], k[row]));
-      }
+    if (t + 1 < tokens.count) delta_rows<true, true>(rows, state, k, kept, d, k + rows, q + rows, sums);
+    else delta_rows<true, false>(rows, state, k, kept, d, nullptr, nullptr, sums);
   }
 }
 
