@@ -24,6 +24,8 @@ _SYNC_SECONDS = 30.0
 _DECODE: Mapping[int, float] = {1: 1.2, 8: 1.6, 32: 1.6}
 _PREFILL = 1.8
 _MIXTURE: Mapping[int, float] = {1: 1.2, 8: 1.2, 32: 1.2}
+# Of models that keep a state, whatever the task.
+_HYBRID = 1.1
 _READ = 0.85
 
 
@@ -159,6 +161,8 @@ def build_native(root: Path, build: Path) -> None:
 
 
 def _bars(part: str, task: Task) -> dict[str, float]:
+    if SHAPES[part].hybrid:
+        return {LLAMA: _HYBRID}
     if SHAPES[part].experts:
         return {LLAMA: _MIXTURE[task.streams]} if task.decodes and task.streams in _MIXTURE else {}
     if not task.decodes:
