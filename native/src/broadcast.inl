@@ -35,6 +35,12 @@ OSTRO_INLINE void each_lane(Body&& body) {
   }
 }
 
+#if !defined(OSTRO_HAS_FACTOR)
+// A number by which several vectors are multiplied.
+using Factor = float;
+inline Factor factor(float value) { return value; }
+#endif
+
 template <int count>
 struct Lanes {
   const float* from;

@@ -37,5 +37,6 @@ static void linear(const Matrix& matrix, const void* x, long x_stride, int rows,
    OSTRO_ISA::linear, OSTRO_ISA::attend, OSTRO_ISA::keep, OSTRO_ISA::pack_head, OSTRO_ISA::attend_text, \
    OSTRO_ISA::norm, OSTRO_ISA::layer_norm, OSTRO_ISA::rotate, OSTRO_ISA::softcap, OSTRO_ISA::scale,     \
    OSTRO_ISA::apply, OSTRO_ISA::float_dot, OSTRO_ISA::add_scaled, OSTRO_ISA::activate, OSTRO_ISA::weigh,     \
-   OSTRO_ISA::multiply, OSTRO_ISA::filter, OSTRO_ISA::delta_tile, OSTRO_ISA::ssm_tile}
+   OSTRO_ISA::multiply, OSTRO_ISA::filter, OSTRO_ISA::filter_one, OSTRO_ISA::unit, OSTRO_ISA::decay,       \
+   OSTRO_ISA::delta_tile, OSTRO_ISA::ssm_tile}
 // clang-format on

@@ -54,6 +54,14 @@ inline void store(Half* to, Floats value) {
 // sum + a * b, rounded once
 inline Floats madd(Floats sum, Floats a, Floats b) { return _mm512_fmadd_ps(a, b, sum); }
 inline Floats madd(Floats sum, Floats a, float b) { return madd(sum, a, all(b)); }
+#define OSTRO_HAS_FACTOR
+using Factor = Floats;
+// GCC would broadcast it from memory in each multiplication, and loops over a state wait for loads.
+inline Factor factor(float value) {
+  Floats a = all(value);
+  asm("" : "+v"(a));
+  return a;
+}
 // NaN if either is NaN: the instruction alone would return b.
 inline Floats or_nan(Floats value, Floats a) {
   return _mm512_mask_mov_ps(value, _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q), a);

@@ -109,7 +109,8 @@ struct DeltaTokens {
   const float *q, *k;  // [count][rows]
   float* v;            // [count][kStateLanes]; becomes what the tokens read
   const float *kept, *strength;
-  const float* likeness;  // of q to k
+  const float* likeness;        // of q to k
+  const float* next = nullptr;  // the tile that follows, if any, which is prefetched
 };
 
 // The same for Mamba2.
@@ -119,6 +120,7 @@ struct SsmTokens {
   float* u;            // [count][kStateLanes]; becomes what the tokens read
   const float *kept, *step;
   float skip;
+  const float* next = nullptr;  // the tile that follows, if any, which is prefetched
 };
 
 struct Kernels {
@@ -169,6 +171,14 @@ struct Kernels {
   // apart; the bias may be null; whole panels
   void (*filter)(int taps, const float* const* inputs, const float* weights, long stride, const float* bias,
                  After activation, int count, float* out);
+  // The same for one token with input x. The inputs before it are `kept`, as far apart as the weights, oldest first; x
+  // becomes the latest of them, and the oldest is dropped.
+  void (*filter_one)(int taps, float* kept, const float* x, const float* weights, long stride, const float* bias,
+                     After activation, int count, float* out);
+  // out = scale * x / sqrt(sum of squares + eps)
+  void (*unit)(const float* x, int count, float scale, float eps, float* out);
+  // steps = softplus(steps + bias) and kept = exp(decay * steps); whole panels
+  void (*decay)(int count, float bias, float decay, float* steps, float* kept);
   // Advance a tile, [rows][kStateLanes], token by token.
   void (*delta)(int rows, const DeltaTokens& tokens, float* tile);
   void (*ssm)(int rows, const SsmTokens& tokens, float* tile);

@@ -116,7 +116,7 @@ Plan::Plan(const Kernels& kernels, const Shape& shape, const std::vector<BufferS
     own.normed.resize(static_cast<size_t>(kTile) * most_cols);
     own.inner.resize(static_cast<size_t>(kTile) * most_rank);
     own.scratch = zeros<uint8_t>(scratch_bytes(kernels.panel, most_cols));
-    own.tokens.resize(token_floats);
+    own.tokens = zeros<float>(token_floats);
     if (has_texts) own.text = zeros<float>(TextHead::floats(shape.head_dim, shape.max_rows, kernels.panel));
   }
   if (shape.num_pages) pages_ = zeros<uint8_t>(static_cast<size_t>(page_bytes()) * shape.num_pages);

@@ -208,7 +208,7 @@ class Plan {
     Memory<uint8_t> scratch;       // for matmuls
     Memory<float> text;            // a TextHead
     DrawScratch draws;
-    std::vector<float> tokens;  // of recurrences
+    Memory<float> tokens;          // of recurrences
   };
   // Number of pieces of an operation's work taken so far.
   struct alignas(64) Taken {

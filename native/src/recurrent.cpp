@@ -13,9 +13,6 @@ namespace {
 // Tokens that are prepared together, and then advance a tile while it is in the cache.
 constexpr int kTokens = 64;
 
-float softplus(float x) { return x > 20.0f ? x : std::log1p(std::exp(x)); }
-float sigmoid(float x) { return 1.0f / (1.0f + std::exp(-x)); }
-
 // Tokens that advance a state.
 int known(const Piece& piece) { return piece.length - piece.drafts; }
 
@@ -34,8 +31,9 @@ void each_stretch(const Piece& piece, Body body, Captured captured) {
 }  // namespace
 
 long recurred_floats(const Recurrence& recurrence) {
-  return static_cast<long>(kTokens) * (2 * recurrence.rows + kStateLanes + kTokenNumbers) +
-         static_cast<long>(recurrence.rows) * kStateLanes;
+  const long rows = recurrence.rows, values = static_cast<long>(state_tiles(recurrence.cols)) * kStateLanes;
+  // One number more than is kept of a draft: a gate.
+  return kTokens * (2 * rows + values + kTokenNumbers + 1) + rows * kStateLanes;
 }
 
 void Plan::copy_state(int from, int to) {
@@ -84,6 +82,13 @@ void Plan::convolve(const Step& step, const Piece& piece, int at, int count) {
       std::memmove(to + i * channels, from, sizeof(float) * count);
     }
   };
+  // While decoding, one pass over a sequence's inputs.
+  if (piece.length == 1 && !piece.num_captures && !piece.drafts && !piece.applied) {
+    kernels_.filter_one(taps, own, row(step.in, piece.row) + step.in_at + at, step.weights + at, channels,
+                        step.bias ? step.bias + at : nullptr, static_cast<After>(step.after), count,
+                        row(step.out, piece.row) + step.out_at + at);
+    return;
+  }
   if (piece.applied) keep(piece.applied, own, [&](int position) { return draft(how, piece, position) + at; });
   const auto input = [&](int position) -> const float* {
     return row(step.in, piece.row + position) + step.in_at + at;
@@ -113,7 +118,7 @@ void Plan::recur(const Step& step, const Batch& batch, int thread, std::atomic<i
   const int parts = !drafts && batch.num_pieces * heads < 2 * pool_.size() ? tiles : 1;
   take(taken, batch.num_pieces * heads * parts, 1, [&](int unit, int) {
     const Share share(tiles, unit % parts, parts);
-    recur(step, batch.pieces[unit / parts / heads], unit / parts % heads, share, own_[thread].tokens.data());
+    recur(step, batch.pieces[unit / parts / heads], unit / parts % heads, share, own_[thread].tokens.get());
   });
 }
 
@@ -132,46 +137,65 @@ void Plan::recur(const Step& step, const Piece& piece, int head, Share tiles, fl
   const int values_at = is_delta ? 2 * grouped + own : own;
   const int first_at = (is_delta ? 0 : how.heads * how.cols) + group * rows, second_at = first_at + grouped;
   float *const first = room, *const second = first + kTokens * rows, *const values = second + kTokens * rows;
-  float *const kept = values + kTokens * kStateLanes, *const strength = kept + kTokens;
-  float *const likeness = strength + kTokens, *const spare = likeness + kTokens;
+  float *const kept = values + static_cast<long>(kTokens) * state_tiles(how.cols) * kStateLanes;
+  float *const strength = kept + kTokens, *const likeness = strength + kTokens, *const steps = likeness + kTokens;
+  float* const spare = steps + kTokens;
   const float decay = -std::exp(step.weights[head]), bias = step.weights[how.heads + head];
   const auto input = [&](int token) { return row(step.in, piece.row + token) + step.in_at; };
-  const auto unit = [&](const float* x, float scale, float* to) {
-    const float factor = scale / std::sqrt(kernels_.dot(x, x, rows) + step.eps);
-    for (int i = 0; i < rows; ++i) to[i] = x[i] * factor;
-  };
-  // Makes what a token brings to the matrix, all but its values.
-  const auto prepare = [&](int token, int at) {
-    const float *x = input(token), *numbers = row(step.beside, piece.row + token) + step.beside_at;
-    float *one = first + at * rows, *two = second + at * rows;
-    if (is_delta) {
-      unit(x + first_at, step.scale, one);
-      unit(x + second_at, 1.0f, two);
-      likeness[at] = kernels_.dot(one, two, rows);
-      strength[at] = sigmoid(numbers[head]);
-      kept[at] = std::exp(decay * softplus(numbers[how.heads + head] + bias));
-    } else {
-      std::copy_n(x + first_at, rows, one);
-      std::copy_n(x + second_at, rows, two);
-      likeness[at] = 0;
-      strength[at] = softplus(numbers[head] + bias);
-      kept[at] = std::exp(decay * strength[at]);
+  // A token's values for a tile: [tile][token][kStateLanes], because rows of a buffer often compete for the same lines
+  // of the cache, and are read and written once.
+  const auto value = [&](int tile, int i) { return values + (static_cast<long>(tile) * kTokens + i) * kStateLanes; };
+  const auto width = [&](int tile) { return std::min(kStateLanes, how.cols - tile * kStateLanes); };
+  const auto take_values = [&](const float* from, int i) {
+    for (int tile = tiles.begin; tile < tiles.end; ++tile) {
+      float* const to = value(tile, i);
+      std::fill(std::copy_n(from + tile * kStateLanes, width(tile), to), to + kStateLanes, 0.0f);
     }
   };
-  // Advances a tile by prepared tokens. `from` gives each one's values, and `to` where what it reads belongs.
-  const auto advance = [&](int count, int tile, float* matrix, const auto& from, const auto& to) {
-    const int at = tile * kStateLanes, width = std::min(kStateLanes, how.cols - at);
+  // Prepares the first tokens of the room: all that they bring to the matrix.
+  const auto prepare = [&](int begin, int count) {
     for (int i = 0; i < count; ++i) {
-      float* value = values + i * kStateLanes;
-      std::fill(std::copy_n(from(i) + at, width, value), value + kStateLanes, 0.0f);
+      const float *x = input(begin + i), *numbers = row(step.beside, piece.row + begin + i) + step.beside_at;
+      float *one = first + i * rows, *two = second + i * rows;
+      take_values(x + values_at, i);
+      if (is_delta) {
+        kernels_.unit(x + first_at, rows, step.scale, step.eps, one);
+        kernels_.unit(x + second_at, rows, 1.0f, step.eps, two);
+        likeness[i] = kernels_.dot(one, two, rows);
+        strength[i] = numbers[head];
+        steps[i] = numbers[how.heads + head];
+      } else {
+        std::copy_n(x + first_at, rows, one);
+        std::copy_n(x + second_at, rows, two);
+        likeness[i] = 0;
+        strength[i] = numbers[head];
+      }
     }
-    if (is_delta) kernels_.delta(rows, {count, first, second, values, kept, strength, likeness}, matrix);
-    else
-      kernels_.ssm(rows, {count, first, second, values, kept, strength, step.weights[2 * how.heads + head]}, matrix);
-    for (int i = 0; i < count; ++i)
-      if (float* out = to(i)) std::copy_n(values + i * kStateLanes, width, out + at);
+    const int padded = (count + kernels_.panel - 1) / kernels_.panel * kernels_.panel;
+    kernels_.decay(padded, bias, decay, is_delta ? steps : strength, kept);
+    if (is_delta) kernels_.apply(strength, padded, After::kSigmoid);
   };
-  const auto output = [&](int token) { return row(step.out, piece.row + token) + step.out_at + own; };
+  // Advances a tile by prepared tokens, whose values become what they read.
+  const auto advance = [&](int count, int tile, float* matrix, const float* next) {
+    float* const v = value(tile, 0);
+    if (is_delta) kernels_.delta(rows, {count, first, second, v, kept, strength, likeness, next}, matrix);
+    else
+      kernels_.ssm(rows, {count, first, second, v, kept, strength, step.weights[2 * how.heads + head], next}, matrix);
+  };
+  const auto advance_all = [&](int count) {
+    for (int tile = tiles.begin; tile < tiles.end; ++tile) {
+      const float* next = tile + 1 < tiles.end ? tile_in(piece.state, tile + 1) : nullptr;
+      advance(count, tile, tile_in(piece.state, tile), next);
+    }
+  };
+  // Stores what tokens read.
+  const auto put = [&](int begin, int count) {
+    for (int i = 0; i < count; ++i) {
+      float* out = row(step.out, piece.row + begin + i) + step.out_at + own;
+      for (int tile = tiles.begin; tile < tiles.end; ++tile)
+        std::copy_n(value(tile, i), width(tile), out + tile * kStateLanes);
+    }
+  };
   // Of a draft, as many floats as Recurrence::draft_floats.
   const auto kept_draft = [&](int index) { return draft(how, piece, index) + head * how.draft_floats(); };
   if (piece.applied) {
@@ -179,18 +203,16 @@ void Plan::recur(const Step& step, const Piece& piece, int head, Share tiles, fl
       const float* from = kept_draft(i);
       std::copy_n(from, rows, first + i * rows);
       std::copy_n(from + rows, rows, second + i * rows);
+      take_values(from + 2 * rows, i);
       const float* numbers = from + 2 * rows + how.cols;
       kept[i] = numbers[0], strength[i] = numbers[1], likeness[i] = numbers[2];
     }
-    for (int tile = tiles.begin; tile < tiles.end; ++tile)
-      advance(piece.applied, tile, tile_in(piece.state, tile), [&](int i) { return kept_draft(i) + 2 * rows; },
-              [](int) -> float* { return nullptr; });
+    advance_all(piece.applied);
   }
   const auto stretch = [&](int begin, int end) {
-    for (int token = begin; token < end; ++token) prepare(token, token - begin);
-    for (int tile = tiles.begin; tile < tiles.end; ++tile)
-      advance(end - begin, tile, tile_in(piece.state, tile), [&](int i) { return input(begin + i) + values_at; },
-              [&](int i) { return output(begin + i); });
+    prepare(begin, end - begin);
+    advance_all(end - begin);
+    put(begin, end - begin);
   };
   each_stretch(piece, stretch, [&](int slot) {
     std::memcpy(tile_in(slot, tiles.begin), tile_in(piece.state, tiles.begin),
@@ -198,8 +220,8 @@ void Plan::recur(const Step& step, const Piece& piece, int head, Share tiles, fl
   });
   if (!piece.drafts) return;
   const int begin = known(piece);
+  prepare(begin, piece.drafts);
   for (int i = 0; i < piece.drafts; ++i) {
-    prepare(begin + i, i);
     float* to = std::copy_n(first + i * rows, rows, kept_draft(i));
     to = std::copy_n(second + i * rows, rows, to);
     to = std::copy_n(input(begin + i) + values_at, how.cols, to);
@@ -207,9 +229,9 @@ void Plan::recur(const Step& step, const Piece& piece, int head, Share tiles, fl
   }
   for (int tile = tiles.begin; tile < tiles.end; ++tile) {
     std::copy_n(tile_in(piece.state, tile), tile_floats, spare);
-    advance(piece.drafts, tile, spare, [&](int i) { return input(begin + i) + values_at; },
-            [&](int i) { return output(begin + i); });
+    advance(piece.drafts, tile, spare, nullptr);
   }
+  put(begin, piece.drafts);
 }
 
 }  // namespace ostro

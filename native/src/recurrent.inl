@@ -20,14 +20,52 @@ static void filter(int taps, const float* const* inputs, const float* weights, l
   }
 }
 
+// The same for one token, whose latest inputs move on while they are at hand.
+static void filter_one(int taps, float* kept, const float* x, const float* weights, long stride, const float* bias,
+                       ostro::After after, int count, float* out) {
+  for (int at = 0; at < count; at += kPanel) {
+    Floats sum = load(taps > 1 ? kept + at : x + at) * load(weights + at);
+    for (int tap = 1; tap < taps; ++tap) {
+      float* const older = kept + (tap - 1) * stride + at;
+      const Floats input = load(tap + 1 < taps ? older + stride : x + at);
+      sum = madd(sum, input, load(weights + tap * stride + at));
+      store(older, input);
+    }
+    if (bias) sum = sum + load(bias + at);
+    store(out + at, after == ostro::After::kSilu ? silu(sum) : sum);
+  }
+}
+
 // x *= activation(gates)
 static void multiply(const float* gates, int count, ostro::After after, float* x) {
   for (int at = 0; at < count; at += kPanel) {
     Floats gate = load(gates + at);
     if (after == ostro::After::kSilu) gate = silu(gate);
-    else if (after == ostro::After::kSigmoid) gate = all(1.0f) / (all(1.0f) + exponential(all(0.0f) - gate));
+    else if (after == ostro::After::kSigmoid) gate = sigmoid(gate);
     store(x + at, load(x + at) * gate);
   }
+}
+
+// out = scale * x / sqrt(sum of squares + eps)
+static void unit(const float* x, int count, float scale, float eps, float* out) {
+  const float factor = scale / std::sqrt(float_dot(x, x, count) + eps);
+  int at = 0;
+  for (; at + kPanel <= count; at += kPanel) store(out + at, load(x + at) * factor);
+  for (; at < count; ++at) out[at] = x[at] * factor;
+}
+
+// steps = softplus(steps + bias), kept = exp(decay * steps)
+static void decay(int count, float bias, float decay, float* steps, float* kept) {
+  for (int at = 0; at < count; at += kPanel) {
+    const Floats step = softplus(load(steps + at) + all(bias));
+    store(steps + at, step);
+    store(kept + at, exponential(step * decay));
+  }
+}
+
+// Prefetches a row of the tile that follows.
+OSTRO_INLINE void fetch_row(const float* tile, int row) {
+  for (int i = 0; i < kStateLanes; i += 16) fetch(tile + static_cast<long>(row) * kStateLanes + i);
 }
 
 // What a token reads of a tile, by turns: Sᵀk and Sᵀq.
@@ -36,24 +74,27 @@ struct DeltaReads {
 };
 
 // Rows of a tile, one after the other. If `updates`, each is first advanced by a token with key k and what d brings; if
-// `reads`, the next token, with key k_next and query q_next, reads it then.
+// `reads`, the next token, with key k_next and query q_next, reads it then. The next tile is prefetched, if given.
 template <bool updates, bool reads>
 OSTRO_INLINE void delta_rows(int rows, float* state, const float* k, float kept, const Floats (&d)[kVectors],
-                             const float* k_next, const float* q_next, DeltaReads& sums) {
+                             const float* k_next, const float* q_next, const float* next_tile, DeltaReads& sums) {
   if constexpr (reads)
     for (int turn = 0; turn < kTurns; ++turn)
       for (int i = 0; i < kVectors; ++i) sums.a[turn][i] = sums.b[turn][i] = zeros();
   const auto advance = [&](int row, int turn) OSTRO_BODY {
+    if (next_tile) fetch_row(next_tile, row);
+    const Factor own = updates ? factor(k[row]) : Factor{}, read = reads ? factor(k_next[row]) : Factor{},
+                 asked = reads ? factor(q_next[row]) : Factor{};
     for (int i = 0; i < kVectors; ++i) {
       float* at = state + static_cast<long>(row) * kStateLanes + i * kPanel;
       Floats s = load(at);
       if constexpr (updates) {
-        s = madd(s * kept, d[i], k[row]);
+        s = madd(s * kept, d[i], own);
         store(at, s);
       }
       if constexpr (reads) {
-        sums.a[turn][i] = madd(sums.a[turn][i], s, k_next[row]);
-        sums.b[turn][i] = madd(sums.b[turn][i], s, q_next[row]);
+        sums.a[turn][i] = madd(sums.a[turn][i], s, read);
+        sums.b[turn][i] = madd(sums.b[turn][i], s, asked);
       }
     }
   };
@@ -72,7 +113,7 @@ static void delta_tile(int rows, const DeltaTokens& tokens, float* state) {
   DeltaReads sums;
   Floats d[kVectors];
   const float *q = tokens.q, *k = tokens.k;
-  delta_rows<false, true>(rows, state, nullptr, 0.0f, d, k, q, sums);
+  delta_rows<false, true>(rows, state, nullptr, 0.0f, d, k, q, nullptr, sums);
   for (int t = 0; t < tokens.count; ++t, q += rows, k += rows) {
     const float kept = tokens.kept[t], strength = tokens.strength[t], likeness = tokens.likeness[t];
     float* v = tokens.v + static_cast<long>(t) * kStateLanes;
@@ -82,8 +123,8 @@ static void delta_tile(int rows, const DeltaTokens& tokens, float* state) {
       d[i] = (load(v + i * kPanel) - a * kept) * strength;
       store(v + i * kPanel, madd(b * kept, d[i], likeness));
     }
-    if (t + 1 < tokens.count) delta_rows<true, true>(rows, state, k, kept, d, k + rows, q + rows, sums);
-    else delta_rows<true, false>(rows, state, k, kept, d, nullptr, nullptr, sums);
+    if (t + 1 < tokens.count) delta_rows<true, true>(rows, state, k, kept, d, k + rows, q + rows, nullptr, sums);
+    else delta_rows<true, false>(rows, state, k, kept, d, nullptr, nullptr, tokens.next, sums);
   }
 }
 
@@ -98,12 +139,15 @@ static void ssm_tile(int rows, const SsmTokens& tokens, float* state) {
       scaled[i] = load(u + i * kPanel) * tokens.step[t];
       for (int turn = 0; turn < kTurns; ++turn) sums[turn][i] = zeros();
     }
+    const float* const next = t + 1 == tokens.count ? tokens.next : nullptr;
     const auto advance = [&](int row, int turn) OSTRO_BODY {
+      if (next) fetch_row(next, row);
+      const Factor written = factor(b[row]), read = factor(c[row]);
       for (int i = 0; i < kVectors; ++i) {
         float* at = state + static_cast<long>(row) * kStateLanes + i * kPanel;
-        const Floats s = madd(load(at) * kept, scaled[i], b[row]);
+        const Floats s = madd(load(at) * kept, scaled[i], written);
         store(at, s);
-        sums[turn][i] = madd(sums[turn][i], s, c[row]);
+        sums[turn][i] = madd(sums[turn][i], s, read);
       }
     };
     int row = 0;

@@ -74,10 +74,10 @@ static void apply(float* x, int cols, After activation) {
         return positive * positive;
       });
       break;
+    case After::kSigmoid: each([](Floats value) { return sigmoid(value); }); break;
     case After::kStore:
     case After::kAdd:
-    case After::kClampedSilu:
-    case After::kSigmoid: break;
+    case After::kClampedSilu: break;
   }
 }
 

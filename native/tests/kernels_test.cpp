@@ -812,7 +812,8 @@ void check_scale_and_apply() {
   remember(out);
   for (int i = 0; i < count; ++i) expect(out[i] == 0.3f * x[i], "scale");
   expect(out[count] == kUntouched, "scale wrote beyond its row");
-  for (const After after : {After::kSilu, After::kGelu, After::kExactGelu, After::kRelu, After::kRelu2}) {
+  for (const After after :
+       {After::kSilu, After::kGelu, After::kExactGelu, After::kRelu, After::kRelu2, After::kSigmoid}) {
     out = x, out.push_back(kUntouched);
     table->apply(out.data(), count, after);
     remember(out);
@@ -822,6 +823,7 @@ void check_scale_and_apply() {
                           : after == After::kGelu ? value / (1 + std::exp(-2 * inner))
                           : after == After::kRelu ? std::max(value, 0.0)
                           : after == After::kRelu2 ? std::max(value, 0.0) * std::max(value, 0.0)
+                          : after == After::kSigmoid ? 1 / (1 + std::exp(-value))
                                                   : value * std::erfc(-value / std::sqrt(2.0)) / 2;
       expect_near(out[i], want, 2e-6 * (1 + std::fabs(want)), "apply");
     }
@@ -864,7 +866,48 @@ void check_filter(int taps, bool biased) {
       expect_near(out[i], want, 3e-6, "filter of " + std::to_string(taps));
     }
     expect(out[count] == kUntouched, "filter wrote beyond its row");
+    // One token whose earlier inputs are kept.
+    Values kept(taps * stride, kUntouched), one(count + 1, kUntouched);
+    for (int tap = 0; tap + 1 < taps; ++tap) std::copy_n(inputs[tap], count, &kept[tap * stride]);
+    table->filter_one(taps, kept.data(), inputs[taps - 1], weights.data(), stride, biased ? bias.data() : nullptr,
+                      after, count, one.data());
+    expect(one == out, "filter of one token is not the same bits");
+    for (int tap = 0; tap + 1 < taps; ++tap)
+      expect(std::equal(inputs[tap + 1], inputs[tap + 1] + count, &kept[tap * stride]), "inputs do not move on");
+    for (int tap = 0; tap < taps; ++tap)
+      for (int i = tap + 1 < taps ? count : 0; i < stride; ++i)
+        expect(kept[tap * stride + i] == kUntouched, "filter wrote beyond what is kept");
   }
+}
+
+void check_unit(int count) {
+  const Values x = numbers(count, -3, 3);
+  const float scale = 0.25f, eps = 1e-6f;
+  Values out(count + 1, kUntouched);
+  table->unit(x.data(), count, scale, eps, out.data());
+  remember(out);
+  double squares = eps;
+  for (const float each : x) squares += double(each) * each;
+  for (int i = 0; i < count; ++i) expect_near(out[i], scale * x[i] / std::sqrt(squares), 1e-6, "unit");
+  expect(out[count] == kUntouched, "unit wrote beyond its row");
+}
+
+// From where softplus is nearly zero to where it is its argument.
+void check_decay() {
+  const int count = 40 * table->panel;
+  const float bias = 0.5f, decay = -0.3f;
+  const Values x = numbers(count, -30, 30);
+  Values steps = x, kept(count + 1, kUntouched);
+  steps.push_back(kUntouched);
+  table->decay(count, bias, decay, steps.data(), kept.data());
+  remember(steps), remember(kept);
+  for (int i = 0; i < count; ++i) {
+    const float sum = x[i] + bias;
+    const double want = std::log1p(std::exp(double(sum))), left = std::exp(decay * want);
+    expect_near(steps[i], want, 1e-6 * want, "softplus");
+    expect_near(kept[i], left, 2e-6 * left, "decay");
+  }
+  expect(steps[count] == kUntouched && kept[count] == kUntouched, "decay wrote beyond its row");
 }
 
 // A tile against the recurrence as models.architecture has it, and all tokens at once against one at a time.
@@ -962,6 +1005,8 @@ Values check(const Kernels* kernels) {
   check_multiply();
   for (int taps : {1, 2, 3, 4, kMostTaps})
     for (bool biased : {false, true}) check_filter(taps, biased);
+  for (int count : {4, 12, 36, 128}) check_unit(count);
+  check_decay();
   for (int rows : {1, 12, 33, 128}) check_delta(rows), check_ssm(rows);
   return results;
 }
