@@ -6,9 +6,14 @@
                        |       y = S C + skip * u
                        └─ gate, norm ─> out
 
-Rows are convolved first. A program then advances some rows of one head's matrix: by one row of inputs, or by a chunk's
-tokens one after the other, with that part in registers. A token's sums have one order, wherever chunks and pieces are
-cut. As a norm is over several heads, gating and norming is a kernel of its own, but for single rows without a norm.
+Rows are convolved first. A program then advances some rows of one head's matrix, kept in registers, by one row of
+inputs or by a chunk's. Exactly means token after token: a token's sums have one order, wherever chunks and pieces are
+cut. Otherwise it goes by pieces, as blocks whose products the tensor cores take; with e(i, j) what is kept of row j's
+writing when row i reads:
+
+    Y = (lower(C Bᵀ) ⊙ e) (t U) + e(i, 0) C Sᵀ + skip U          S = e(end, 0) S + Σ e(end, j) (t u)_j B_jᵀ
+
+As a norm is over several heads, gating and norming is a kernel of its own, but for single rows without a norm.
 
 The plain twin is `torch_models.recurrent.Mamba2`.
 """
@@ -64,6 +69,13 @@ class ScanTiling(NamedTuple):
 # Few heads' matrices in all leave most of the device idle, unless each is shared by many programs.
 FEW_SINGLES, SINGLES, SCAN = SinglesTiling(8, 1024), SinglesTiling(32, 512), ScanTiling()
 _FEW = 256
+
+# Rows of a head's matrix in a program that scans a chunk by blocks, and its warps.
+_BLOCK_PART, _BLOCK_WARPS = 32, 8
+# In a matrix product, no side is shorter.
+_SHORTEST = 16
+# Of a state, a row that keeps less than exp of this leaves nothing; more would make sums over a block less exact.
+_FORGOTTEN = tl.constexpr(-64.0)
 
 
 class SsmWeights(NamedTuple):
@@ -164,7 +176,13 @@ def ssm_chunks(
     convolved = convolve_chunks(mixed, weights.taps, weights.bias, state.inputs, tables, silu=True, pdl=pdl)
     keep_inputs(mixed, state.inputs, tables, pdl=pdl)
     y = torch.empty(out.shape, dtype=torch.float32, device=out.device)
-    _scan(convolved, _steps(inputs, weights, pdl=pdl), weights, matrices, tables, y, tiling, pdl=pdl)
+    steps = _steps(inputs, weights, pdl=pdl)
+    if exact:
+        _scan(convolved, steps, weights, matrices, tables, y, tiling, pdl=pdl)
+    else:
+        # What rows read may have the precision of the model's numbers; what is written stays for all later rows.
+        precision = "tf32x3" if inputs.dtype == torch.float32 else "tf32"
+        _scan_blocks(convolved, steps, weights, matrices, tables, y, precision, pdl=pdl)
     _gate_chunks(inputs, y, weights, out, tables, pdl=pdl)
 
 
@@ -243,6 +261,42 @@ def _scan(
         stages=tiling.stages,
         pdl=pdl,
         num_warps=tiling.warps,
+        launch_pdl=pdl,
+    )
+
+
+def _scan_blocks(
+    convolved: Tensor,
+    steps: Tensor,
+    weights: SsmWeights,
+    matrices: Tensor,
+    tables: ChunkTables,
+    y: Tensor,
+    read_precision: str,
+    *,
+    pdl: bool,
+) -> None:
+    part = min(_BLOCK_PART, max(_SHORTEST, power_of_two(weights.head_dim)))
+    _blocks_kernel[(len(tables.chunks), weights.heads, triton.cdiv(weights.head_dim, part))](
+        convolved,
+        steps,
+        weights.decay,
+        weights.skip,
+        matrices,
+        *tables,
+        y,
+        matrices.stride(0),
+        heads=weights.heads,
+        head_dim=weights.head_dim,
+        state_size=weights.state_size,
+        groups=weights.groups,
+        rows=state_rows.PIECE_ROWS,
+        part=part,
+        columns=max(_SHORTEST, power_of_two(weights.state_size)),
+        read_precision=read_precision,
+        pdl=pdl,
+        num_warps=_BLOCK_WARPS,
+        num_stages=1,
         launch_pdl=pdl,
     )
 
@@ -452,6 +506,81 @@ def _scan_kernel(
             seen = tl.sum(tl.sum(s * c, 0, keep_dims=True), 2, keep_dims=True)
             seen = tl.fma(u, tl.broadcast_to(own_skip, u.shape), seen)
             tl.store(y + row * width + u_at, seen, mask=of_head)
+        if kept_in >= 0:
+            tl.store(matrices + kept_in.to(tl.int64) * matrix_stride + at, s, mask=there)
+
+
+@triton.jit
+def _blocks_kernel(
+    convolved: tl.tensor,
+    steps: tl.tensor,
+    decay: tl.tensor,
+    skip: tl.tensor,
+    matrices: tl.tensor,
+    chunks: tl.tensor,
+    pieces: tl.tensor,
+    y: tl.tensor,
+    matrix_stride: tl.tensor,
+    heads: tl.constexpr,
+    head_dim: tl.constexpr,
+    state_size: tl.constexpr,
+    groups: tl.constexpr,
+    rows: tl.constexpr,
+    part: tl.constexpr,
+    columns: tl.constexpr,
+    read_precision: tl.constexpr,
+    pdl: tl.constexpr,
+) -> None:
+    width: tl.constexpr = heads * head_dim
+    channels: tl.constexpr = width + 2 * groups * state_size
+    head = tl.program_id(1)
+    of_piece = tl.arange(0, rows)
+    height = tl.program_id(2) * part + tl.arange(0, part)
+    column = tl.arange(0, columns)
+    of_head, of_state = height < head_dim, column < state_size
+    rate, own_skip = tl.exp(tl.load(decay + head)), tl.load(skip + head)
+    if pdl:
+        gdc_launch_dependents()
+        gdc_wait()
+    fields = chunks + tl.program_id(0) * _CHUNK_FIELDS
+    slot = tl.load(fields + _SLOT)
+    if slot < 0:
+        return
+    # Transposed: products' results then have no side shorter than a block, however few rows of the matrix are here.
+    at = (head * head_dim + height[None, :]) * state_size + column[:, None]
+    there = of_head[None, :] & of_state[:, None]
+    s = tl.load(
+        matrices + slot.to(tl.int64) * matrix_stride + at,
+        mask=there & (tl.load(fields + _POSITION) > 0),
+        other=0.0,
+    )
+    u_at = head * head_dim + height[None, :]
+    b_at = width + head // (heads // groups) * state_size + column[None, :]
+    for piece in range(tl.load(fields + _FIRST_PIECE), tl.load(fields + _END_PIECE)):
+        first = tl.load(pieces + piece * _PIECE_FIELDS + _FIRST_ROW)
+        count = tl.load(pieces + piece * _PIECE_FIELDS + _ROWS)
+        kept_in = tl.load(pieces + piece * _PIECE_FIELDS + _KEPT)
+        # Rows behind the piece are zeros that forget nothing.
+        row, inside = (first + of_piece).to(tl.int64), of_piece < count
+        x = convolved + row[:, None] * channels
+        b = tl.load(x + b_at, mask=inside[:, None] & of_state[None, :], other=0.0)
+        c = tl.load(x + b_at + groups * state_size, mask=inside[:, None] & of_state[None, :], other=0.0)
+        u = tl.load(x + u_at, mask=inside[:, None] & of_head[None, :], other=0.0)
+        t = tl.load(steps + (row * heads + head) * 2, mask=inside, other=0.0)
+        # How much a row keeps of the block's first state, as its logarithm.
+        since = tl.cumsum(tl.maximum(-rate * t, _FORGOTTEN), 0)
+        whole = tl.min(since, 0)
+        earlier = of_piece[:, None] >= of_piece[None, :]
+        between = tl.exp(tl.where(earlier, since[:, None] - since[None, :], float("-inf")))
+        tu = t[:, None] * u
+        alike = tl.dot(c, tl.trans(b), input_precision=read_precision) * between
+        seen = tl.dot(c, s, input_precision=read_precision) * tl.exp(since)[:, None] + own_skip * u
+        seen = tl.dot(alike, tu, seen, input_precision=read_precision)
+        tl.store(y + row[:, None] * width + u_at, seen, mask=inside[:, None] & of_head[None, :])
+        # Read again, rather than kept in registers that the products above need.
+        b = tl.load(x + b_at, mask=inside[:, None] & of_state[None, :], other=0.0)
+        written = tu * tl.exp(whole - since)[:, None]
+        s = tl.dot(tl.trans(b), written, s * tl.exp(whole), input_precision="tf32x3")
         if kept_in >= 0:
             tl.store(matrices + kept_in.to(tl.int64) * matrix_stride + at, s, mask=there)
 
