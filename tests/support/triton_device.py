@@ -57,6 +57,21 @@ if DEVICE.type == "cpu":
 
     interpreter.InterpreterBuilder.create_splat = _splat
 
+    dot = interpreter.InterpreterBuilder.create_dot
+
+    def _dot(
+        self: interpreter.InterpreterBuilder,
+        a: interpreter.TensorHandle,
+        b: interpreter.TensorHandle,
+        *rest: object,
+    ) -> interpreter.TensorHandle:
+        """The interpreter keeps bfloat16 as integers, and multiplies those."""
+        if a.dtype == tl.bfloat16:
+            a, b = (self.cast_impl(each, tl.float32) for each in (a, b))
+        return dot(self, a, b, *rest)
+
+    interpreter.InterpreterBuilder.create_dot = _dot
+
     # Overflow is computed with a dozen further operations for each one on integers, and then ignored without `debug`.
     interpreter.interpreter_builder.options = replace(interpreter.interpreter_builder.options, sanitize_overflow=False)
 

@@ -148,6 +148,59 @@ def test_chunks_longer_than_a_piece_equal_the_plain_twin(device: torch.device) -
     assert_alike(ours, theirs)
 
 
+@pytest.mark.parametrize("tiled", [False, pytest.param(True, marks=pytest.mark.full)])
+def test_blocks_equal_the_plain_twin(device: torch.device, tiled: bool) -> None:
+    ours = layer(device, 20, tiled=tiled, bias=True)
+    theirs = ours.copied()
+    chunks = [StateChunk(1, 17, 3, 5, ((16, 7),))]
+    out, plain = ours.computed(chunks, exact=False), theirs.plain(chunks)
+    torch.testing.assert_close(out, plain, rtol=1e-4, atol=1e-5, equal_nan=True)
+    assert_alike(ours, theirs)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("faster", [0.0, 4.0])
+def test_blocks_of_many_pieces_equal_the_plain_twin_whatever_is_forgotten(device: torch.device, faster: float) -> None:
+    ours = layer(device, 142)
+    ours.weights.decay.add_(faster)
+    theirs = ours.copied()
+    chunks = [
+        StateChunk(1, 135, 3, 0, ((1, 0), (1, 1), (17, 7))),
+        StateChunk(136, 1, 4, 2),
+        StateChunk(137, 2, 5, 1, ((2, 6),)),
+    ]
+    out, plain = ours.computed(chunks, exact=False, padded=True), theirs.out()
+    delta_plain(theirs.mixed, theirs.gates, theirs.weights, theirs.state, chunks, plain, torch.float64)
+    torch.testing.assert_close(out, plain, rtol=1e-4, atol=1e-5, equal_nan=True)
+    assert_alike(ours, theirs)
+
+
+@pytest.mark.full
+def test_blocks_of_keys_that_are_alike_equal_the_plain_twin(device: torch.device) -> None:
+    ours = layer(device, 64)
+    ours.mixed[:] = ours.mixed[:1] + ours.mixed / 16
+    ours.weights.decay.sub_(8)
+    theirs = ours.copied()
+    chunks = [StateChunk(0, 64, 3, 5)]
+    out, plain = ours.computed(chunks, exact=False), theirs.out()
+    delta_plain(theirs.mixed, theirs.gates, theirs.weights, theirs.state, chunks, plain, torch.float64)
+    torch.testing.assert_close(out, plain, rtol=1e-4, atol=1e-4)
+    assert_alike(ours, theirs, 1e-4)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.bfloat16, 0.02), (torch.float16, 1e-5)])
+def test_blocks_of_half_precise_rows(device: torch.device, dtype: torch.dtype, tolerance: float) -> None:
+    """States are bounded by their size, for bfloat16 rounds the operands, too."""
+    ours = layer(device, 70, dtype=dtype)
+    theirs = ours.copied()
+    chunks = [StateChunk(0, 70, 3, 6)]
+    out, plain = ours.computed(chunks, exact=False), theirs.plain(chunks)
+    assert float((out - plain).norm() / plain.norm()) < 1e-2
+    assert torch.equal(ours.state.inputs, theirs.state.inputs)
+    assert float((ours.matrices[3] - theirs.matrices[3]).norm() / theirs.matrices[3].norm()) < tolerance
+
+
 def test_any_cut_has_the_same_bits(device: torch.device) -> None:
     rows = 7
     whole = layer(device, rows)

@@ -10,6 +10,17 @@ Rows that are their sequences' only ones take one kernel, a program for each row
 Every step needs one pass over the state, for what is read of it can be read before it changes:
 
     p, o = Sᵀk, Sᵀq        d = strength (v - kept p)        o = kept o + (q k) d        S = kept S + k dᵀ
+
+Where results need not have the same bits for all cuts of a chunk, a piece is a block, whose rows are computed together
+on tensor cores. G is the sum of the logarithms of `kept` up to a row, and D what is left in row i of what row j wrote:
+
+    pieces    A = strength (k kᵀ D)         below the diagonal
+              T = (I + A)⁻¹                 by substitution in parts of 16 rows, which are merged
+              W, U = T (strength exp(G) k), T (strength v)
+    chunks    U = U - W S    O = exp(G) q S + (q kᵀ D) U    S = exp(G end) S + (exp(G end - G) k)ᵀ U      in order
+    pieces    O, z ──> out
+
+In models of bfloat16 the operands are bfloat16, too. S stays in float32: as an operand it is the sum of two numbers.
 """
 
 from collections.abc import Sequence
@@ -22,11 +33,20 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from ostro.kernels.gpu.state_rows import CHUNK_FIELDS, PIECE_FIELDS, ChunkTables, KeptState, SingleRows, StateChunk
+from ostro.kernels.gpu.state_rows import (
+    CHUNK_FIELDS,
+    PIECE_FIELDS,
+    PIECE_ROWS,
+    ChunkTables,
+    KeptState,
+    SingleRows,
+    StateChunk,
+)
 from ostro.models.architecture import GatedDelta
 
 _QK_EPS = tl.constexpr(GatedDelta.QK_EPS)
 _CHUNK_FIELDS, _PIECE_FIELDS = tl.constexpr(CHUNK_FIELDS), tl.constexpr(PIECE_FIELDS)
+_BLOCK = tl.constexpr(PIECE_ROWS)
 # Rows that a program prepares or finishes at a time.
 _ROWS = 16
 
@@ -68,8 +88,18 @@ class ScanTiling(NamedTuple):
     """Rows that are on the way while one is computed."""
 
 
+class BlockTiling(NamedTuple):
+    columns: int
+    """Of a head's matrix, for a program that takes them through a chunk."""
+    prepare_warps: int
+    warps: int
+    stages: int
+    """Pieces that are on the way while one is computed."""
+
+
 SINGLES = SinglesTiling(8, 128)
 SCAN = ScanTiling(32, 8, 4, 4)
+BLOCKS = BlockTiling(64, 4, 4, 2)
 
 
 class _Sizes(NamedTuple):
@@ -151,6 +181,7 @@ def delta_chunks(
     exact: bool,
     pdl: bool = False,
     tiling: ScanTiling = SCAN,
+    blocks: BlockTiling = BLOCKS,
 ) -> None:
     """The same for the rows that the tables name; others of `out` are left alone.
 
@@ -159,6 +190,10 @@ def delta_chunks(
     matrices, sizes = _checked(mixed, gates, weights, state, out)
     chunks, pieces = tables
     if not len(chunks) or not len(pieces):
+        return
+    if not exact:
+        seen = _chunks_by_blocks(mixed, gates, weights, state, tables, sizes, pdl, blocks)
+        _finish(mixed, weights, tables, seen, out, sizes, pdl, blocks=True)
         return
     prepared = mixed.new_empty(len(mixed), 2 * sizes.keys + sizes.values, dtype=torch.float32)
     factors = mixed.new_empty(len(mixed), 2 * sizes.value_heads + sizes.key_heads, dtype=torch.float32)
@@ -205,18 +240,101 @@ def delta_chunks(
         num_warps=tiling.warps,
         launch_pdl=pdl,
     )
-    _finish_kernel[(sizes.value_heads, len(pieces))](
+    _finish(mixed, weights, tables, prepared, out, sizes, pdl, blocks=False)
+
+
+def _chunks_by_blocks(
+    mixed: Tensor,
+    gates: Tensor,
+    weights: DeltaWeights,
+    state: KeptState,
+    tables: ChunkTables,
+    sizes: _Sizes,
+    pdl: bool,
+    tiling: BlockTiling,
+) -> Tensor:
+    """What the rows see of the states, as [pieces, value heads, rows, columns]. Advances the states."""
+    assert state.matrices is not None
+    chunks, pieces = tables
+    dtype = torch.bfloat16 if mixed.dtype == torch.bfloat16 else torch.float32
+    each = (len(pieces), sizes.value_heads)
+    q, k, w = (mixed.new_empty(*each, PIECE_ROWS, sizes.key_block, dtype=dtype) for _ in range(3))
+    likeness = mixed.new_empty(*each, PIECE_ROWS, PIECE_ROWS, dtype=dtype)
+    u = mixed.new_empty(*each, PIECE_ROWS, sizes.value_block, dtype=torch.float32)
+    kept = mixed.new_empty(*each, dtype=torch.float32)
+    _blocks_kernel[each[::-1]](
         mixed,
-        weights.norm,
+        gates,
+        weights.taps,
+        weights.taps if weights.bias is None else weights.bias,
+        weights.decay,
+        weights.decay_bias,
+        state.inputs,
         chunks,
         pieces,
-        prepared,
+        q,
+        k,
+        w,
+        likeness,
+        u,
+        kept,
+        mixed.stride(0),
+        gates.stride(0),
+        state.inputs.stride(0),
+        **sizes._asdict(),
+        pdl=pdl,
+        num_warps=tiling.prepare_warps,
+        launch_pdl=pdl,
+    )
+    columns = min(tiling.columns, sizes.value_block)
+    _blocks_scan_kernel[(sizes.value_block // columns, sizes.value_heads, len(chunks))](
+        mixed,
+        state.inputs,
+        state.matrices,
+        chunks,
+        pieces,
+        q,
+        k,
+        w,
+        likeness,
+        u,
+        kept,
+        mixed.stride(0),
+        state.inputs.stride(0),
+        state.matrices.stride(0),
+        **sizes._asdict(),
+        columns=columns,
+        stages=tiling.stages,
+        pdl=pdl,
+        num_warps=tiling.warps,
+        launch_pdl=pdl,
+    )
+    return u
+
+
+def _finish(
+    mixed: Tensor,
+    weights: DeltaWeights,
+    tables: ChunkTables,
+    seen: Tensor,
+    out: Tensor,
+    sizes: _Sizes,
+    pdl: bool,
+    *,
+    blocks: bool,
+) -> None:
+    _finish_kernel[(sizes.value_heads, len(tables.pieces))](
+        mixed,
+        weights.norm,
+        *tables,
+        seen,
         out,
         mixed.stride(0),
         out.stride(0),
         weights.eps,
         **sizes._asdict(),
         rows_block=_ROWS,
+        blocks=blocks,
         pdl=pdl,
         num_warps=4,
         launch_pdl=pdl,
@@ -523,12 +641,14 @@ def _keep_of_head(
 
 
 @triton.jit
-def _piece(pieces: tl.tensor, chunks: tl.tensor, number: tl.tensor) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """The first row of a piece, its rows, which are none if nobody uses it, and its chunk."""
+def _piece(
+    pieces: tl.tensor, chunks: tl.tensor, number: tl.tensor
+) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
+    """The first row of a piece, its rows, which are none if nobody uses it, its chunk, and whether it is used."""
     own = pieces + number * _PIECE_FIELDS
     chunk = chunks + tl.load(own + 3) * _CHUNK_FIELDS
     used = (tl.load(chunk) >= 0) & (number >= tl.load(chunk + 2)) & (number < tl.load(chunk + 3))
-    return tl.load(own).to(tl.int64), tl.where(used, tl.load(own + 1), 0), chunk
+    return tl.load(own).to(tl.int64), tl.where(used, tl.load(own + 1), 0), chunk, used
 
 
 @triton.jit(do_not_specialize=["chunks", "pieces"])
@@ -569,7 +689,7 @@ def _prepare_kernel(
     if pdl:
         gdc_launch_dependents()
         gdc_wait()
-    first, rows, chunk = _piece(pieces, chunks, tl.program_id(1))
+    first, rows, chunk, _ = _piece(pieces, chunks, tl.program_id(1))
     if rows > 0:
         before = tl.load(pieces + tl.load(chunk + 2) * _PIECE_FIELDS)
         ring = inputs + tl.load(chunk).to(tl.int64) * inputs_stride
@@ -778,9 +898,10 @@ def _finish_kernel(
     tiled: tl.constexpr,
     has_bias: tl.constexpr,
     rows_block: tl.constexpr,
+    blocks: tl.constexpr,
     pdl: tl.constexpr,
 ) -> None:
-    """A piece's rows of one value head."""
+    """A piece's rows of one value head. Blocks are [pieces, value heads, rows, columns]."""
     keys: tl.constexpr = key_heads * key_dim
     channels: tl.constexpr = 2 * keys + value_heads * value_dim
     part = tl.arange(0, value_block)
@@ -789,14 +910,236 @@ def _finish_kernel(
     if pdl:
         gdc_launch_dependents()
         gdc_wait()
-    first, rows, _ = _piece(pieces, chunks, tl.program_id(1))
+    first, rows, _, _ = _piece(pieces, chunks, tl.program_id(1))
     column = tl.program_id(0) * value_dim + part
     for start in range(0, rows, rows_block):
         number = start + tl.arange(0, rows_block)
         row = first + number
         mask = (number < rows)[:, None] & inside[None, :]
-        seen = tl.load(prepared + (row * channels)[:, None] + 2 * keys + column[None, :], mask=mask, other=0.0)
+        if blocks:
+            of_row = ((tl.program_id(1) * value_heads + tl.program_id(0)).to(tl.int64) * _BLOCK + number) * value_block
+            seen = tl.load(prepared + of_row[:, None] + part[None, :], mask=mask, other=0.0)
+        else:
+            seen = tl.load(prepared + (row * channels)[:, None] + 2 * keys + column[None, :], mask=mask, other=0.0)
         z = tl.load(mixed + (row * mixed_stride)[:, None] + channels + column[None, :], mask=mask, other=0.0)
         factor = tl.rsqrt(tl.sum(seen * seen, 1) / value_dim + eps)
         seen = seen * factor[:, None] * scale[None, :] * _silu(z.to(tl.float32))
         tl.store(out + (row * out_stride)[:, None] + column[None, :], seen.to(out.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _product(a: tl.tensor, b: tl.tensor) -> tl.tensor:
+    """As precise as the operands are."""
+    if a.dtype == tl.float32:
+        return tl.dot(a, b, input_precision="tf32x3")
+    return tl.dot(a, b)
+
+
+@triton.jit
+def _inverse(a: tl.tensor) -> tl.tensor:
+    """Of I + a, where `a` has nothing on and above the diagonal.
+
+    By substitution in parts of 16 rows, all at once. Two neighbours then make one: of [P 0; A Q] the lower left of the
+    inverse is -Q⁻¹ A P⁻¹.
+    """
+    parts: tl.constexpr = _BLOCK // 16
+    own = tl.arange(0, parts)[:, None, None, None] == tl.arange(0, parts)[None, None, :, None]
+    diagonal = tl.sum(tl.where(own, tl.reshape(a, [parts, 16, parts, 16]), 0.0), 2)
+    at, across = tl.arange(0, 16)[None, :, None], tl.arange(0, 16)[None, None, :]
+    x = tl.where(at == across, 1.0, 0.0) + tl.zeros([parts, 16, 16], tl.float32)
+    for step in range(15):
+        below = tl.sum(tl.where(across == step, diagonal, 0.0), 2)
+        done = tl.sum(tl.where(at == step, x, 0.0), 1)
+        x -= below[:, :, None] * done[:, None, :]
+    x = tl.reshape(tl.where(own, x[:, :, None, :], 0.0), [_BLOCK, _BLOCK])
+    return _joined(_joined(x, a, 16), a, 32)
+
+
+@triton.jit
+def _joined(inverse: tl.tensor, a: tl.tensor, size: tl.constexpr) -> tl.tensor:
+    """Inverses of parts of so many rows become those of parts of twice as many."""
+    row, column = tl.arange(0, _BLOCK)[:, None] // size, tl.arange(0, _BLOCK)[None, :] // size
+    left = tl.where((row // 2 == column // 2) & (row != column), a, 0.0)
+    return inverse - _product(_product(inverse, left), inverse)
+
+
+@triton.jit(do_not_specialize=["chunks", "pieces"])
+def _blocks_kernel(
+    mixed: tl.tensor,
+    gates: tl.tensor,
+    filters: tl.tensor,
+    bias: tl.tensor,
+    decay: tl.tensor,
+    decay_bias: tl.tensor,
+    inputs: tl.tensor,
+    chunks: tl.tensor,
+    pieces: tl.tensor,
+    q_out: tl.tensor,
+    k_out: tl.tensor,
+    w_out: tl.tensor,
+    likeness: tl.tensor,
+    u_out: tl.tensor,
+    kept: tl.tensor,
+    mixed_stride: tl.tensor,
+    gates_stride: tl.tensor,
+    inputs_stride: tl.tensor,
+    key_heads: tl.constexpr,
+    value_heads: tl.constexpr,
+    key_dim: tl.constexpr,
+    value_dim: tl.constexpr,
+    key_block: tl.constexpr,
+    value_block: tl.constexpr,
+    taps: tl.constexpr,
+    tiled: tl.constexpr,
+    has_bias: tl.constexpr,
+    pdl: tl.constexpr,
+) -> None:
+    """A piece and value head: all that does not depend on the state. Rows that the piece lacks are zeros, which change
+    nothing, and so are a head's columns up to the tile's width.
+    """
+    keys: tl.constexpr = key_heads * key_dim
+    channels: tl.constexpr = 2 * keys + value_heads * value_dim
+    dtype = q_out.dtype.element_ty
+    head = tl.program_id(0)
+    key_head = _key_head(head, key_heads, value_heads, tiled)
+    number = tl.arange(0, _BLOCK)
+    key, value = tl.arange(0, key_block), tl.arange(0, value_block)
+    is_key, is_value = key < key_dim, value < value_dim
+    q_channel, v_channel = key_head * key_dim + key, 2 * keys + head * value_dim + value
+    if pdl:
+        gdc_launch_dependents()
+        gdc_wait()
+    first, rows, chunk, used = _piece(pieces, chunks, tl.program_id(1))
+    if used:
+        own = (tl.program_id(1) * value_heads + head).to(tl.int64)
+        before = tl.load(pieces + tl.load(chunk + 2) * _PIECE_FIELDS)
+        ring, position = inputs + tl.load(chunk).to(tl.int64) * inputs_stride, tl.load(chunk + 1)
+        offset = (first - before).to(tl.int32) + number
+        there = number < rows
+        row = first + number
+        x = mixed + row * mixed_stride
+        is_q, is_v = there[:, None] & is_key[None, :], there[:, None] & is_value[None, :]
+        at_key = own * (_BLOCK * key_block) + number[:, None] * key_block + key[None, :]
+
+        of_row = gates + row * gates_stride + head
+        b = tl.load(of_row, mask=there, other=0.0).to(tl.float32)
+        a = tl.load(of_row + value_heads, mask=there, other=0.0).to(tl.float32) + tl.load(decay_bias + head)
+        strength = tl.where(there, 1.0 / (1.0 + tl.exp(-b)), 0.0)
+        g = tl.where(there, -tl.exp(tl.load(decay + head)) * _log1p_exp(a), 0.0)
+        # Sums of their own for each pair of rows: differences of sums would lose what follows a large one.
+        between = tl.where(number[:, None] > number[None, :], g[:, None], 0.0)
+        not_above = number[:, None] >= number[None, :]
+        left = tl.where(not_above, tl.exp(tl.cumsum(between, 0)), 0.0)
+        since, until = tl.exp(tl.cumsum(g, 0)), tl.exp(tl.sum(between, 0))
+        tl.store(kept + own, tl.exp(tl.sum(g, 0)))
+
+        k = _convolved_rows(
+            x, mixed_stride, ring, filters, bias, keys + q_channel, is_key, is_q, offset, position, channels, taps,
+            has_bias,
+        )  # fmt: skip
+        k = _unit(tl.where(is_q, k, 0.0), 1).to(dtype)
+        k_wide = k.to(tl.float32)
+        tl.store(k_out + at_key, (k_wide * until[:, None]).to(dtype))
+        alike = _product(k, tl.trans(k)) * left * strength[:, None]
+        t = _inverse(tl.where(number[:, None] > number[None, :], alike, 0.0)).to(dtype)
+        w = _product(t, (k_wide * (strength * since)[:, None]).to(dtype))
+        tl.store(w_out + at_key, (-w).to(dtype))
+        v = _convolved_rows(
+            x, mixed_stride, ring, filters, bias, v_channel, is_value, is_v, offset, position, channels, taps,
+            has_bias,
+        )  # fmt: skip
+        u = _product(t, (tl.where(is_v, v, 0.0) * strength[:, None]).to(dtype))
+        tl.store(u_out + own * (_BLOCK * value_block) + number[:, None] * value_block + value[None, :], u)
+        q = _convolved_rows(
+            x, mixed_stride, ring, filters, bias, q_channel, is_key, is_q, offset, position, channels, taps, has_bias
+        )  # fmt: skip
+        q = (_unit(tl.where(is_q, q, 0.0), 1) * (key_dim**-0.5)).to(dtype)
+        tl.store(q_out + at_key, (q.to(tl.float32) * since[:, None]).to(dtype))
+        seen = (_product(q, tl.trans(k)) * left).to(dtype)
+        tl.store(likeness + own * (_BLOCK * _BLOCK) + number[:, None] * _BLOCK + number[None, :], seen)
+
+
+@triton.jit(do_not_specialize=["chunks", "pieces"])
+def _blocks_scan_kernel(
+    mixed: tl.tensor,
+    inputs: tl.tensor,
+    matrices: tl.tensor,
+    chunks: tl.tensor,
+    pieces: tl.tensor,
+    q_in: tl.tensor,
+    k_in: tl.tensor,
+    w_in: tl.tensor,
+    likeness: tl.tensor,
+    u_in: tl.tensor,
+    kept: tl.tensor,
+    mixed_stride: tl.tensor,
+    inputs_stride: tl.tensor,
+    matrices_stride: tl.tensor,
+    key_heads: tl.constexpr,
+    value_heads: tl.constexpr,
+    key_dim: tl.constexpr,
+    value_dim: tl.constexpr,
+    key_block: tl.constexpr,
+    value_block: tl.constexpr,
+    taps: tl.constexpr,
+    tiled: tl.constexpr,
+    has_bias: tl.constexpr,
+    columns: tl.constexpr,
+    stages: tl.constexpr,
+    pdl: tl.constexpr,
+) -> None:
+    """Takes some columns of a head's matrix through a chunk, block by block. What is seen replaces u.
+
+    All is transposed: then the state and u are first operands, which tensor cores take from registers.
+    """
+    head = tl.program_id(1)
+    number = tl.arange(0, _BLOCK)
+    key, value = tl.arange(0, key_block), tl.program_id(0) * columns + tl.arange(0, columns)
+    place = head * (key_dim * value_dim) + key[None, :] * value_dim + value[:, None]
+    there = (key < key_dim)[None, :] & (value < value_dim)[:, None]
+    at_key = number[:, None] * key_block + key[None, :]
+    at_value = number[None, :] * value_block + value[:, None]
+    at_row = number[:, None] * _BLOCK + number[None, :]
+    if pdl:
+        gdc_launch_dependents()
+        gdc_wait()
+
+    chunk = chunks + tl.program_id(2) * _CHUNK_FIELDS
+    slot, position = tl.load(chunk).to(tl.int64), tl.load(chunk + 1)
+    if slot >= 0:
+        first_piece, end_piece = tl.load(chunk + 2), tl.load(chunk + 3)
+        before = tl.load(pieces + first_piece * _PIECE_FIELDS).to(tl.int64)
+        s = tl.load(matrices + slot * matrices_stride + place, mask=there & (position > 0), other=0.0)
+        for piece in tl.range(first_piece, end_piece, num_stages=stages):
+            own = (piece * value_heads + head).to(tl.int64)
+            w = tl.trans(tl.load(w_in + own * (_BLOCK * key_block) + at_key))
+            q = tl.trans(tl.load(q_in + own * (_BLOCK * key_block) + at_key))
+            k = tl.load(k_in + own * (_BLOCK * key_block) + at_key)
+            seen = tl.trans(tl.load(likeness + own * (_BLOCK * _BLOCK) + at_row))
+            at_u = u_in + own * (_BLOCK * value_block) + at_value
+            u = tl.load(at_u)
+            if k.dtype == tl.float32:
+                u = tl.dot(s, w, u, input_precision="tf32x3")
+                result = tl.dot(s, q, input_precision="tf32x3")
+                result = tl.dot(u, seen, result, input_precision="tf32x3")
+                s = tl.dot(u, k, s * tl.load(kept + own), input_precision="tf32x3")
+            else:
+                high = s.to(k.dtype)
+                low = (s - high.to(tl.float32)).to(k.dtype)
+                u = tl.dot(low, w, tl.dot(high, w, u))
+                result = tl.dot(low, q, tl.dot(high, q))
+                written = u.to(k.dtype)
+                s = tl.dot(written, k, s * tl.load(kept + own))
+                result = tl.dot(written, seen, result)
+            tl.store(at_u, result)
+            kept_slot = tl.load(pieces + piece * _PIECE_FIELDS + 2).to(tl.int64)
+            if kept_slot >= 0:
+                tl.store(matrices + kept_slot * matrices_stride + place, s, mask=there)
+                if tl.program_id(0) == 0:
+                    known = tl.load(pieces + piece * _PIECE_FIELDS) - before
+                    known += tl.load(pieces + piece * _PIECE_FIELDS + 1)
+                    _keep_of_head(
+                        inputs + kept_slot * inputs_stride, mixed + before * mixed_stride,
+                        inputs + slot * inputs_stride, head, position, known, mixed_stride, key_heads, value_heads,
+                        key_dim, value_dim, key_block, value_block, taps, tiled,
+                    )  # fmt: skip
