@@ -468,10 +468,12 @@ def _singles_kernel(
     scale = tl.load(norm + value, mask=is_value, other=0.0)
     if pdl:
         gdc_launch_dependents()
-        gdc_wait()
-
+    # All that comes from earlier steps, and what says where, is there before the kernel ahead has ended: every step
+    # begins with one that waits for all before it.
     slot = tl.load(slots + row).to(tl.int64)
     if slot < 0:
+        if pdl:
+            gdc_wait()
         tl.store(to, tl.zeros([value_block], out.dtype.element_ty), mask=is_value)
     else:
         position = tl.load(positions + row)
@@ -481,8 +483,12 @@ def _singles_kernel(
         there = is_key[:, None] & is_value[None, :]
         # First, so that it is on the way while the rest is computed.
         s = tl.load(matrices + slot * matrices_stride + place, mask=there & (position > 0), other=0.0)
-        qk, qk_input = _convolved(x, ring, filters, bias, qk_channel, is_qk, position, channels, taps, has_bias)
-        v, v_input = _convolved(x, ring, filters, bias, v_channel, is_value, position, channels, taps, has_bias)
+        qk_before = _convolved_before(ring, filters, qk_channel, is_qk, position, channels, taps)
+        v_before = _convolved_before(ring, filters, v_channel, is_value, position, channels, taps)
+        if pdl:
+            gdc_wait()
+        qk, qk_input = _convolved(x, qk_before, filters, bias, qk_channel, is_qk, channels, taps, has_bias)
+        v, v_input = _convolved(x, v_before, filters, bias, v_channel, is_value, channels, taps, has_bias)
         z = tl.load(x + channels + head * value_dim + value, mask=is_value, other=0.0).to(tl.float32)
         kept, strength = _gates(gates + row * gates_stride + head, decay + head, decay_bias + head, value_heads)
 
@@ -556,25 +562,38 @@ def _gates(
 
 
 @triton.jit
-def _convolved(
-    x: tl.tensor,
+def _convolved_before(
     ring: tl.tensor,
     filters: tl.tensor,
-    bias: tl.tensor,
     channel: tl.tensor,
     inside: tl.tensor,
     position: tl.tensor,
     channels: tl.constexpr,
     taps: tl.constexpr,
-    has_bias: tl.constexpr,
-) -> tuple[tl.tensor, tl.tensor]:
-    """One row's channels: convolved, after silu, and as they are."""
-    newest = tl.load(x + channel, mask=inside, other=0.0)
+) -> tl.tensor:
+    """What earlier inputs contribute to one row's channels."""
     total = tl.zeros(channel.shape, tl.float32)
     for tap in tl.static_range(taps - 1):
         at = position - (taps - 1 - tap)
         kept = tl.load(ring + (at % taps) * channels + channel, mask=inside & (at >= 0), other=0.0)
         total += tl.load(filters + tap * channels + channel, mask=inside, other=0.0) * kept.to(tl.float32)
+    return total
+
+
+@triton.jit
+def _convolved(
+    x: tl.tensor,
+    total: tl.tensor,
+    filters: tl.tensor,
+    bias: tl.tensor,
+    channel: tl.tensor,
+    inside: tl.tensor,
+    channels: tl.constexpr,
+    taps: tl.constexpr,
+    has_bias: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor]:
+    """One row's channels, of which `total` comes from earlier inputs: convolved, after silu, and as they are."""
+    newest = tl.load(x + channel, mask=inside, other=0.0)
     total += tl.load(filters + (taps - 1) * channels + channel, mask=inside, other=0.0) * newest.to(tl.float32)
     if has_bias:
         total += tl.load(bias + channel, mask=inside, other=0.0)
