@@ -18,7 +18,16 @@ import torch.nn.functional as F
 from torch import Tensor
 from triton.errors import TritonError
 
-from ostro.kernels.gpu.ssm import SCAN, ScanTiling, SinglesTiling, SsmWeights, ssm_chunks, ssm_singles
+from ostro.kernels.gpu.ssm import (
+    BLOCKS,
+    SCAN,
+    BlockTiling,
+    ScanTiling,
+    SinglesTiling,
+    SsmWeights,
+    ssm_chunks,
+    ssm_singles,
+)
 from ostro.kernels.gpu.state_conv import convolve_chunks, keep_inputs, short_chunks, short_singles
 from ostro.kernels.gpu.state_rows import ChunkTables, KeptState, SingleRows, StateChunk, chunk_tables
 
@@ -49,7 +58,7 @@ SINGLE_TILINGS = [
     None,
     *(SinglesTiling(*each) for each in ((64, 1024), (64, 512), (32, 512), (16, 512), (16, 1024), (8, 1024), (8, 512))),
 ]
-SCAN_TILINGS = [
+SCAN_TILINGS: list[ScanTiling | BlockTiling] = [
     ScanTiling(*each)
     for each in (
         (8, 16, 4, 1),
@@ -62,6 +71,9 @@ SCAN_TILINGS = [
         (16, 16, 4, 2),
         (32, 16, 4, 4),
     )
+]
+BLOCK_TILINGS: list[ScanTiling | BlockTiling] = [
+    BlockTiling(*each) for each in ((32, 8, 1), (32, 4, 1), (32, 8, 2), (64, 8, 1), (16, 4, 1), (16, 8, 1))
 ]
 
 
@@ -201,7 +213,7 @@ def next_inputs(own: Layer, chunks: Sequence[StateChunk]) -> Tensor:
     return torch.stack(found)
 
 
-def check_chunks(name: str, shape: Shape, dtype: torch.dtype, tiling: ScanTiling, exact: bool) -> bool:
+def check_chunks(name: str, shape: Shape, dtype: torch.dtype, tiling: ScanTiling | BlockTiling) -> bool:
     chunks = [
         StateChunk(0, 150, 0, 0, ((1, 5), (64, 6))),
         StateChunk(150, 1, 1, 3),
@@ -211,22 +223,23 @@ def check_chunks(name: str, shape: Shape, dtype: torch.dtype, tiling: ScanTiling
     ours = layer(shape, 220, 8, dtype)
     theirs = copied(ours)
     plain(theirs, chunks)
-    advance(ours, on_device(chunks), exact, tiling)
+    advance(ours, on_device(chunks), tiling)
     inputs = torch.equal(next_inputs(ours, chunks), next_inputs(theirs, chunks))
+    exact = isinstance(tiling, ScanTiling)
     label = f"{name} chunks {tuple(tiling)} {dtype}{' exact' if exact else ''}"
     passed = compared(label, ours, theirs, range(8)) and inputs
     return passed and (not exact or check_cuts(label, shape, dtype, tiling))
 
 
-def check_cuts(label: str, shape: Shape, dtype: torch.dtype, tiling: ScanTiling) -> bool:
+def check_cuts(label: str, shape: Shape, dtype: torch.dtype, tiling: ScanTiling | BlockTiling) -> bool:
     whole = layer(shape, 150, 8, dtype)
     once = copied(whole)
-    advance(once, on_device([StateChunk(0, 150, 0, 0)]), True, tiling)
+    advance(once, on_device([StateChunk(0, 150, 0, 0)]), tiling)
     for cuts in (tuple(range(1, 70)), (1, 2, 3, 64, 65), (75,)):
         cut = copied(whole)
         for first, end in pairwise((0, *cuts, 150)):
             part = cut._replace(inputs=cut.inputs[first:end], out=cut.out[first:end])
-            advance(part, on_device([StateChunk(0, end - first, 0, first, ((1, 6),))]), True, tiling)
+            advance(part, on_device([StateChunk(0, end - first, 0, first, ((1, 6),))]), tiling)
         assert cut.state.matrices is not None
         assert once.state.matrices is not None
         if not torch.equal(cut.out, once.out) or not torch.equal(cut.state.matrices[0], once.state.matrices[0]):
@@ -235,8 +248,11 @@ def check_cuts(label: str, shape: Shape, dtype: torch.dtype, tiling: ScanTiling)
     return True
 
 
-def advance(some: Layer, tables: ChunkTables, exact: bool, tiling: ScanTiling) -> None:
-    ssm_chunks(some.inputs, some.weights, some.state, tables, some.out, exact=exact, tiling=tiling)
+def advance(some: Layer, tables: ChunkTables, tiling: ScanTiling | BlockTiling) -> None:
+    """Exactly, if by a scan."""
+    scan, blocks = (tiling, BLOCKS) if isinstance(tiling, ScanTiling) else (SCAN, tiling)
+    exact = tiling is scan
+    ssm_chunks(some.inputs, some.weights, some.state, tables, some.out, exact=exact, tiling=scan, blocks=blocks)
 
 
 def microseconds(work: Callable[[int], object], copies: int) -> float:
@@ -282,18 +298,18 @@ def time_singles(shape: Shape, rows: int, tilings: Sequence[SinglesTiling | None
             print(f"  {rows:4} rows   {tiling and tuple(tiling)!s:16} {taken:8.2f} µs   {share:5.1%}", flush=True)
 
 
-def time_chunks(shape: Shape, name: str, lengths: tuple[int, ...], tilings: Sequence[ScanTiling]) -> None:
+def time_chunks(shape: Shape, name: str, lengths: tuple[int, ...], tilings: Sequence[ScanTiling | BlockTiling]) -> None:
     tables, copies = on_device(in_a_row(lengths, 64)), 4
     layers = [layer(shape, sum(lengths), len(lengths)) for _ in range(copies)]
-    for exact, tiling in [(True, each) for each in tilings] + [(False, SCAN)]:
+    for tiling in tilings:
 
-        def work(copy: int, exact: bool = exact, tiling: ScanTiling = tiling) -> None:
-            advance(layers[copy], tables, exact, tiling)
+        def work(copy: int, tiling: ScanTiling | BlockTiling = tiling) -> None:
+            advance(layers[copy], tables, tiling)
 
         taken = tried(lambda work=work: microseconds(work, copies))  # type: ignore[misc]
         if taken is not None:
-            label = f"{tuple(tiling)}" if exact else "not exact"
-            print(f"  {name:9} {label:16} {taken:9.1f} µs   {taken / max(lengths):6.3f} a token", flush=True)
+            label = f"{tuple(tiling)}{' exact' if isinstance(tiling, ScanTiling) else ''}"
+            print(f"  {name:9} {label:22} {taken:9.1f} µs   {taken / max(lengths):6.3f} a token", flush=True)
 
 
 def time_convolutions(shape: Shape) -> None:
@@ -343,7 +359,8 @@ def main() -> None:
     asked = parser.parse_args()
     parts, names = asked.only.split(","), asked.shapes.split(",")
     single_tilings = [None] if asked.quick else SINGLE_TILINGS
-    scan_tilings = [SCAN] if asked.quick else SCAN_TILINGS
+    used: list[ScanTiling | BlockTiling] = [SCAN, BLOCKS]
+    chunk_tilings = used if asked.quick else SCAN_TILINGS + BLOCK_TILINGS
     torch.manual_seed(0)
     passed = True
     for name in ("tiny", *names):
@@ -352,9 +369,8 @@ def main() -> None:
                 for single in single_tilings:
                     passed &= check_singles(name, SHAPES[name], dtype, single)
             if "chunks" in parts:
-                for scan in [SCAN] if name == "tiny" or dtype != BF16 else scan_tilings:
-                    passed &= check_chunks(name, SHAPES[name], dtype, scan, True)
-                passed &= check_chunks(name, SHAPES[name], dtype, SCAN, False)
+                for chunk in used if name == "tiny" or dtype != BF16 else chunk_tilings:
+                    passed &= check_chunks(name, SHAPES[name], dtype, chunk)
     for name in names:
         if "singles" in parts:
             print(f"{name}, single rows")
@@ -363,7 +379,7 @@ def main() -> None:
         if "chunks" in parts:
             print(f"{name}, chunks")
             for length, lengths in CHUNKS.items():
-                time_chunks(SHAPES[name], length, lengths, scan_tilings)
+                time_chunks(SHAPES[name], length, lengths, chunk_tilings)
     if "convolutions" in parts:
         print("convolutions")
         time_convolutions(SHAPES[names[0]])

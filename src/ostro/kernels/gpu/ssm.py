@@ -66,12 +66,20 @@ class ScanTiling(NamedTuple):
     warps: int = 1
 
 
+class BlockTiling(NamedTuple):
+    """How a program goes through a chunk by blocks."""
+
+    part: int = 32
+    """Rows of a head's matrix; a power of two."""
+    warps: int = 8
+    stages: int = 1
+
+
 # Few heads' matrices in all leave most of the device idle, unless each is shared by many programs.
 FEW_SINGLES, SINGLES, SCAN = SinglesTiling(8, 1024), SinglesTiling(32, 512), ScanTiling()
+BLOCKS = BlockTiling()
 _FEW = 256
 
-# Rows of a head's matrix in a program that scans a chunk by blocks, and its warps.
-_BLOCK_PART, _BLOCK_WARPS = 32, 8
 # In a matrix product, no side is shorter.
 _SHORTEST = 16
 # Of a state, a row that keeps less than exp of this leaves nothing; more would make sums over a block less exact.
@@ -167,6 +175,7 @@ def ssm_chunks(
     exact: bool,
     pdl: bool = False,
     tiling: ScanTiling = SCAN,
+    blocks: BlockTiling = BLOCKS,
 ) -> None:
     """The same for chunks; rows of none are left alone. If `exact`, a row's bits depend neither on where chunks and
     pieces are cut nor on other chunks.
@@ -182,7 +191,7 @@ def ssm_chunks(
     else:
         # What rows read may have the precision of the model's numbers; what is written stays for all later rows.
         precision = "tf32x3" if inputs.dtype == torch.float32 else "tf32"
-        _scan_blocks(convolved, steps, weights, matrices, tables, y, precision, pdl=pdl)
+        _scan_blocks(convolved, steps, weights, matrices, tables, y, precision, blocks, pdl=pdl)
     _gate_chunks(inputs, y, weights, out, tables, pdl=pdl)
 
 
@@ -273,10 +282,11 @@ def _scan_blocks(
     tables: ChunkTables,
     y: Tensor,
     read_precision: str,
+    tiling: BlockTiling,
     *,
     pdl: bool,
 ) -> None:
-    part = min(_BLOCK_PART, max(_SHORTEST, power_of_two(weights.head_dim)))
+    part = min(tiling.part, max(_SHORTEST, power_of_two(weights.head_dim)))
     _blocks_kernel[(len(tables.chunks), weights.heads, triton.cdiv(weights.head_dim, part))](
         convolved,
         steps,
@@ -295,8 +305,8 @@ def _scan_blocks(
         columns=max(_SHORTEST, power_of_two(weights.state_size)),
         read_precision=read_precision,
         pdl=pdl,
-        num_warps=_BLOCK_WARPS,
-        num_stages=1,
+        num_warps=tiling.warps,
+        num_stages=tiling.stages,
         launch_pdl=pdl,
     )
 
