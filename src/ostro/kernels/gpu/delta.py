@@ -47,6 +47,8 @@ from ostro.models.architecture import GatedDelta
 _QK_EPS = tl.constexpr(GatedDelta.QK_EPS)
 _CHUNK_FIELDS, _PIECE_FIELDS = tl.constexpr(CHUNK_FIELDS), tl.constexpr(PIECE_FIELDS)
 _BLOCK = tl.constexpr(PIECE_ROWS)
+# Of these, the rows that a program convolves at a time.
+_CONVOLVED = tl.constexpr(16)
 # Rows that a program prepares or finishes at a time.
 _ROWS = 16
 
@@ -1021,7 +1023,6 @@ def _blocks_kernel(
     dtype = q_out.dtype.element_ty
     head = tl.program_id(0)
     key_head = _key_head(head, key_heads, value_heads, tiled)
-    number = tl.arange(0, _BLOCK)
     key, value = tl.arange(0, key_block), tl.arange(0, value_block)
     is_key, is_value = key < key_dim, value < value_dim
     q_channel, v_channel = key_head * key_dim + key, 2 * keys + head * value_dim + value
@@ -1033,49 +1034,60 @@ def _blocks_kernel(
         own = (tl.program_id(1) * value_heads + head).to(tl.int64)
         before = tl.load(pieces + tl.load(chunk + 2) * _PIECE_FIELDS)
         ring, position = inputs + tl.load(chunk).to(tl.int64) * inputs_stride, tl.load(chunk + 1)
-        offset = (first - before).to(tl.int32) + number
-        there = number < rows
-        row = first + number
-        x = mixed + row * mixed_stride
-        is_q, is_v = there[:, None] & is_key[None, :], there[:, None] & is_value[None, :]
-        at_key = own * (_BLOCK * key_block) + number[:, None] * key_block + key[None, :]
-
-        of_row = gates + row * gates_stride + head
-        b = tl.load(of_row, mask=there, other=0.0).to(tl.float32)
-        a = tl.load(of_row + value_heads, mask=there, other=0.0).to(tl.float32) + tl.load(decay_bias + head)
-        strength = tl.where(there, 1.0 / (1.0 + tl.exp(-b)), 0.0)
-        g = tl.where(there, -tl.exp(tl.load(decay + head)) * _log1p_exp(a), 0.0)
+        skipped = (first - before).to(tl.int32)
+        at_key, at_value = own * (_BLOCK * key_block), own * (_BLOCK * value_block)
+        # A few rows at a time, by way of memory: all at once are more than registers hold.
+        for start in range(0, _BLOCK, _CONVOLVED):
+            number = start + tl.arange(0, _CONVOLVED)
+            there = number < rows
+            x, offset = mixed + (first + number) * mixed_stride, skipped + number
+            is_q, is_v = there[:, None] & is_key[None, :], there[:, None] & is_value[None, :]
+            at_k = at_key + number[:, None] * key_block + key[None, :]
+            k = _convolved_rows(
+                x, mixed_stride, ring, filters, bias, keys + q_channel, is_key, is_q, offset, position, channels, taps,
+                has_bias,
+            )  # fmt: skip
+            tl.store(k_out + at_k, _unit(tl.where(is_q, k, 0.0), 1).to(dtype))
+            q = _convolved_rows(
+                x, mixed_stride, ring, filters, bias, q_channel, is_key, is_q, offset, position, channels, taps,
+                has_bias,
+            )  # fmt: skip
+            tl.store(q_out + at_k, (_unit(tl.where(is_q, q, 0.0), 1) * (key_dim**-0.5)).to(dtype))
+            v = _convolved_rows(
+                x, mixed_stride, ring, filters, bias, v_channel, is_value, is_v, offset, position, channels, taps,
+                has_bias,
+            )  # fmt: skip
+            tl.store(u_out + at_value + number[:, None] * value_block + value[None, :], tl.where(is_v, v, 0.0))
+        tl.debug_barrier()
+        row = tl.arange(0, _BLOCK)
+        of_row = gates + (first + row) * gates_stride + head
+        b = tl.load(of_row, mask=row < rows, other=0.0).to(tl.float32)
+        a = tl.load(of_row + value_heads, mask=row < rows, other=0.0).to(tl.float32) + tl.load(decay_bias + head)
+        strength = tl.where(row < rows, 1.0 / (1.0 + tl.exp(-b)), 0.0)
+        g = tl.where(row < rows, -tl.exp(tl.load(decay + head)) * _log1p_exp(a), 0.0)
         # Sums of their own for each pair of rows: differences of sums would lose what follows a large one.
-        between = tl.where(number[:, None] > number[None, :], g[:, None], 0.0)
-        not_above = number[:, None] >= number[None, :]
-        left = tl.where(not_above, tl.exp(tl.cumsum(between, 0)), 0.0)
+        between = tl.where(row[:, None] > row[None, :], g[:, None], 0.0)
+        left = tl.where(row[:, None] >= row[None, :], tl.exp(tl.cumsum(between, 0)), 0.0)
         since, until = tl.exp(tl.cumsum(g, 0)), tl.exp(tl.sum(between, 0))
         tl.store(kept + own, tl.exp(tl.sum(g, 0)))
 
-        k = _convolved_rows(
-            x, mixed_stride, ring, filters, bias, keys + q_channel, is_key, is_q, offset, position, channels, taps,
-            has_bias,
-        )  # fmt: skip
-        k = _unit(tl.where(is_q, k, 0.0), 1).to(dtype)
+        at_key += row[:, None] * key_block + key[None, :]
+        k = tl.load(k_out + at_key)
+        q = tl.load(q_out + at_key)
+        tl.debug_barrier()
         k_wide = k.to(tl.float32)
         tl.store(k_out + at_key, (k_wide * until[:, None]).to(dtype))
-        alike = _product(k, tl.trans(k)) * left * strength[:, None]
-        t = _inverse(tl.where(number[:, None] > number[None, :], alike, 0.0)).to(dtype)
-        w = _product(t, (k_wide * (strength * since)[:, None]).to(dtype))
-        tl.store(w_out + at_key, (-w).to(dtype))
-        v = _convolved_rows(
-            x, mixed_stride, ring, filters, bias, v_channel, is_value, is_v, offset, position, channels, taps,
-            has_bias,
-        )  # fmt: skip
-        u = _product(t, (tl.where(is_v, v, 0.0) * strength[:, None]).to(dtype))
-        tl.store(u_out + own * (_BLOCK * value_block) + number[:, None] * value_block + value[None, :], u)
-        q = _convolved_rows(
-            x, mixed_stride, ring, filters, bias, q_channel, is_key, is_q, offset, position, channels, taps, has_bias
-        )  # fmt: skip
-        q = (_unit(tl.where(is_q, q, 0.0), 1) * (key_dim**-0.5)).to(dtype)
         tl.store(q_out + at_key, (q.to(tl.float32) * since[:, None]).to(dtype))
         seen = (_product(q, tl.trans(k)) * left).to(dtype)
-        tl.store(likeness + own * (_BLOCK * _BLOCK) + number[:, None] * _BLOCK + number[None, :], seen)
+        tl.store(likeness + own * (_BLOCK * _BLOCK) + row[:, None] * _BLOCK + row[None, :], seen)
+        alike = _product(k, tl.trans(k)) * left * strength[:, None]
+        t = _inverse(tl.where(row[:, None] > row[None, :], alike, 0.0)).to(dtype)
+        w = _product(t, (k_wide * (strength * since)[:, None]).to(dtype))
+        tl.store(w_out + at_key, (-w).to(dtype))
+        at_value += row[:, None] * value_block + value[None, :]
+        u = _product(t, (tl.load(u_out + at_value) * strength[:, None]).to(dtype))
+        tl.debug_barrier()
+        tl.store(u_out + at_value, u)
 
 
 @triton.jit(do_not_specialize=["chunks", "pieces"])
