@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 from every_family import RECURRENT, config_of
+from fake_tiers import FixedCosts
 from test_deterministic import Gain
 from test_deterministic import run as run_for_numbers
 from test_gpu_runner import ON_GPU, Gains, run, tokens
@@ -18,6 +19,7 @@ from ostro.backends.torch.runner import TorchRunner
 from ostro.engine.core import EngineCore
 from ostro.engine.request import Request
 from ostro.engine.scheduler import Limits
+from ostro.engine.tiers import Tiers
 from ostro.models.architecture import ring_states, state_bytes
 from ostro.sampling_params import SamplingParams
 from ostro.torch_models.base import Model
@@ -118,6 +120,21 @@ def test_forked_choices_equal_requests_of_their_own(name: str, device: torch.dev
     alone = tokens(run(engine(model, device, budget=5, prefix_caching=False), asked([prompt], params)))
     assert len({*map(tuple, forked.values())}) == 3
     assert forked == alone
+
+
+@slow_in_the_interpreter
+@ONE_OF_EACH
+def test_a_state_that_comes_back_from_host_memory_changes_no_token(name: str, device: torch.device) -> None:
+    """The first of three prompts of two pages each, in five."""
+    core = engine(model_of(name), device, pages=5, states=3, budget=24)
+    assert isinstance(core.runner, GpuRunner)
+    core = EngineCore(core.runner, tiers=Tiers(core.runner.host_store(16, 4), costs=FixedCosts(1.0)))
+    requests = asked(prompts(18, 18, 18), max_tokens=3)
+    first = [tokens(run(core, [request])) for request in requests]
+    assert tokens(run(core, requests[:1])) == first[0]
+    counters = core.scheduler.counters
+    assert (counters.fetched_states, counters.cache_hits) == (1, PAGE)
+    core.close()
 
 
 def test_the_states_take_the_memory_that_the_spec_says(device: torch.device) -> None:

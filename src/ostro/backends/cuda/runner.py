@@ -237,7 +237,8 @@ class GpuRunner:
     @property
     def state_memory(self) -> Seq[Tensor]:
         """The tensors that recurrent states are in, [states, …] each."""
-        return ()
+        states = self.part.states
+        return () if states is None else [each for each in (states.inputs, states.matrices) if each.nbytes]
 
     @property
     def stores_states(self) -> bool:
