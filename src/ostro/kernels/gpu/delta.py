@@ -102,6 +102,8 @@ class BlockTiling(NamedTuple):
 SINGLES = SinglesTiling(8, 128)
 SCAN = ScanTiling(32, 8, 4, 4)
 BLOCKS = BlockTiling(64, 4, 4, 2)
+# The shortest side of a product of blocks.
+_SHORTEST = 64
 
 
 class _Sizes(NamedTuple):
@@ -195,6 +197,7 @@ def delta_chunks(
         return
     if not exact:
         seen = _chunks_by_blocks(mixed, gates, weights, state, tables, sizes, pdl, blocks)
+        sizes = sizes._replace(value_block=seen.shape[-1])
         _finish(mixed, weights, tables, seen, out, sizes, pdl, blocks=True)
         return
     prepared = mixed.new_empty(len(mixed), 2 * sizes.keys + sizes.values, dtype=torch.float32)
@@ -258,6 +261,8 @@ def _chunks_by_blocks(
     """What the rows see of the states, as [pieces, value heads, rows, columns]. Advances the states."""
     assert state.matrices is not None
     chunks, pieces = tables
+    # Compiled for shorter sides, products read beyond the shared memory that they have.
+    sizes = sizes._replace(key_block=max(_SHORTEST, sizes.key_block), value_block=max(_SHORTEST, sizes.value_block))
     dtype = torch.bfloat16 if mixed.dtype == torch.bfloat16 else torch.float32
     each = (len(pieces), sizes.value_heads)
     q, k, w = (mixed.new_empty(*each, PIECE_ROWS, sizes.key_block, dtype=dtype) for _ in range(3))

@@ -80,8 +80,8 @@ FEW_SINGLES, SINGLES, SCAN = SinglesTiling(8, 1024), SinglesTiling(32, 512), Sca
 BLOCKS = BlockTiling()
 _FEW = 256
 
-# In a matrix product, no side is shorter.
-_SHORTEST = 16
+# The shortest sides of products: compiled for shorter ones, they read beyond the shared memory that they have.
+_SHORTEST_PART, _SHORTEST_COLUMNS = 32, 64
 # Of a state, a row that keeps less than exp of this leaves nothing; more would make sums over a block less exact.
 _FORGOTTEN = tl.constexpr(-64.0)
 
@@ -286,7 +286,7 @@ def _scan_blocks(
     *,
     pdl: bool,
 ) -> None:
-    part = min(tiling.part, max(_SHORTEST, power_of_two(weights.head_dim)))
+    part = max(_SHORTEST_PART, min(tiling.part, power_of_two(weights.head_dim)))
     _blocks_kernel[(len(tables.chunks), weights.heads, triton.cdiv(weights.head_dim, part))](
         convolved,
         steps,
@@ -302,7 +302,7 @@ def _scan_blocks(
         groups=weights.groups,
         rows=state_rows.PIECE_ROWS,
         part=part,
-        columns=max(_SHORTEST, power_of_two(weights.state_size)),
+        columns=max(_SHORTEST_COLUMNS, power_of_two(weights.state_size)),
         read_precision=read_precision,
         pdl=pdl,
         num_warps=tiling.warps,
