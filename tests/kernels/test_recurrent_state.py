@@ -113,3 +113,28 @@ def test_drafts_wait_in_their_lanes_while_other_sequences_go_on(advance: Callabl
     )
     assert equal(one, [each[5:] for each in plain(advance, 1, 6)[0]])
     assert equal(two, [each[6:] for each in plain(advance, 2, 7)[0]])
+
+
+@pytest.mark.full
+@ADVANCES
+@torch.inference_mode()
+def test_tens_of_thousands_of_tokens_stay_near_float64(advance: Callable[..., Tensor]) -> None:
+    """With heads that forget within a token, and others that hardly ever do."""
+    torch.manual_seed(0)
+    heads, rows, columns, tokens, together = 4, 16, 16, 32_768, 128
+    kept = torch.tensor([0.1, 0.9, 0.999, 0.99999]).double()
+    single, double = (torch.zeros(1, heads, rows, columns, dtype=each) for each in (torch.float32, torch.float64))
+    furthest = largest = 0.0
+    for _ in range(tokens // together):
+        q, k, v = (torch.randn(together, 1, heads, size, dtype=torch.float64) for size in (rows, rows, columns))
+        k /= k.norm(dim=-1, keepdim=True)
+        read = [(q, k, v, torch.rand(together, 1, heads).double()), (k / 16, v, v)][advance is ssm_step]
+        for token in range(together):
+            first, *others = (each[token] for each in read)
+            given = [first, *others, kept[None]] if advance is ssm_step else [first, *others[:2], kept[None], others[2]]
+            exact = advance(double, *given)
+            found = advance(single, *(each.float() for each in given))
+        furthest = max(furthest, (found - exact).abs().max().item())
+        largest = max(largest, exact.abs().max().item())
+    assert single.isfinite().all()
+    assert furthest < 1e-4 * largest
