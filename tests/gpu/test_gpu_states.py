@@ -3,11 +3,14 @@ same bits.
 """
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 import torch
 from every_family import RECURRENT, config_of
 from fake_tiers import FixedCosts
+from family_case import Config
+from model_files import write_checkpoint
 from test_deterministic import Gain
 from test_deterministic import run as run_for_numbers
 from test_gpu_runner import ON_GPU, Gains, run, tokens
@@ -15,11 +18,14 @@ from tiny_models import LLAMA, VOCAB, random_model
 from triton_device import slow_in_the_interpreter
 
 from ostro.backends.cuda.runner import GpuRunner
+from ostro.backends.planning import plan
 from ostro.backends.torch.runner import TorchRunner
+from ostro.config import EngineConfig
 from ostro.engine.core import EngineCore
 from ostro.engine.request import Request
 from ostro.engine.scheduler import Limits
 from ostro.engine.tiers import Tiers
+from ostro.errors import Unsupported
 from ostro.models.architecture import ring_states, state_bytes
 from ostro.sampling_params import SamplingParams
 from ostro.torch_models.base import Model
@@ -31,9 +37,13 @@ ONE_OF_EACH = pytest.mark.parametrize("name", FUSED)
 LENGTHS = (3, 17, 40, 70) if ON_GPU else (3, 17)
 
 
+def config_for(name: str) -> Config:
+    return config_of(name, {**LLAMA, "hidden_size": 64, "head_dim": 16})
+
+
 def model_of(name: str) -> Model:
     """One whose states remember: every token counts for all that follow."""
-    model = random_model(config_of(name, {**LLAMA, "hidden_size": 64, "head_dim": 16}), max_seq_len=512)
+    model = random_model(config_for(name), max_seq_len=512)
     for module in model.modules():
         if isinstance(module, GatedDelta | Mamba2):
             module.decay.weight.data = torch.linspace(-5, -2, len(module.decay.weight))
@@ -145,6 +155,20 @@ def test_the_states_take_the_memory_that_the_spec_says(device: torch.device) -> 
     assert (
         states.nbytes == 3 * core.runner.spec.state_bytes == 3 * state_bytes(ring_states(core.runner.model.states), 4)
     )
+
+
+def test_a_plan_counts_a_state_as_the_runner_keeps_it(tmp_path: Path) -> None:
+    model = model_of("qwen3_5")
+    directory = write_checkpoint(tmp_path, config_for("qwen3_5"), model)
+    found = plan(directory, EngineConfig(device="cuda", dtype="bfloat16"), memory=1 << 36)
+    assert found.state_bytes == state_bytes(ring_states(model.states), 2)
+    assert found.num_states == 2 * found.max_batch_seqs
+
+
+def test_drafts_are_refused_by_name(tmp_path: Path) -> None:
+    directory = write_checkpoint(tmp_path, config_for("qwen3_5"), model_of("qwen3_5"))
+    with pytest.raises(Unsupported, match="speculative ngram does not work on a GPU"):
+        plan(directory, EngineConfig(device="cuda", speculative="ngram"), memory=1 << 36)
 
 
 # ---- bits

@@ -25,6 +25,7 @@ from ostro.backends.torch.plain_attention import check_states_whole, why_plain_a
 from ostro.backends.torch.planning import Kept, gpu_parts
 from ostro.devices import Memory
 from ostro.engine.runner import ModelRunner
+from ostro.errors import Unsupported
 from ostro.models.architecture import Architecture
 from ostro.models.description import Causal
 
@@ -49,6 +50,12 @@ class CudaBackend:
         if config.cpu_experts == "none" or config.quantize == "fp8":
             check_torch_format(described, config.quantize)
         check_cpu_experts(opened, described)
+        if config.speculative == "ngram" and described.states:
+            raise Unsupported(
+                "speculative ngram does not work on a GPU with models whose layers keep a recurrent state: wrong "
+                "drafts could not be taken out of it. Leave it out, or serve the model on a CPU.",
+                param="speculative",
+            )
         check_states_whole(described, config)
         if config.deterministic:
             check_deterministic(
