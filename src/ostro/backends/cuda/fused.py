@@ -261,7 +261,7 @@ class FusedDecoder:
         be summed, or if the library computed it.
         """
         if stream.delta is not None:
-            # Of the layer's other mixer.
+            # The layer's other mixer left it.
             self._joined(stream, None)
         if not matmul.epilogue.adds:
             stream.delta = Delta(self._matmul(matmul, _Read(x), own), norm, multiplier)

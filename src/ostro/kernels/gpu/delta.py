@@ -47,7 +47,7 @@ from ostro.models.architecture import GatedDelta
 _QK_EPS = tl.constexpr(GatedDelta.QK_EPS)
 _CHUNK_FIELDS, _PIECE_FIELDS = tl.constexpr(CHUNK_FIELDS), tl.constexpr(PIECE_FIELDS)
 _BLOCK = tl.constexpr(PIECE_ROWS)
-# Of these, the rows that a program convolves at a time.
+# Rows of a piece that a program convolves at a time.
 _CONVOLVED = tl.constexpr(16)
 # Rows that a program prepares or finishes at a time.
 _ROWS = 16
@@ -92,7 +92,7 @@ class ScanTiling(NamedTuple):
 
 class BlockTiling(NamedTuple):
     columns: int
-    """Of a head's matrix, for a program that takes them through a chunk."""
+    """Columns of a head's matrix that a program takes through a chunk."""
     prepare_warps: int
     warps: int
     stages: int
@@ -963,7 +963,7 @@ def _product(a: tl.tensor, b: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def _inverse(a: tl.tensor) -> tl.tensor:
-    """Of I + a, where `a` has nothing on and above the diagonal.
+    """The inverse of I + a, where `a` has nothing on and above the diagonal.
 
     By substitution in parts of 16 rows, all at once. Two neighbours then make one: of [P 0; A Q] the lower left of the
     inverse is -Q⁻¹ A P⁻¹.

@@ -51,7 +51,7 @@ class SinglesTiling(NamedTuple):
     part: int
     """Rows of a head's matrix in a program; a power of two."""
     numbers: int
-    """Of a matrix, for each warp."""
+    """Numbers of a matrix for each warp."""
 
 
 class ScanTiling(NamedTuple):
