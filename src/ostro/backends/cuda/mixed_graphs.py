@@ -24,7 +24,7 @@ from ostro.backends.cuda.attention import AttentionWorkspace, StepAttention
 from ostro.backends.cuda.graphs import StepGraphs
 from ostro.backends.cuda.states import GpuStates
 from ostro.backends.cuda.step_plan import Mixed, Padding
-from ostro.kernels.gpu.state_rows import CHUNK_FIELDS, PIECE_FIELDS, ChunkTables
+from ostro.kernels.gpu.state_rows import CHUNK_FIELDS, PIECE_FIELDS, PIECE_ROWS, ChunkTables
 from ostro.kernels.gpu.state_rows import SLOT as STATE_SLOT
 from ostro.kernels.gpu.step_inputs import CAPTURED, FIELDS, SLOT, STATE, StepInputs, unpack
 from ostro.torch_models.base import Model
@@ -38,9 +38,8 @@ _SINGLES = (16, 64, 256, 1024)
 _CHUNKS = (8, 64, 512)
 # Sizes of a step's inputs, padded to the most tokens.
 _INPUTS = FIELDS * _TOKENS[-1]
-# The most pieces of chunks that advance states, for each tile of queries, and what both tables take for it.
-_PIECES = 2
-_TABLES = CHUNK_FIELDS + _PIECES * PIECE_FIELDS
+# The most pieces of chunks that advance states.
+_PIECES = _TOKENS[-1] // PIECE_ROWS + _CHUNKS[-1]
 # Multiply-adds that an H200 does while the host launches a layer's kernels: 500 µs at 700 TFLOP/s (hosts were seen to
 # take 140 to 900 µs). A step with more work than this in each layer hides its launches, and padding it would only cost.
 _HIDDEN_WORK = 500e-6 * 700e12 / 2
@@ -84,14 +83,15 @@ class MixedGraphs:
         """The graph for a step of this size, if there is one. Capturing delays a step, so it happens only once a second
         step of the size comes. `pieces` are those of chunks that advance states.
         """
-        if tokens > self.most or singles > _SINGLES[-1] or tiles > _CHUNKS[-1] or pieces > _PIECES * tiles:
+        if tokens > self.most or singles > _SINGLES[-1] or tiles > _CHUNKS[-1] or pieces > _CHUNKS[-1]:
             return None
         size = self.graphs.size_for(tokens)
-        full = size // self._attention.tokens_in_tile
+        full, full_pieces = size // self._attention.tokens_in_tile, size // PIECE_ROWS
         padding = Padding(
             size,
             min(_at_least(singles, _SINGLES), size, self._max_batch_seqs) if singles else 0,
             full + _at_least(tiles - full, _CHUNKS),
+            0 if self._states is None else full_pieces + _at_least(pieces - full_pieces, _CHUNKS),
         )
         if padding in self._met:
             return padding
@@ -127,7 +127,7 @@ class MixedGraphs:
         inputs = unpack(sent, self._tokens)
         ctx = self._attention.of_padded_tiles(padding.singles, memory.tiles[: padding.tiles], sent, inputs.slots)
         if self._states is not None:
-            tables = ChunkTables(memory.chunks[: padding.tiles], memory.pieces[: _PIECES * padding.tiles])
+            tables = ChunkTables(memory.chunks[: padding.tiles], memory.pieces[: padding.pieces])
             ctx.states = self._states.of_step(inputs, sent[:, : padding.singles], tables, padded=True)
         memory.hidden[:size].copy_(self._forward(inputs, ctx))
 
@@ -141,7 +141,8 @@ class MixedGraphs:
     def _fixed(self) -> "_Memory":
         if self._memory is None:
             tiles = _TOKENS[-1] // self._attention.tokens_in_tile + _CHUNKS[-1]
-            size = _INPUTS + tiles * (4 if self._states is None else 4 + _TABLES)
+            tables = 0 if self._states is None else CHUNK_FIELDS * tiles + PIECE_FIELDS * _PIECES
+            size = _INPUTS + 4 * tiles + tables
             packed = torch.zeros(size, dtype=torch.int32, device=self._tokens.device)
             hidden = torch.empty(_TOKENS[-1], self._width, dtype=self._dtype, device=packed.device)
             self._memory = _Memory(packed, *_parts(packed, tiles), hidden)

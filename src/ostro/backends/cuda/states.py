@@ -19,11 +19,14 @@ from torch import Tensor
 from ostro.kernels.gpu.delta import DeltaWeights, delta_chunks, delta_singles
 from ostro.kernels.gpu.ssm import SsmWeights, ssm_chunks, ssm_singles
 from ostro.kernels.gpu.state_conv import short_chunks, short_singles
-from ostro.kernels.gpu.state_rows import ChunkTables, KeptState, SingleRows, tables_of_singles
+from ostro.kernels.gpu.state_rows import PIECE_ROWS, ChunkTables, KeptState, SingleRows, tables_of_singles
 from ostro.kernels.gpu.step_inputs import CAPTURED, STATE, StepInputs
 from ostro.models.architecture import State, ring_states
 from ostro.torch_models.base import RecurrentMixer
 from ostro.torch_models.recurrent import GatedDelta, Mamba2, ShortConvolution
+
+# Blocks of so many rows in all are few enough not to matter.
+_FEW_ROWS = 2048
 
 
 class GpuStates:
@@ -156,7 +159,7 @@ class StepStates:
             few = len(singles.slots)
             delta_singles(rows[:few], gates[:few], weights, kept, singles, out[:few], pdl=pdl)
         if tables is not None:
-            delta_chunks(rows, gates, weights, kept, tables, out, exact=self._states.exact, pdl=pdl)
+            delta_chunks(rows, gates, weights, kept, tables, out, exact=self._is_exact(tables, rows), pdl=pdl)
         return out
 
     def _ssm(self, mixer: Mamba2, rows: Tensor, *, pdl: bool) -> Tensor:
@@ -166,7 +169,7 @@ class StepStates:
             few = len(singles.slots)
             ssm_singles(rows[:few], weights, kept, singles, out[:few], pdl=pdl)
         if tables is not None:
-            ssm_chunks(rows, weights, kept, tables, out, exact=self._states.exact, pdl=pdl)
+            ssm_chunks(rows, weights, kept, tables, out, exact=self._is_exact(tables, rows), pdl=pdl)
         return out
 
     def _short(self, mixer: ShortConvolution, rows: Tensor, *, pdl: bool) -> Tensor:
@@ -178,6 +181,12 @@ class StepStates:
         if tables is not None:
             short_chunks(rows, conv.weight, conv.bias, inputs, tables, out, pdl=pdl)
         return out
+
+    def _is_exact(self, tables: ChunkTables, rows: Tensor) -> bool:
+        """Whether chunks advance step by step, rather than by blocks: those that are mostly shorter than a block would
+        compute, and keep in memory, much more than they have rows.
+        """
+        return self._states.exact or PIECE_ROWS * len(tables.pieces) > 2 * len(rows) + _FEW_ROWS
 
     def _memory(self, rows: Tensor, width: int) -> Tensor:
         """Memory for the results; rows without a sequence are zeros."""

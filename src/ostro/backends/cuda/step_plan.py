@@ -67,6 +67,8 @@ class Padding(NamedTuple):
     singles: int
     """How many of the first tokens may be the only ones of their sequences."""
     tiles: int
+    pieces: int = 0
+    """Those of chunks that advance recurrent states."""
 
 
 class StateChunks(msgspec.Struct, frozen=True):

@@ -15,7 +15,7 @@ from ostro.models.description import Causal, heads_differ
 
 # Rows as wide as a recurrent layer's inputs that are alive at a time: convolved, normed, spread over heads, read.
 _FLOAT_ROWS = 6
-# The same where kernels advance states: what is projected, convolved and mixed.
+# The same where kernels advance states: what is projected, convolved and mixed, and what blocks of rows keep.
 _KERNEL_ROWS = 3
 # Copies of the rows that a Mamba's heads read, each with its own: in the rows' order, and in the order of time.
 _SPREAD_ROWS = 2
