@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from every_family import RECURRENT, TINY
+from every_family import TINY
 from model_files import write_checkpoint
 from native_models import needs_library
 from test_gpu_runner import GREEDY, ON_GPU, on_cpu, requests, run, tokens
@@ -53,8 +53,7 @@ def test_only_models_that_need_it_have_plain_attention() -> None:
     for name, config in TINY.items():
         found = describe(config)
         if isinstance(found, Architecture):
-            needs = name.startswith("gemma4") or name in RECURRENT
-            assert (why_plain_attention(found) is not None) == needs
+            assert (why_plain_attention(found) is not None) == name.startswith("gemma4")
 
 
 def test_a_chunk_shorter_than_the_context_needs_it() -> None:

@@ -8,7 +8,6 @@ from doc_pages import ROOT
 from every_family import (
     CASES,
     ENCODER_CASES,
-    RECURRENT,
     TINY,
     TORCH_ONLY,
     config_of,
@@ -51,9 +50,9 @@ def test_the_families_that_run_natively_are_those_that_the_pages_name() -> None:
 def test_the_families_with_a_layer_plan_for_fused_kernels_are_those_that_the_page_names() -> None:
     described = {name: describe(TINY[name]) for name in CASES}
     fused = {name for name, each in described.items() if isinstance(each, Architecture) and why_unfused(each) is None}
-    assert described.keys() - fused == {*TORCH_ONLY, *RECURRENT}
+    assert described.keys() - fused == {*TORCH_ONLY, "lfm2_moe", "nemotron_h"}
     page = (ROOT / "docs/gpu.md").read_text()
-    assert "All families except Gemma 4, Llama 4, HRM-Text and those whose layers keep [a recurrent state]" in page
+    assert "All families except Gemma 4, Llama 4, HRM-Text, LFM2 MoE and Nemotron run on these" in page
 
 
 def test_the_page_on_levanter_names_every_type_that_is_served() -> None:
