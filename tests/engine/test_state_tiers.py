@@ -285,14 +285,38 @@ def test_a_conversation_that_pauses_goes_on_where_it_was() -> None:
             history += made.outcomes[request.id, 0].token_ids
 
 
-def test_a_prompt_computed_for_others_leaves_a_state_at_the_last_page_that_they_can_use() -> None:
-    for length, found in ((18, 16), (17, 16), (16, 12)):
+@pytest.mark.parametrize("anchors", [(8,), ()])
+def test_a_prompt_computed_for_others_leaves_a_state_at_the_last_page_that_they_can_use(
+    anchors: tuple[int, ...],
+) -> None:
+    for length, found in ((18, 16), (17, 16), (16, 12), (20, 16)):
         shared: Shared = {}
         first, second = driver(64, shared=shared), driver(64, shared=shared)
-        first.run(make_request(0, STEMS[0][:length], max_tokens=0, anchors=(8,), shares_prompt=True))
+        first.run(make_request(0, STEMS[0][:length], max_tokens=0, anchors=anchors, shares_prompt=True))
         assert offered(first, length) == found
+        assert second.engine.num_found(list(STEMS[0][:length])) == found
         run(second, prompt(0, 0, length))
         assert hits(second) == found
+
+
+def test_a_prefix_that_is_let_go_for_want_of_a_slot_can_be_evicted_again() -> None:
+    """The end of its path is in host memory: the last page that is resident was no longer a candidate."""
+    made = driver(14, num_states=2, num_slots=40, num_state_slots=4)
+    run(made, prompt(0))
+    scheduler = made.engine.scheduler
+    kv = scheduler.kv
+    kv._allocator.release(kv._tree.evict(2))
+    for number in range(2):
+        made.add(make_request(10 + number, (12 - number, 5, 5), max_tokens=30))
+    made.step()
+    made.step()
+    made.add(prompt(0, 50))
+    [seq] = scheduler.waiting
+    assert kv._states is not None
+    assert not kv._states.num_free
+    kv.fetch_ahead(seq, hit_limit=16, spare=2)
+    scheduler.abort(50)
+    made.finish()
 
 
 def test_a_prompt_whose_state_was_not_written_is_not_told_to_be_shared() -> None:

@@ -157,7 +157,8 @@ class FakePageStore:
         """Completes an offer. A store may read a page until the offer ends, so it must not have changed by then."""
         offer, begun, state = offering
         assert [self._runner.read_page(page) for page in offer.pages] == begun, "a page changed while it was offered"
-        num_good = self._random.randrange(len(begun)) if self._random.random() < self._loss else len(begun)
+        is_cut = bool(begun) and self._random.random() < self._loss
+        num_good = self._random.randrange(len(begun)) if is_cut else len(begun)
         assert self._shared is not None
         self._shared.update(zip(offer.digests[:num_good], begun[:num_good], strict=True))
         has_state = state is not None and num_good == len(begun) and self._random.random() >= self._loss

@@ -264,8 +264,9 @@ class KVCache:
 
     def num_found(self, token_ids: list[int], salt: Salt) -> int:
         """How many tokens of a prompt are cached, on the device or below."""
-        node = self._tree.match(token_ids, limit=len(token_ids), salt=salt, arriving=True)
-        below = () if self._tiers is None else self._tiers.find(node, token_ids, len(token_ids))
+        limit = self._usable(token_ids)
+        node = self._tree.match(token_ids, limit=limit, salt=salt, arriving=True)
+        below = () if self._tiers is None else self._tiers.find(node, token_ids, limit)
         assert below is not None, "arriving pages are part of the match"
         if self._states is None:
             return (node.depth + len(below)) * self.page_size
@@ -275,12 +276,18 @@ class KVCache:
             depth = max(depth, next((each.depth for each in self._tiers.restarts(node, below)), 0))
         return depth * self.page_size
 
+    def _usable(self, token_ids: list[int]) -> int:
+        """How many tokens of a prompt another request for it can take over: it computes at least the last one, and a
+        state behind that is of no use to it.
+        """
+        return len(token_ids) - (self._states is not None)
+
     def offer(self, token_ids: list[int], salt: Salt, done: Callable[[int], None]) -> None:
         """Shares a prompt's pages with other engines. `done` is told, now or later, how many tokens of it they find."""
         if self._tiers is None:
             done(0)
         else:
-            node = self._tree.match(token_ids, limit=len(token_ids), salt=salt)
+            node = self._tree.match(token_ids, limit=self._usable(token_ids), salt=salt)
             node = node if self._states is None else deepest(node)
             self._tiers.offer(node, lambda num_pages: done(num_pages * self.page_size))
 

@@ -188,6 +188,9 @@ class RadixCache:
             each.locks -= 1
             if not each.locks and each.page != NOWHERE:
                 self.num_evictable += 1
+        # Where the path ends in lower tiers, its last resident page may be the next to go.
+        while node.page == NOWHERE and node.parent is not None:
+            node = node.parent
         self._nominate(node)
 
     def relock(self, node: Node, child: Node) -> None:

@@ -451,13 +451,14 @@ class Tiers:
                 from_disk += self._pages_per_state
         self.costs.note_fetch(from_host, arrival.seconds - arrival.disk_seconds, disk=False)
         self.costs.note_fetch(from_disk, arrival.disk_seconds, disk=True)
-        self._tree.unlock(end)
         if state is not None and parked is not None and self._states is not None:
             parked.is_state_arriving = False
             self._states.arrive_parked(parked, state.state, is_good=arrival.has_state)
         elif state is not None and self._states is not None:
             end.is_state_arriving = False
             self._states.arrive(end, state.state, is_good=arrival.has_state)
+        # Once the state is there: pages without one behind them are the first to go.
+        self._tree.unlock(end)
         free: list[int] = []
         for at in reversed(range(len(nodes))):
             node, page = nodes[at], pages[at]
