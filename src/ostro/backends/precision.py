@@ -25,6 +25,12 @@ def check_torch_format(described: Causal, quantize: str) -> None:
             "out.",
             param="quantize",
         )
+    if quantize == "fp8" and described.states:
+        raise Unsupported(
+            "quantize fp8 does not work with models whose layers keep a recurrent state: their matrices have no 8-bit "
+            "form on a GPU yet. Leave it out, or serve the model on a CPU with quantize int8.",
+            param="quantize",
+        )
     if quantize == "fp8" and isinstance(reason := plain_decoder(described), str):
         raise without_fused_kernels(reason)
 

@@ -143,6 +143,9 @@ def _device_cures(plan: Plan) -> Iterator[str]:
     if kind.name == "cuda" and not on_jax and plan.active_parameters < plan.parameters:
         # A mixture of experts has 16 bits there, and is on one GPU.
         return
+    if kind.name == "cuda" and not on_jax and plan.state_bytes:
+        # A model with recurrent states has 16 bits there, too.
+        return
     if kind.smaller and not on_jax:
         yield f"try {kind.smaller}"
     # Ranks on a CPU would share its memory.

@@ -38,8 +38,10 @@ _SINGLES = (16, 64, 256, 1024)
 _CHUNKS = (8, 64, 512)
 # Sizes of a step's inputs, padded to the most tokens.
 _INPUTS = FIELDS * _TOKENS[-1]
-# The most pieces of chunks that advance states.
-_PIECES = _TOKENS[-1] // PIECE_ROWS + _CHUNKS[-1]
+# Pieces of chunks that advance states, beyond those of whole blocks: in finer steps, for what pads takes memory, and
+# with much of it chunks do not advance by blocks.
+_SPARE_PIECES = (8, 16, 32, 64, 128, 256, 512)
+_PIECES = _TOKENS[-1] // PIECE_ROWS + _SPARE_PIECES[-1]
 # Multiply-adds that an H200 does while the host launches a layer's kernels: 500 µs at 700 TFLOP/s (hosts were seen to
 # take 140 to 900 µs). A step with more work than this in each layer hides its launches, and padding it would only cost.
 _HIDDEN_WORK = 500e-6 * 700e12 / 2
@@ -83,7 +85,7 @@ class MixedGraphs:
         """The graph for a step of this size, if there is one. Capturing delays a step, so it happens only once a second
         step of the size comes. `pieces` are those of chunks that advance states.
         """
-        if tokens > self.most or singles > _SINGLES[-1] or tiles > _CHUNKS[-1] or pieces > _CHUNKS[-1]:
+        if tokens > self.most or singles > _SINGLES[-1] or tiles > _CHUNKS[-1] or pieces > _SPARE_PIECES[-1]:
             return None
         size = self.graphs.size_for(tokens)
         full, full_pieces = size // self._attention.tokens_in_tile, size // PIECE_ROWS
@@ -91,7 +93,7 @@ class MixedGraphs:
             size,
             min(_at_least(singles, _SINGLES), size, self._max_batch_seqs) if singles else 0,
             full + _at_least(tiles - full, _CHUNKS),
-            0 if self._states is None else full_pieces + _at_least(pieces - full_pieces, _CHUNKS),
+            0 if self._states is None else full_pieces + _at_least(pieces - full_pieces, _SPARE_PIECES),
         )
         if padding in self._met:
             return padding

@@ -80,6 +80,9 @@ class GpuPart:
             if isinstance(model, Decoder) and unfused is None
             else None
         )
+        if self.device.type == "cuda":
+            # Joined weights have taken the place of their parts.
+            torch.cuda.empty_cache()
         if unfused is not None and kernel_choices not in ("auto", "off"):
             raise BadRequest(
                 f"kernel_choices is for models on the fused kernels, and this one is not: {unfused}. Leave it out.",

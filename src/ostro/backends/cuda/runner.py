@@ -251,7 +251,7 @@ class GpuRunner:
 
     def check_tiers(self, config: EngineConfig) -> None:
         check_disk(config, self._spec.state_bytes)
-        check_host_memory(config, self.page_bytes)
+        check_host_memory(config, self.page_bytes, self._spec.state_bytes)
 
     def page_store(self, config: EngineConfig, disk: PageDisk | None) -> PageStore | None:
         return page_store(self.host_store, config, disk, self.page_bytes, self._spec.state_bytes)
@@ -696,7 +696,9 @@ def fitting_room(model: Model, config: ResolvedConfig) -> Room:
 
 
 def _recurrent_bytes(model: Model, config: ResolvedConfig) -> int:
-    return recurrent_rows_bytes(model.described, config.max_batch_tokens) if isinstance(model, Decoder) else 0
+    if not isinstance(model, Decoder):
+        return 0
+    return recurrent_rows_bytes(model.described, format_name(next(model.parameters()).dtype), config.max_batch_tokens)
 
 
 def rank_part(

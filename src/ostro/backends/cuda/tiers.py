@@ -47,9 +47,9 @@ def check_disk(config: EngineConfig, state_bytes: int) -> None:
         )
 
 
-def check_host_memory(config: EngineConfig, page_bytes: int) -> None:
+def check_host_memory(config: EngineConfig, page_bytes: int, state_bytes: int = 0) -> None:
     """Raises BadRequest if the host memory, which is taken at once and pinned, is more than is free or less than a page
-    takes.
+    takes; or a recurrent state, for a model that keeps such.
     """
     asked = config.kv_host_memory
     if asked is None:
@@ -63,6 +63,13 @@ def check_host_memory(config: EngineConfig, page_bytes: int) -> None:
     if asked < page_bytes:
         raise BadRequest(
             f"kv_host_memory has no room for a page, which takes {page_bytes} bytes. Raise it.", param="kv_host_memory"
+        )
+    if state_bytes and not host_room(asked, page_bytes, state_bytes).state_slots:
+        least = int(state_bytes / _FOR_STATES)
+        raise BadRequest(
+            "kv_host_memory has no room for a recurrent state, without which pages are of no use: give it at least "
+            f"{least} bytes.",
+            param="kv_host_memory",
         )
 
 

@@ -15,8 +15,9 @@ from ostro.models.description import Causal, heads_differ
 
 # Rows as wide as a recurrent layer's inputs that are alive at a time: convolved, normed, spread over heads, read.
 _FLOAT_ROWS = 6
-# The same where kernels advance states: what is projected, convolved and mixed, and what blocks of rows keep.
-_KERNEL_ROWS = 3
+# The same where kernels advance states: what is projected, convolved and mixed, and what blocks of rows keep, which is
+# twice as large unless the model is in bfloat16.
+_KERNEL_ROWS, _WIDE_KERNEL_ROWS = 3, 5
 # Copies of the rows that a Mamba's heads read, each with its own: in the rows' order, and in the order of time.
 _SPREAD_ROWS = 2
 
@@ -32,10 +33,11 @@ def why_plain_attention(described: Causal) -> str | None:
     return None
 
 
-def recurrent_rows_bytes(described: Causal, max_batch_tokens: int) -> int:
-    """The most memory that a recurrent layer's rows take in a step where kernels advance its states."""
+def recurrent_rows_bytes(described: Causal, dtype: str, max_batch_tokens: int) -> int:
+    """The most memory that a recurrent layer's rows take in a step where kernels advance its states. 0 without such."""
+    rows = _KERNEL_ROWS if dtype == "bfloat16" else _WIDE_KERNEL_ROWS
     mixers = (layer.recurrent for layer in described.layers if layer.recurrent is not None)
-    return max((4 * _KERNEL_ROWS * mixer.inputs.rows * max_batch_tokens for mixer in mixers), default=0)
+    return max((4 * rows * mixer.inputs.rows * max_batch_tokens for mixer in mixers), default=0)
 
 
 def recurrent_bytes(described: Causal, max_batch_tokens: int, max_batch_seqs: int, cut: Cut | None = None) -> int:
@@ -72,10 +74,10 @@ def draft_bytes(states: Iterable[State | None]) -> int:
 
 def plain_attention_bytes(described: Causal, itemsize: int, max_batch_tokens: int, max_batch_seqs: int) -> int:
     """The most GPU memory that plain attention takes in a step: a block's scores, and one sequence's keys and values.
-    Or what a recurrent layer takes, if that is more or if kernels run the model.
+    Or what a recurrent layer takes, if that is more. 0 if kernels run the model.
     """
     if why_plain_attention(described) is None:
-        return recurrent_rows_bytes(described, max_batch_tokens)
+        return 0
     shape = described.shape
     heads = shape.layer_heads or [Heads(shape.num_kv_heads, shape.head_dim)] * shape.num_layers
     gathered = 0

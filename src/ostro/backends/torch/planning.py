@@ -18,7 +18,12 @@ from ostro.backends.memory import (
 )
 from ostro.backends.plan import Parts, adapter_values, stored_as
 from ostro.backends.precision import in_words
-from ostro.backends.torch.plain_attention import plain_attention_bytes, recurrent_bytes, why_plain_attention
+from ostro.backends.torch.plain_attention import (
+    plain_attention_bytes,
+    recurrent_bytes,
+    recurrent_rows_bytes,
+    why_plain_attention,
+)
 from ostro.config import ResolvedConfig
 from ostro.devices import Memory
 from ostro.errors import ModelError
@@ -145,7 +150,10 @@ def gpu_parts(
         max_batch_seqs=config.max_batch_seqs,
         expert_bytes=itemsize * described.expert_width,
         widened_bytes=itemsize * kept.largest_packed,
-        attention_bytes=plain_attention_bytes(described, itemsize, config.max_batch_tokens, config.max_batch_seqs),
+        attention_bytes=max(
+            plain_attention_bytes(described, itemsize, config.max_batch_tokens, config.max_batch_seqs),
+            recurrent_rows_bytes(described, dtype, config.max_batch_tokens),
+        ),
     )
     if why_plain_attention(described) is None:
         # Kernels keep inputs of convolutions in rings.

@@ -311,7 +311,8 @@ def _chunks_by_blocks(
         state.matrices.stride(0),
         **sizes._asdict(),
         columns=columns,
-        stages=tiling.stages,
+        # Blocks in float32 are twice as large: not every GPU has shared memory for two.
+        stages=tiling.stages if dtype == torch.bfloat16 else 1,
         pdl=pdl,
         num_warps=tiling.warps,
         launch_pdl=pdl,
