@@ -104,7 +104,7 @@ class RecurrentShares(NamedTuple):
     heads: tuple[range, ...]
     """Heads with a matrix, as the vectors of a number per head have them; empty without matrices."""
     projections: tuple[Share, ...]
-    """Of the mixer's projections, in order."""
+    """The shares of the mixer's projections, in order."""
 
 
 def divisible(described: Description) -> Architecture:

@@ -222,7 +222,7 @@ class SharedGroups(NamedTuple):
     shard: Shard
 
     def mean_squares(self, y: Tensor) -> Tensor:
-        """Of the rank's group, for each row."""
+        """The mean square of the rank's group, for each row."""
         own = self.shard.rank * self.groups // self.shard.cut.ranks
         squares = y.new_zeros(len(y), self.groups)
         squares[:, own] = y.square().sum(1)

@@ -82,7 +82,7 @@ _FEW = 256
 
 # The shortest sides of products: compiled for shorter ones, they read beyond the shared memory that they have.
 _SHORTEST_PART, _SHORTEST_COLUMNS = 32, 64
-# Of a state, a row that keeps less than exp of this leaves nothing; more would make sums over a block less exact.
+# A row that keeps less than exp of this leaves nothing of a state; more would make sums over a block less exact.
 _FORGOTTEN = tl.constexpr(-64.0)
 
 

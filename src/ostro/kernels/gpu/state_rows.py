@@ -69,7 +69,7 @@ class StateChunk(NamedTuple):
     rows: int
     slot: int
     position: int
-    """Of its first row, in the sequence."""
+    """The position of its first row in the sequence."""
     captures: Sequence[tuple[int, int]] = ()
     """(rows, slot) pairs: after so many of the rows, the slot takes the state, too. In order."""
 
